@@ -1,0 +1,57 @@
+# `make` lists the targets. What set-up does is in .ci/setup, the settings of each tool in pyproject.toml.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test check spark soak bench clean
+
+# The command that follows runs with the Java that set-up chose.
+JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
+PYTEST = $(JAVA) .venv/bin/python -m pytest
+
+# Every test is in exactly one of these two.
+REST := slow or spark or root or browser
+FAST := not slow and not spark and not root and not browser
+
+define LINT
+.venv/bin/ruff format --check .
+.venv/bin/ruff check .
+.venv/bin/mypy
+.venv/bin/lint-imports
+endef
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 8
+
+setup: ## make or refresh .venv, and find or install Java
+	@bash .ci/setup
+
+demo: setup ## run the demo; ARGS='...' passes options on
+	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
+
+test: setup ## all that CI runs: format, lint, types, imports, every test
+	@bash .ci/setup browser
+	$(LINT)
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(FAST)'
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(REST)'
+
+check: setup ## format, lint, types, imports and the fast tests, in under a minute
+	$(LINT)
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -m '$(FAST)'
+
+spark: setup ## the tests that start Spark
+	$(PYTEST) -m spark
+
+soak: setup ## the model tests, with many more examples
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
+
+bench: setup ## run every benchmarks/bench_*.py
+	@set -e; for file in benchmarks/bench_*.py; do \
+		if [ ! -e "$$file" ]; then echo "no benchmarks: benchmarks/bench_*.py matches nothing"; break; fi; \
+		name=$${file##*/}; \
+		echo "benchmarks.$${name%.py}"; \
+		$(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
+	done
+
+clean: ## remove .venv, build leftovers, caches and out/
+	rm -rf .venv build dist out *.egg-info .hypothesis .*_cache
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

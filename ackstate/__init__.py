@@ -1,0 +1,26 @@
+"""The ack state of one subscription: values, sets and codecs. Pure: no clock, file, lock or log in here."""
+
+from ackstate.deleted_ranges import DeletedRanges, Run
+from ackstate.errors import (
+    AckStateError,
+    CorruptStateError,
+    CursorClosedError,
+    CursorFencedError,
+    InvalidPositionError,
+    UnsupportedVersionError,
+)
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+
+__all__ = [
+    "AckStateError",
+    "CorruptStateError",
+    "CursorClosedError",
+    "CursorFencedError",
+    "DeletedRanges",
+    "InvalidPositionError",
+    "LedgerMap",
+    "Position",
+    "Run",
+    "UnsupportedVersionError",
+]

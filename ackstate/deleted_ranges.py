@@ -1,0 +1,398 @@
+"""Which entries above the mark-delete position are acked?
+
+One roaring bitmap a ledger. What costs Pulsar a walk over everything, the number of ranges and the size of their
+persisted form, is kept as two counters: an added entry changes them by what its two neighbours say, a bulk add by
+bitmap operations on what is new.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from pyroaring import BitMap
+
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.record_size import (
+    firsts_bytes,
+    isolated_range_bytes,
+    lasts_bytes,
+    range_first_bytes,
+    range_fixed_bytes,
+    range_last_bytes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+_NONE = BitMap()
+
+
+class Run(NamedTuple):
+    """Entries acked without a gap in one ledger: `first` included, `end` excluded."""
+
+    ledger_id: int
+    first: int
+    end: int
+
+
+@final
+class DeletedRanges:
+    """The individually deleted ranges of a cursor, exact at every moment.
+
+    >>> ranges = DeletedRanges()
+    >>> ranges.add(Position(3, 7)), ranges.add_run(3, 9, 12), ranges.add(Position(3, 8))
+    (1, 3, 1)
+    >>> str(ranges), ranges.range_count, len(ranges)
+    ('[(3:6..3:11]]', 1, 5)
+
+    Runs never join across ledgers. Entry ids are 0 to 2**32 - 1, ledger ids 0 to 2**63 - 1; a call with anything else
+    raises `ValueError` or `TypeError` and changes nothing. Not safe for concurrent mutation.
+    """
+
+    def __init__(self) -> None:
+        # Invariant: no bitmap is empty; _ledger_ids is sorted(_bitmaps).
+        self._bitmaps: dict[int, BitMap] = {}
+        self._ledger_ids: list[int] = []
+        self._entry_count = 0
+        self._range_count = 0
+        self._record_bytes = 0
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges there are. Complexity: O(1)."""
+        return self._range_count
+
+    @property
+    def record_bytes(self) -> int:
+        """The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes. Complexity: O(1)."""
+        return self._record_bytes
+
+    def __len__(self) -> int:
+        return self._entry_count
+
+    def __contains__(self, position: object) -> bool:
+        if not isinstance(position, tuple):
+            return False
+        ledger_id, entry_id = position
+        bitmap = self._bitmaps.get(ledger_id)
+        return bitmap is not None and 0 <= entry_id <= ENTRY_ID_MAX and entry_id in bitmap
+
+    def __eq__(self, other: object) -> bool:
+        return self._bitmaps == other._bitmaps if isinstance(other, DeletedRanges) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<DeletedRanges of {self._entry_count} entries in {self._range_count} ranges>"
+
+    def __str__(self) -> str:
+        ranges = (f"({ledger}:{first - 1}..{ledger}:{end - 1}]" for ledger, first, end in self.runs())
+        return f"[{','.join(ranges)}]"
+
+    def add(self, position: Position) -> int:
+        """Ack one entry and return 1, or 0 if it was acked already.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+
+        Complexity: O(1) for the counters; a ledger's first entry costs O(log ledgers) more.
+        """
+        ledger_id, entry_id = position
+        _check_entry(ledger_id, entry_id)
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is None:
+            bitmap = BitMap((index(entry_id),))
+            self._insert(ledger_id, bitmap)
+            self._count(1, 1, isolated_range_bytes(ledger_id, entry_id))
+            return 1
+        if entry_id in bitmap:
+            return 0
+        # A range ends just before, or begins just after, or both (then two become one), or neither.
+        after_one = entry_id > 0 and entry_id - 1 in bitmap
+        before_one = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
+        record_bytes = range_fixed_bytes(ledger_id) * (1 - after_one - before_one)
+        record_bytes += -range_last_bytes(entry_id - 1) if after_one else range_first_bytes(entry_id)
+        record_bytes += -range_first_bytes(entry_id + 1) if before_one else range_last_bytes(entry_id)
+        bitmap.add(entry_id)
+        self._count(1, 1 - after_one - before_one, record_bytes)
+        return 1
+
+    def add_run(self, ledger_id: int, first: int, end: int) -> int:
+        """Ack the entries from `first` (included) to `end` (excluded) and return how many were new.
+
+        Raises:
+            ValueError: An id is out of range, or `end` is below `first`.
+        """
+        if end < first:
+            raise ValueError(f"run {first}..{end} of ledger {ledger_id} ends before it begins")
+        if end == first:
+            return 0
+        _check_entry(ledger_id, first)
+        _check_entry(ledger_id, end - 1)
+        return self._add_bitmap(ledger_id, BitMap(range(first, end)))
+
+    def add_entries(self, ledger_id: int, entry_ids: Iterable[int]) -> int:
+        """Ack many entries of one ledger and return how many were new.
+
+        Args:
+            ledger_id: The ledger of all of them.
+            entry_ids: In any order, repeated or not; a `BitMap` and an ``array('I')`` are fastest.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: Something is not an integer.
+
+        Complexity: bitmap operations over what is new and what stands beside it.
+        """
+        _check_entry(ledger_id, 0)
+        return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
+
+    def add_open_closed(self, lower: Position, upper: Position) -> int:
+        """Ack ``(lower, upper]`` by Pulsar's rule and return how many entries were new.
+
+        In one ledger it is every entry above `lower` up to `upper`. Across two ledgers it is, in the upper one, every
+        entry up to `upper`, and in the lower one those above `lower` up to the last that is acked already, if there is
+        one: nothing beyond what is known is invented. Ledgers between are not touched.
+
+        Raises:
+            ValueError: An id is out of range, or `upper` lies below `lower`.
+
+        Source: ``PositionRangeSet.addOpenClosed`` of Apache Pulsar.
+        """
+        if upper < lower:
+            raise ValueError(f"range ({Position(*lower)}..{Position(*upper)}] ends before it begins")
+        for ledger_id, entry_id in (lower, upper):
+            _check_entry(ledger_id, max(entry_id, 0))
+        if lower[0] == upper[0]:
+            return self.add_run(lower[0], max(lower[1], -1) + 1, max(upper[1], -1) + 1)
+        known = self._bitmaps.get(lower[0])
+        filled = 0
+        if known is not None and known.max() > lower[1]:
+            filled = self.add_run(lower[0], max(lower[1], -1) + 1, known.max() + 1)
+        return filled + self.add_run(upper[0], 0, max(upper[1], -1) + 1)
+
+    def update(self, other: DeletedRanges) -> int:
+        """Ack everything that `other` holds and return how many entries were new."""
+        return sum(self._add_bitmap(ledger_id, bitmap) for ledger_id, bitmap in other.bitmaps())
+
+    def remove_at_most(self, position: Position) -> int:
+        """Forget every entry at or below a position and return how many there were.
+
+        Complexity: bitmap operations over what is forgotten.
+        """
+        ledger_id, entry_id = position
+        below = bisect_left(self._ledger_ids, ledger_id)
+        removed = sum(self._drop(self._bitmaps[forgotten], forgotten) for forgotten in self._ledger_ids[:below])
+        for forgotten in self._ledger_ids[:below]:
+            del self._bitmaps[forgotten]
+        del self._ledger_ids[:below]
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is None or entry_id < bitmap.min():
+            return removed
+        if entry_id >= bitmap.max():
+            del self._bitmaps[ledger_id], self._ledger_ids[0]
+            return removed + self._drop(bitmap, ledger_id)
+        forgotten_part = bitmap & BitMap(range(bitmap.min(), entry_id + 1))
+        removed += self._drop(forgotten_part, ledger_id)
+        if entry_id in bitmap and entry_id + 1 in bitmap:
+            # The cut went through a range: what remains of it begins anew, and what went had no end there.
+            rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(entry_id + 1)
+            self._count(0, 1, rest_bytes + range_last_bytes(entry_id))
+        bitmap.remove_range(0, entry_id + 1)
+        return removed
+
+    def copy(self) -> DeletedRanges:
+        """Return an independent copy. Complexity: O(bytes held)."""
+        twin = DeletedRanges()
+        twin._bitmaps = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._bitmaps.items()}
+        twin._ledger_ids = self._ledger_ids.copy()
+        twin._count(self._entry_count, self._range_count, self._record_bytes)
+        return twin
+
+    def bitmaps(self) -> Iterator[tuple[int, BitMap]]:
+        """Yield each ledger, in order, with its bitmap of acked entries: to be read, not changed."""
+        return ((ledger_id, self._bitmaps[ledger_id]) for ledger_id in self._ledger_ids)
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return one ledger's acked entries, which may be none: to be read, not changed."""
+        return self._bitmaps.get(ledger_id, _NONE)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every run, in order of position."""
+        for ledger_id, bitmap in self.bitmaps():
+            firsts, lasts = _firsts(bitmap), _lasts(bitmap)
+            for first, last in zip(firsts, lasts, strict=True):
+                yield Run(ledger_id, first, last + 1)
+
+    def run_containing(self, position: Position) -> Run | None:
+        """Return the run that holds a position, or None if it is not acked.
+
+        Complexity: O(log run length) range queries.
+        """
+        if position not in self:
+            return None
+        ledger_id, entry_id = position
+        bitmap = self._bitmaps[ledger_id]
+        end = entry_id + 1
+        before = _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
+        after = _gallop(limit=ENTRY_ID_MAX - entry_id, holds=lambda n: bitmap.contains_range(end, end + n))
+        return Run(ledger_id, entry_id - before, end + after)
+
+    def range_containing(self, position: Position) -> tuple[Position, Position] | None:
+        """Return the first and the last position of the range that holds a position, both included, or None."""
+        run = self.run_containing(position)
+        return run and (Position(run.ledger_id, run.first), Position(run.ledger_id, run.end - 1))
+
+    def first_range(self) -> tuple[Position, Position] | None:
+        """Return the lowest range as ``(lower, upper]``, or None."""
+        if not self._ledger_ids:
+            return None
+        ledger_id = self._ledger_ids[0]
+        return self._open_closed(Position(ledger_id, self._bitmaps[ledger_id].min()))
+
+    def last_range(self) -> tuple[Position, Position] | None:
+        """Return the highest range as ``(lower, upper]``, or None."""
+        if not self._ledger_ids:
+            return None
+        ledger_id = self._ledger_ids[-1]
+        return self._open_closed(Position(ledger_id, self._bitmaps[ledger_id].max()))
+
+    def span(self) -> tuple[Position, Position] | None:
+        """Return the lower end of the first range and the upper end of the last, or None."""
+        first, last = self.first_range(), self.last_range()
+        return first and last and (first[0], last[1])
+
+    def cardinality(self, first: Position, last: Position) -> int:
+        """Count the acked entries between two positions, both included.
+
+        Complexity: O(1) for each ledger between.
+        """
+        if last < first:
+            return 0
+        low = bisect_left(self._ledger_ids, first[0])
+        high = bisect_right(self._ledger_ids, last[0])
+        total = 0
+        for ledger_id in self._ledger_ids[low:high]:
+            start = max(first[1], 0) if ledger_id == first[0] else 0
+            end = min(last[1], ENTRY_ID_MAX) + 1 if ledger_id == last[0] else ENTRY_ID_MAX + 1
+            total += self._bitmaps[ledger_id].range_cardinality(start, end) if start < end else 0
+        return total
+
+    def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
+        held = self._bitmaps.get(ledger_id)
+        if held is None:
+            if candidates:
+                self._insert(ledger_id, candidates.copy())
+                self._count(*_accounting(ledger_id, candidates))
+            return len(candidates)
+        new = candidates - held
+        if not new:
+            return 0
+        right_of_new = new.shift(1) & held  # first entries of held ranges that a new entry joins
+        left_of_new = new.shift(-1) & held  # last entries of held ranges that a new entry joins
+        firsts = _firsts(new) - left_of_new.shift(1)
+        lasts = _lasts(new) - right_of_new.shift(-1)
+        gained = len(firsts) - len(right_of_new)
+        record_bytes = (
+            gained * range_fixed_bytes(ledger_id)
+            + firsts_bytes(firsts)
+            - firsts_bytes(right_of_new)
+            + lasts_bytes(lasts)
+            - lasts_bytes(left_of_new)
+        )
+        held |= new
+        self._count(len(new), gained, record_bytes)
+        return len(new)
+
+    def _insert(self, ledger_id: int, bitmap: BitMap) -> None:
+        self._bitmaps[index(ledger_id)] = bitmap
+        insort(self._ledger_ids, ledger_id)
+
+    def _drop(self, forgotten: BitMap, ledger_id: int) -> int:
+        entries, ranges, record_bytes = _accounting(ledger_id, forgotten)
+        self._count(-entries, -ranges, -record_bytes)
+        return entries
+
+    def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
+        self._entry_count += entries
+        self._range_count += ranges
+        self._record_bytes += record_bytes
+
+    def _open_closed(self, position: Position) -> tuple[Position, Position]:
+        run = self.run_containing(position)
+        assert run is not None
+        return Position(run.ledger_id, run.first - 1), Position(run.ledger_id, run.end - 1)
+
+    def _check(self) -> None:
+        """Assert that the counters equal a full recount. Complexity: O(ranges)."""
+        assert self._ledger_ids == sorted(self._bitmaps)
+        assert all(self._bitmaps.values())
+        runs = list(self.runs())
+        assert self._entry_count == sum(end - first for _, first, end in runs)
+        assert self._range_count == len(runs)
+        assert self._record_bytes == sum(
+            range_fixed_bytes(ledger) + range_first_bytes(first) + range_last_bytes(end - 1)
+            for ledger, first, end in runs
+        )
+
+
+def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
+    """Collect entry ids, refusing what a bitmap would silently bend: fractions and numbers out of range.
+
+    Raises:
+        ValueError: An id is outside 0..2**32 - 1.
+        TypeError: Something is not an integer.
+    """
+    if isinstance(entry_ids, BitMap):
+        return entry_ids
+    if isinstance(entry_ids, array) and entry_ids.typecode == "I":
+        return BitMap(entry_ids)
+    try:
+        return BitMap(array("I", iter(entry_ids)))
+    except OverflowError as error:
+        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {error}") from None
+
+
+def _check_entry(ledger_id: int, entry_id: int) -> None:
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
+    if not 0 <= entry_id <= ENTRY_ID_MAX:
+        raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside 0..{ENTRY_ID_MAX}")
+
+
+def _firsts(bitmap: BitMap) -> BitMap:
+    """Return the entries that begin a run."""
+    return bitmap - bitmap.shift(1)
+
+
+def _lasts(bitmap: BitMap) -> BitMap:
+    """Return the entries that end a run."""
+    return bitmap - bitmap.shift(-1)
+
+
+def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
+    """Count the entries, the ranges and the record bytes of one ledger from nothing."""
+    firsts = _firsts(bitmap)
+    record_bytes = len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(_lasts(bitmap))
+    return len(bitmap), len(firsts), record_bytes
+
+
+def _gallop(*, limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest length up to `limit` for which `holds` is true; it is true up to there and false after.
+
+    Doubling, then halving: a run is usually far shorter than the ledger.
+    """
+    good, step = 0, 1
+    while good + step <= limit and holds(good + step):
+        good += step
+        step *= 2
+    while step:
+        if good + step <= limit and holds(good + step):
+            good += step
+        step //= 2
+    return good

@@ -1,0 +1,218 @@
+"""Which ledgers does a message log have, and how many entries does each hold?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import InvalidPositionError
+from ackstate.position import ENTRY_ID_MAX, Position, check_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@final
+class LedgerMap:
+    """The ledgers of one message log in order, with their entry counts; the last one is open for appends.
+
+    >>> log = LedgerMap.from_counts({3: 100, 5: 0, 6: 2})
+    >>> log.last_confirmed
+    Position(ledger_id=6, entry_id=1)
+    >>> log.next_valid(Position(3, 99))
+    Position(ledger_id=6, entry_id=0)
+
+    Look-ups cost O(log ledgers). Not safe for concurrent mutation.
+
+    Source: ``ManagedLedgerImpl`` of Apache Pulsar (position arithmetic).
+    """
+
+    def __init__(self, first_ledger_id: int) -> None:
+        check_position(Position(first_ledger_id, -1))
+        # Invariant: ids rise strictly; _starts[i] is the number of entries in all ledgers before the i-th,
+        # counted from the first ledger there ever was, so a trim need not touch it.
+        self._ledger_ids = [first_ledger_id]
+        self._starts = [0]
+        self._open_count = 0
+        self._last_confirmed = Position(first_ledger_id, -1)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int]) -> LedgerMap:
+        """Build from ledger id -> entry count, the last ledger being the open one.
+
+        Raises:
+            ValueError: No ledger, ids that do not rise, or a count outside 0..2**32.
+        """
+        if not counts:
+            raise ValueError("a message log has at least one ledger")
+        for before, after in pairwise(counts):
+            if before >= after:
+                raise ValueError(f"ledger ids must rise, found {after} after {before}")
+        first, *others = counts
+        log = cls(first)
+        log.append(counts[first])
+        for ledger_id in others:
+            log.roll(ledger_id)
+            log.append(counts[ledger_id])
+        return log
+
+    @property
+    def first_ledger_id(self) -> int:
+        """The oldest ledger that was not trimmed."""
+        return self._ledger_ids[0]
+
+    @property
+    def current_ledger_id(self) -> int:
+        """The open ledger."""
+        return self._ledger_ids[-1]
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The last entry of the log; with no entry at all, the position before the first."""
+        return self._last_confirmed
+
+    def counts(self) -> dict[int, int]:
+        """Return ledger id -> entry count, in order: what `from_counts` takes."""
+        ends = [*self._starts[1:], self._end]
+        return {
+            ledger_id: end - start
+            for ledger_id, start, end in zip(self._ledger_ids, self._starts, ends, strict=True)
+        }
+
+    def append(self, count: int = 1) -> Position:
+        """Add entries to the open ledger and return the last position of the log.
+
+        Raises:
+            ValueError: The count is negative, or the ledger would pass entry id 2**32 - 1.
+        """
+        if count < 0 or self._open_count + count > ENTRY_ID_MAX + 1:
+            raise ValueError(f"cannot append {count} entries to ledger {self.current_ledger_id}")
+        self._open_count += count
+        if count:
+            self._last_confirmed = Position(self.current_ledger_id, self._open_count - 1)
+        return self._last_confirmed
+
+    def roll(self, ledger_id: int) -> None:
+        """Close the open ledger and go on in a new one.
+
+        Raises:
+            ValueError: The id is not above the open ledger's.
+        """
+        check_position(Position(ledger_id, -1))
+        if ledger_id <= self.current_ledger_id:
+            raise ValueError(f"ledger {ledger_id} is not above the open ledger {self.current_ledger_id}")
+        self._starts.append(self._end)
+        self._ledger_ids.append(ledger_id)
+        if self._last_confirmed.entry_id < 0:
+            self._last_confirmed = Position(ledger_id, -1)
+        self._open_count = 0
+
+    def trim(self, before_ledger_id: int) -> None:
+        """Forget every ledger below `before_ledger_id`; the open ledger stays in any case."""
+        index = min(bisect_left(self._ledger_ids, before_ledger_id), len(self._ledger_ids) - 1)
+        del self._ledger_ids[:index], self._starts[:index]
+
+    def has_ledger(self, ledger_id: int) -> bool:
+        """Tell whether the log has the ledger, empty or not; a trimmed one it has not."""
+        return self._index(ledger_id) is not None
+
+    def entry_count(self, ledger_id: int) -> int:
+        """Return how many entries the ledger has; 0 for one that is unknown or trimmed."""
+        index = self._index(ledger_id)
+        return 0 if index is None else self._count_at(index)
+
+    def __contains__(self, position: object) -> bool:
+        if not isinstance(position, tuple):
+            return False
+        ledger_id, entry_id = position
+        return 0 <= entry_id < self.entry_count(ledger_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ledger_ids)
+
+    def previous(self, position: Position) -> Position:
+        """Return the position just before: in its ledger, else the last entry of the nearest one that has any.
+
+        With only empty ledgers before, it is the position before the first of them; with none, ``(ledger, -1)``.
+        """
+        ledger_id, entry_id = position
+        if entry_id > 0:
+            return Position(ledger_id, entry_id - 1)
+        earlier = bisect_left(self._ledger_ids, ledger_id)
+        if earlier == 0:
+            return Position(ledger_id, -1)
+        end = self._starts[earlier] if earlier < len(self._starts) else self._end
+        # All ledgers whose start lies below `end` come first; the last of them holds the entry.
+        holder = bisect_left(self._starts, end, 0, earlier) - 1
+        if holder < 0:
+            return Position(self._ledger_ids[0], -1)
+        return Position(self._ledger_ids[holder], self._count_at(holder) - 1)
+
+    def next_valid(self, position: Position) -> Position:
+        """Return the next position that exists or will be written next: over the ends of ledgers and empty ones.
+
+        At the end of the log it is the first entry of the open ledger if that is empty, else the next to come.
+        """
+        ledger_id, entry_id = position
+        index = bisect_left(self._ledger_ids, ledger_id)
+        if index < len(self._ledger_ids) and self._ledger_ids[index] == ledger_id:
+            if entry_id + 1 < self._count_at(index):
+                return Position(ledger_id, max(entry_id, -1) + 1)
+            index += 1
+        # The next entry after `start` entries stands in the last ledger that starts there.
+        if index < len(self._starts):
+            holder = bisect_right(self._starts, self._starts[index]) - 1
+            return Position(self._ledger_ids[holder], 0)
+        return Position(self.current_ledger_id, self._open_count)
+
+    def count_between(self, lower: Position, upper: Position) -> int:
+        """Count the entries in ``(lower, upper]``: above `lower` and not above `upper`.
+
+        Ledgers that are unknown or trimmed count nothing, and an end beyond a ledger's last entry counts up to it.
+        """
+        return max(0, self._entries_up_to(upper) - self._entries_up_to(lower))
+
+    def check_written(self, position: Position) -> None:
+        """Refuse a position that no entry of the log has.
+
+        Raises:
+            InvalidPositionError: The log never had it, or not yet, or trimmed it.
+        """
+        if position not in self:
+            raise InvalidPositionError(
+                f"position {Position(*position)} is not in the message log, "
+                f"whose ledger {position[0]} has {self.entry_count(position[0])} entries "
+                f"and whose last entry is {self._last_confirmed}"
+            )
+
+    @property
+    def _end(self) -> int:
+        return self._starts[-1] + self._open_count
+
+    def _index(self, ledger_id: int) -> int | None:
+        index = bisect_left(self._ledger_ids, ledger_id)
+        found = index < len(self._ledger_ids) and self._ledger_ids[index] == ledger_id
+        return index if found else None
+
+    def _count_at(self, index: int) -> int:
+        end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
+        return end - self._starts[index]
+
+    def _entries_up_to(self, position: Position) -> int:
+        """Count the entries at or below a position, from the first ledger there ever was."""
+        ledger_id, entry_id = position
+        index = bisect_right(self._ledger_ids, ledger_id) - 1
+        if index < 0:
+            return self._starts[0]
+        if self._ledger_ids[index] != ledger_id:
+            return self._starts[index] + self._count_at(index)
+        return self._starts[index] + min(max(entry_id + 1, 0), self._count_at(index))
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(ledgers)."""
+        assert len(self._ledger_ids) == len(self._starts) > 0
+        assert all(before < after for before, after in pairwise(self._ledger_ids))
+        assert all(before <= after for before, after in pairwise(self._starts))
+        counts = self.counts()
+        assert list(accumulate(counts.values(), initial=self._starts[0]))[-1] == self._end

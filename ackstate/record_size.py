@@ -1,0 +1,65 @@
+"""How many bytes do ranges take as Pulsar writes them?
+
+A range ``(lower, upper]`` is one element of a protobuf ``repeated MessageRange``: two nested positions, each a
+ledger id and an entry id as varints. With ``v(n)`` the length of a varint, one framed element takes ::
+
+    tag, length            2
+    2 x (tag, length)      4      lower and upper endpoint
+    2 x (tag, ledger id)   2 + 2 v(ledger)
+    tag, entry id          1 + v(first - 1)     the lower end is open; -1 takes ten bytes
+    tag, entry id          1 + v(last)
+
+and every length prefix is one byte, since no element reaches 128. So the size splits into a part that each range of a
+ledger pays, a part that only its first entry decides, and a part that only its last entry decides.
+
+Source: ``MLDataFormats.proto`` of Apache Pulsar, messages ``MessageRange`` and ``NestedPositionInfo``.
+"""
+
+from __future__ import annotations
+
+from pyroaring import BitMap
+
+_MINUS_ONE_BYTES = 10
+_ENTRY_ID_END = 2**32
+
+
+def varint_bytes(number: int) -> int:
+    """Return the length of a non-negative number as a protobuf varint, in bytes."""
+    return max(1, (number.bit_length() + 6) // 7)
+
+
+def range_fixed_bytes(ledger_id: int) -> int:
+    """Return what any range of this ledger takes, its two entry ids left out."""
+    return 10 + 2 * varint_bytes(ledger_id)
+
+
+def range_first_bytes(first: int) -> int:
+    """Return what a range's lower end takes when `first` is its first acked entry."""
+    return varint_bytes(first - 1) if first else _MINUS_ONE_BYTES
+
+
+def range_last_bytes(last: int) -> int:
+    """Return what a range's upper end takes when `last` is its last acked entry."""
+    return varint_bytes(last)
+
+
+def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
+    """Return the most that acking one entry can add to the ranges' size: a range of its own.
+
+    Joining a range that exists costs less: it changes one end of it, by at most nine bytes.
+    """
+    return range_fixed_bytes(ledger_id) + range_first_bytes(entry_id) + range_last_bytes(entry_id)
+
+
+def firsts_bytes(firsts: BitMap) -> int:
+    """Sum `range_first_bytes` over a bitmap of first entries.
+
+    Complexity: one rank query for each length that a varint can have.
+    """
+    total = len(firsts) + (_MINUS_ONE_BYTES - 1) * (0 in firsts)
+    return total + sum(firsts.range_cardinality(2**bits + 1, _ENTRY_ID_END) for bits in (7, 14, 21, 28))
+
+
+def lasts_bytes(lasts: BitMap) -> int:
+    """Sum `range_last_bytes` over a bitmap of last entries."""
+    return len(lasts) + sum(lasts.range_cardinality(2**bits, _ENTRY_ID_END) for bits in (7, 14, 21, 28))

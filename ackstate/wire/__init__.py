@@ -1,0 +1,1 @@
+"""The bytes: what a cursor's state looks like on a disk."""

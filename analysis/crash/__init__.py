@@ -1,0 +1,1 @@
+"""Kill a live broker, recover what it left, and compare sets."""

@@ -1,0 +1,292 @@
+"""A small broker that lives until it is killed: one topic, three subscriptions, a trace of all they do.
+
+It is real where it matters: messages in a durable log of several ledgers, acks through `Subscription` and
+`ManagedCursor` on a real store, dispatch through the gate, delayed messages through the topic's shared index. Every
+accepted ack is in the trace before the next is taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.position import Position
+from analysis.trace.events import Event, EventKind
+from cursor import CursorConfig, ManagedCursor, Message, MessageLog, StoreError, Subscription
+from cursor.message_log import NO_DELAY
+from delay import TopicDelayIndex
+from limits import DispatchGate, GateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ackstate.ledger_map import LedgerMap
+    from analysis.trace.recorder import Recorder
+    from cursor.store import Store
+
+TOPIC = "persistent://public/default/orders"
+_PUBLISH_BATCH_MAX = 64
+_STUCK_SHARE = 0.01
+
+
+class Habit(Enum):
+    """How the consumers of a subscription ack."""
+
+    IN_ORDER = "one consumer acks cumulatively, in order"
+    ONE_PERCENT_STUCK = "one consumer never acks one message in a hundred"
+    EIGHT_CONSUMERS = "eight consumers ack at random, each at its own speed"
+
+
+SUBSCRIPTIONS = {
+    "in-order": Habit.IN_ORDER,
+    "one-percent-stuck": Habit.ONE_PERCENT_STUCK,
+    "eight-consumers": Habit.EIGHT_CONSUMERS,
+}
+_THINK_MS = {
+    Habit.IN_ORDER: (4.0,),
+    Habit.ONE_PERCENT_STUCK: (10.0,),
+    Habit.EIGHT_CONSUMERS: (10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What the broker does, and how fast.
+
+    Attributes:
+        seed: Of everything random.
+        messages_per_second: Publish rate.
+        entries_per_ledger_max: The message log rolls to a new ledger after this many.
+        delayed_share: Share of the messages that have a delivery delay.
+        delay_ms_max: Longest delay.
+        flush_interval_ms: Of every cursor.
+        max_unpersisted_ack_record_bytes: Of every dispatch gate.
+        max_unacked_messages: Of every dispatch gate.
+    """
+
+    seed: int = 0
+    messages_per_second: int = 3_000
+    entries_per_ledger_max: int = 2_500
+    delayed_share: float = 0.1
+    delay_ms_max: int = 400
+    flush_interval_ms: int = 250
+    max_unpersisted_ack_record_bytes: int = 16 * 1024
+    max_unacked_messages: int = 1_000
+
+
+class _DueAck(NamedTuple):
+    """An ack that a consumer will send; ordered by time, then by chance."""
+
+    due_ms: float
+    tie: float
+    position: Position
+    consumer: int
+
+
+@final
+class Broker:
+    """Runs the topic step by step on the caller's clock.
+
+    Args:
+        store: Holds messages and cursors; taken over.
+        recorder: Gets the trace.
+        settings: What to do.
+        now_ms: The present.
+
+    Raises:
+        StoreError: The storage failed.
+        OSError: The trace cannot be written.
+    """
+
+    def __init__(self, store: Store, recorder: Recorder, settings: BrokerSettings, *, now_ms: int) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._random = random.Random(settings.seed)  # noqa: S311 - a workload, not a secret
+        self._log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=settings.entries_per_ledger_max)
+        self._begun_ms = now_ms
+        self._published = 0
+        delays = TopicDelayIndex(tick_time_ms=10)
+        self._workers = [
+            _Worker(name, habit, self._open(store, name, delays, now_ms=now_ms), self)
+            for name, habit in SUBSCRIPTIONS.items()
+        ]
+
+    def step(self, *, now_ms: int) -> None:
+        """Publish, dispatch, ack and persist what is due.
+
+        Raises:
+            StoreError: The storage failed; what failed is in the trace.
+            OSError: The trace cannot be written.
+        """
+        self._publish(now_ms=now_ms)
+        for worker in self._workers:
+            worker.dispatch(now_ms=now_ms)
+            worker.ack(now_ms=now_ms)
+            worker.persist(now_ms=now_ms)
+
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything, young or not."""
+        for worker in self._workers:
+            worker.persist_with(worker.cursor.close, now_ms=now_ms)
+
+    def record(self, subscription: str, events: Sequence[Event]) -> None:
+        """Write events of one subscription, or of the topic, into the trace."""
+        self._recorder.record(TOPIC, subscription, events)
+
+    @property
+    def ledgers(self) -> LedgerMap:
+        """The ledgers of the message log."""
+        return self._log.ledgers
+
+    @property
+    def random(self) -> random.Random:
+        """The one source of chance."""
+        return self._random
+
+    def _open(self, store: Store, name: str, delays: TopicDelayIndex, *, now_ms: int) -> Subscription:
+        settings = self._settings
+        cursor = ManagedCursor.open(
+            store,
+            topic=TOPIC,
+            subscription=name,
+            ledgers=self._log.ledgers,
+            config=CursorConfig(flush_interval_ms=settings.flush_interval_ms),
+            now_ms=now_ms,
+        )
+        limits = GateLimits(
+            max_unpersisted_ack_record_bytes=settings.max_unpersisted_ack_record_bytes,
+            max_unacked_messages=settings.max_unacked_messages,
+        )
+        # Whoever reads in order gets delayed messages at once, as with Pulsar's Exclusive subscriptions.
+        in_order = SUBSCRIPTIONS[name] is Habit.IN_ORDER
+        view = None if in_order else delays.open_view(cursor.is_acked)
+        return Subscription(self._log, cursor, gate=DispatchGate(limits), delays=view)
+
+    def _publish(self, *, now_ms: int) -> None:
+        wanted = (now_ms - self._begun_ms) * self._settings.messages_per_second // 1_000
+        count = min(wanted - self._published, _PUBLISH_BATCH_MAX)
+        if count <= 0:
+            return
+        messages = [self._message(now_ms) for _ in range(count)]
+        positions = self._log.publish(messages)
+        self._published += count
+        self.record("", [
+            Event(now_ms, EventKind.PUBLISH, position.ledger_id, position.entry_id, position.entry_id,
+                  message.deliver_at_ms)
+            for position, message in zip(positions, messages, strict=True)
+        ])  # fmt: skip
+
+    def _message(self, now_ms: int) -> Message:
+        delayed = self._random.random() < self._settings.delayed_share
+        deliver_at_ms = now_ms + self._random.randint(1, self._settings.delay_ms_max) if delayed else NO_DELAY
+        return Message(now_ms, deliver_at_ms, b"order")
+
+
+@final
+class _Worker:
+    """One subscription with its consumers."""
+
+    def __init__(self, name: str, habit: Habit, subscription: Subscription, broker: Broker) -> None:
+        self._name = name
+        self._habit = habit
+        self._subscription = subscription
+        self._broker = broker
+        self._due: list[_DueAck] = []
+        self._persist_count = 0
+        self.cursor = subscription.cursor
+
+    def dispatch(self, *, now_ms: int) -> None:
+        thinks_ms = _THINK_MS[self._habit]
+        permits = _PUBLISH_BATCH_MAX // len(thinks_ms)
+        for consumer, think_ms in enumerate(thinks_ms):
+            deliveries = self._subscription.dispatch(f"{self._name}-{consumer}", permits, now_ms=now_ms)
+            positions = [delivery.position for delivery in deliveries]
+            self._record(EventKind.DELIVER, _runs(positions), now_ms=now_ms, number=consumer)
+            for position in positions:
+                self._plan_ack(position, consumer, now_ms=now_ms, think_ms=think_ms)
+
+    def ack(self, *, now_ms: int) -> None:
+        """Take the acks that are due; each is in the trace before the next is taken."""
+        if self._habit is Habit.IN_ORDER:
+            self._ack_cumulatively(now_ms=now_ms)
+            return
+        while self._due and self._due[0].due_ms <= now_ms:
+            acked = heapq.heappop(self._due)
+            self._subscription.ack(acked.position, now_ms=now_ms)
+            self._record(EventKind.ACK, _runs([acked.position]), now_ms=now_ms, number=acked.consumer)
+
+    def persist(self, *, now_ms: int) -> None:
+        if self.cursor.is_persist_due(now_ms=now_ms):
+            self.persist_with(self.cursor.persist, now_ms=now_ms)
+
+    def persist_with(self, persist: Callable[..., object], *, now_ms: int) -> None:
+        """Persist, with its beginning and its outcome in the trace."""
+        self._persist_count += 1
+        self._mark(EventKind.PERSIST_BEGUN, now_ms=now_ms)
+        try:
+            persist(now_ms=now_ms)
+        except StoreError:
+            self._mark(EventKind.PERSIST_FAILED, now_ms=now_ms)
+            raise
+        self._mark(EventKind.PERSIST_ENDED, now_ms=now_ms)
+
+    def _plan_ack(self, position: Position, consumer: int, *, now_ms: int, think_ms: float) -> None:
+        chance = self._broker.random
+        if self._habit is Habit.ONE_PERCENT_STUCK and chance.random() < _STUCK_SHARE:
+            return
+        takes_ms = think_ms if self._habit is Habit.IN_ORDER else chance.expovariate(1 / think_ms)
+        heapq.heappush(self._due, _DueAck(now_ms + takes_ms, chance.random(), position, consumer))
+
+    def _ack_cumulatively(self, *, now_ms: int) -> None:
+        reached = self.cursor.mark_delete_position
+        while self._due and self._due[0].due_ms <= now_ms:
+            reached = max(reached, heapq.heappop(self._due).position)
+        before = self.cursor.mark_delete_position
+        if reached > before:
+            self._subscription.ack_cumulative(reached, now_ms=now_ms)
+            covered = _covered(self._broker.ledgers, before, reached)
+            self._record(EventKind.MARK_DELETE, covered, now_ms=now_ms, number=0)
+
+    def _record(
+        self, kind: EventKind, runs: Iterator[tuple[int, int, int]], *, now_ms: int, number: int
+    ) -> None:
+        self._broker.record(self._name, [Event(now_ms, kind, *run, number) for run in runs])
+
+    def _mark(self, kind: EventKind, *, now_ms: int) -> None:
+        self._broker.record(self._name, [Event(now_ms, kind, number=self._persist_count)])
+
+
+def run(broker: Broker, *, now_ms: Callable[[], int], until_ms: int) -> None:
+    """Step a broker until a time, then close it.
+
+    Raises:
+        StoreError: The storage failed.
+        OSError: The trace cannot be written.
+    """
+    while (present := now_ms()) < until_ms:
+        broker.step(now_ms=present)
+        time.sleep(0.001)
+    broker.close(now_ms=now_ms())
+
+
+def _runs(positions: Sequence[Position]) -> Iterator[tuple[int, int, int]]:
+    """Gather positions into (ledger, first, last) of neighbours, in the order in which they come."""
+    numbered = enumerate(positions)
+    for _, neighbours in groupby(numbered, key=lambda item: (item[1].ledger_id, item[1].entry_id - item[0])):
+        run_positions = [position for _, position in neighbours]
+        yield run_positions[0].ledger_id, run_positions[0].entry_id, run_positions[-1].entry_id
+
+
+def _covered(ledgers: LedgerMap, lower: Position, upper: Position) -> Iterator[tuple[int, int, int]]:
+    """Yield (ledger, first, last) of the entries in (lower, upper]."""
+    position = ledgers.next_valid(lower)
+    while position <= upper:
+        ledger_last = ledgers.entry_count(position.ledger_id) - 1
+        last = upper.entry_id if position.ledger_id == upper.ledger_id else ledger_last
+        yield position.ledger_id, position.entry_id, last
+        position = ledgers.next_valid(Position(position.ledger_id, last))

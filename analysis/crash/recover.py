@@ -1,0 +1,125 @@
+"""Open what a dead broker left, and say what it will redeliver: sets against sets, no counters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
+from analysis.trace.events import Event, EventKind
+from cursor import ManagedCursor, MessageLog
+from cursor.journal import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ackstate.ledger_map import LedgerMap
+    from analysis.trace.recorder import Frame, Recorder
+    from cursor.outcome import RecoveryReport
+    from cursor.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What one cursor came back with, beside what its recording says.
+
+    Attributes:
+        topic: The topic.
+        subscription: The subscription.
+        report: How the cursor came by its state.
+        mark_delete: Its mark-delete position.
+        ranges: Its individually deleted ranges, as Pulsar writes them.
+        acked: Acks that had been accepted.
+        durable: Entries that the recovered cursor knows as acked.
+        observed: Accepted acks that it does not know: these messages come again.
+        lost: Acks whose persist had completed and that it does not know. Must be 0.
+        invented: Entries that it knows as acked and nobody acked. Must be 0.
+    """
+
+    topic: str
+    subscription: str
+    report: RecoveryReport
+    mark_delete: str
+    ranges: str
+    acked: int
+    durable: int
+    observed: int
+    lost: int
+    invented: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        plain = asdict(self)
+        plain["report"] |= {"source": self.report.source.value, "mark_delete": str(self.report.mark_delete)}
+        return plain
+
+
+def recover(
+    store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int
+) -> list[Recovered]:
+    """Recover every cursor of a store and compare each with its recording.
+
+    Args:
+        store: What the dead broker left.
+        frames: Its recording; without one, every recovered ack counts as invented, so give an empty one only for a
+            store that was never acked on.
+        recorder: Gets the RECOVER and REDELIVER events, so that the trace can go on.
+        now_ms: The present.
+
+    Raises:
+        CorruptStateError, UnsupportedVersionError, InvalidPositionError, StoreError: As `ManagedCursor.open`.
+    """
+    recorded = histories(frames)
+    results = []
+    for topic, subscription in _cursors(store):
+        ledgers = MessageLog.open(store, topic=topic).ledgers
+        cursor = ManagedCursor.open(
+            store, topic=topic, subscription=subscription, ledgers=ledgers, now_ms=now_ms
+        )
+        history = recorded.get((topic, subscription), SubscriptionHistory())
+        durable = _acked(cursor, ledgers)
+        again = history.accepted - durable
+        results.append(
+            Recovered(
+                topic,
+                subscription,
+                cursor.recovery_report,
+                mark_delete=str(cursor.mark_delete_position),
+                ranges=str(cursor.deleted),
+                acked=len(history.accepted),
+                durable=len(durable),
+                observed=len(again),
+                lost=len(history.promised - durable),
+                invented=len(durable - history.accepted),
+            )
+        )
+        if recorder is not None:
+            ts_ms = max(now_ms, history.last_ts_ms)
+            events = [Event(ts_ms, EventKind.RECOVER)]
+            events += [
+                Event(ts_ms, EventKind.REDELIVER, ledger, first, end - 1) for ledger, first, end in again.runs()
+            ]
+            recorder.record(topic, subscription, events)
+        cursor.close(now_ms=now_ms)
+    return results
+
+
+def _cursors(store: Store) -> Iterator[tuple[str, str]]:
+    for topic in store.metadata.children(ROOT):
+        for subscription in store.metadata.children(f"{ROOT}/{topic}"):
+            yield unquote(topic), unquote(subscription)
+
+
+def _acked(cursor: ManagedCursor, ledgers: LedgerMap) -> EntrySet:
+    """Return every entry of the log that the cursor will not deliver again."""
+    acked = EntrySet()
+    mark_delete = cursor.mark_delete_position
+    for ledger_id, count in ledgers.counts().items():
+        if ledger_id < mark_delete.ledger_id:
+            acked.add_run(ledger_id, 0, count)
+        elif ledger_id == mark_delete.ledger_id:
+            acked.add_run(ledger_id, 0, mark_delete.entry_id + 1)
+    for ledger_id, first, end in cursor.deleted.runs():
+        acked.add_run(ledger_id, first, end)
+    return acked

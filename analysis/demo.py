@@ -1,0 +1,198 @@
+"""The main job, end to end: kill a live broker, recover it, let Spark say what comes back, and compare."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.crash.broker import BrokerSettings
+from analysis.crash.kill import BrokerDirectory, Kill, recover_elsewhere, run_and_kill
+from analysis.redelivery import estimate
+from analysis.trace.parquet import write_trace
+from analysis.trace.recorder import read_recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    Progress = Callable[[str, float], None]
+    """Told what is being done and which share of it is over."""
+
+PLOT_POINTS = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOutcome:
+    """One subscription after the kill: what Spark predicted beside what the recovery showed.
+
+    Attributes:
+        name: The subscription.
+        acked: Acks accepted before the kill.
+        durable: Those that the recovered cursor knows.
+        predicted_at_kill: Redelivery that Spark computed for the instant of the kill. A kill inside a persist has two
+            right answers; then it is the one that came true.
+        observed: Accepted acks that the recovered cursor does not know, by set difference.
+        lost: Durable acks that it does not know.
+        invented: Entries that it knows as acked and nobody acked.
+        expected: Mean over time of redelivery if crashed.
+        p50: Half of the time it was at most this.
+        p99: 99 % of the time it was at most this.
+        max: The most at any instant.
+        kill_inside_persist: Whether a persist had begun and not ended.
+        predicted_if_not_written: Prediction if that persist was not written; the only one without such a persist.
+        predicted_if_written: Prediction if it was.
+    """
+
+    name: str
+    acked: int
+    durable: int
+    predicted_at_kill: int
+    observed: int
+    lost: int
+    invented: int
+    expected: float
+    p50: int
+    p99: int
+    max: int
+    kill_inside_persist: bool
+    predicted_if_not_written: int
+    predicted_if_written: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether prediction equals observation and no ack was lost or invented."""
+        return self.predicted_at_kill == self.observed and self.lost == self.invented == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """One kill and its outcome.
+
+    Attributes:
+        seed: Of the workload and of the moment.
+        kill: The broker's death.
+        subscriptions: One outcome each.
+        recoveries: What the second process reported, one for each subscription.
+        curve: Points (subscription, ts_ms, redelivery, redelivery_max) for the plot.
+        settings: What the broker did.
+    """
+
+    seed: int
+    kill: Kill
+    subscriptions: list[SubscriptionOutcome]
+    recoveries: list[dict[str, Any]]
+    curve: list[tuple[str, int, int, int]]
+    settings: BrokerSettings
+
+    @property
+    def holds(self) -> bool:
+        """Whether every subscription's prediction came true and no ack was lost or invented."""
+        return all(outcome.holds for outcome in self.subscriptions)
+
+
+def run(
+    spark: SparkSession, out: Path, settings: BrokerSettings, *, lives_ms: tuple[int, int], progress: Progress
+) -> DemoRun:
+    """Run the main job once, in `out`: the broker's directory and the Parquet trace stay there.
+
+    Raises:
+        AckStateError: Something that is not ours stands in the way, or a part failed; the message says which.
+        OSError: The disk is full or failed.
+    """
+    directory = BrokerDirectory(out / "broker")
+    directory.clear()
+    progress("broker runs, then SIGKILL", 0.0)
+    kill = run_and_kill(
+        directory, settings, lives_ms=lives_ms, waiting=lambda share: progress("broker runs, then SIGKILL", share)
+    )
+    progress("a second process recovers", 0.0)
+    recoveries = recover_elsewhere(directory)
+    progress("recording to Parquet", 0.0)
+    trace = out / "trace.parquet"
+    write_trace(read_recording(directory.recording), trace)
+    progress("Spark computes every instant", 0.0)
+    return _compare(spark, trace, kill=kill, recoveries=recoveries, settings=settings)
+
+
+def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
+    """Return what `summary.json` holds: the last run, and how often prediction and observation were equal."""
+    last = runs[-1]
+    return {
+        "subscriptions": [asdict(outcome) for outcome in last.subscriptions],
+        "seed": last.seed,
+        "kill_ts_ms": last.kill.kill_ts_ms,
+        "kill_inside_persist": any(outcome.kill_inside_persist for outcome in last.subscriptions),
+        "repeat": {
+            "runs": len(runs),
+            "equal": sum(run.holds for run in runs),
+            "lost": sum(outcome.lost for run in runs for outcome in run.subscriptions),
+            "invented": sum(outcome.invented for run in runs for outcome in run.subscriptions),
+            "killed_inside_persist": sum(
+                any(outcome.kill_inside_persist for outcome in run.subscriptions) for run in runs
+            ),
+            "seeds": [run.seed for run in runs],
+        },
+        "settings": asdict(last.settings),
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all.
+
+    Raises:
+        OSError: The disk is full or failed; what stood at `path` still stands.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)  # noqa: PTH105 - symmetrical with the trace
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def dump_json(value: dict[str, Any]) -> str:
+    """Return JSON for people and programs."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _compare(
+    spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: BrokerSettings
+) -> DemoRun:
+    steps = estimate.curve(spark.read.parquet(str(trace))).cache()
+    try:
+        summaries = {row["subscription"]: row for row in estimate.summary(steps).collect()}
+        crashes = {row["subscription"]: row for row in estimate.crashes(steps).collect()}
+        points = estimate.timeline(steps, points=PLOT_POINTS).collect()
+    finally:
+        steps.unpersist()
+    outcomes = [
+        _outcome(recovered, summaries[recovered["subscription"]], crashes[recovered["subscription"]])
+        for recovered in recoveries
+    ]
+    curve = sorted((row["subscription"], row["ts_ms"], row["redelivery"], row["redelivery_max"]) for row in points)
+    return DemoRun(settings.seed, kill, outcomes, recoveries, curve, settings)
+
+
+def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> SubscriptionOutcome:  # noqa: ANN401 - rows
+    observed = recovered["observed"]
+    not_written, written = crash["at_crash"], crash["at_crash_if_written"]
+    return SubscriptionOutcome(
+        name=recovered["subscription"],
+        acked=recovered["acked"],
+        durable=recovered["durable"],
+        predicted_at_kill=written if observed == written else not_written,
+        observed=observed,
+        lost=recovered["lost"],
+        invented=recovered["invented"],
+        expected=round(summary["expected"], 3),
+        p50=summary["p50"],
+        p99=summary["p99"],
+        max=summary["max"],
+        kill_inside_persist=crash["persisting_at_crash"],
+        predicted_if_not_written=not_written,
+        predicted_if_written=written,
+    )

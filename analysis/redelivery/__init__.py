@@ -1,0 +1,1 @@
+"""How many acked messages would come back if the broker died, at every instant of a trace."""

@@ -1,0 +1,176 @@
+"""Redelivery if crashed: at every instant of a trace, how many acked messages would come back?
+
+Spark moves whole chunks: they are brought together by subscription, sorted, and replayed by `RedeliveryFold` inside a
+Python worker that sees arrays. Nothing on the driver grows with the trace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from analysis.redelivery.fold import Chunk, Folded, RedeliveryFold
+from analysis.trace.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from analysis.redelivery.fold import Int64s
+
+CURVE_SCHEMA = (
+    "topic string, subscription string, ts_ms bigint, until_ms bigint, redelivery bigint, redelivery_max bigint, "
+    "at_crash bigint, at_crash_if_written bigint, persisting_at_crash boolean"
+)
+_SUBSCRIPTION = ("topic", "subscription")
+
+
+def curve(trace: DataFrame) -> DataFrame:
+    """Replay a trace into steps: one row for each millisecond in which something happened to a subscription.
+
+    Args:
+        trace: Columns as in `analysis.trace.events`.
+
+    Returns:
+        ``topic, subscription, ts_ms``; ``until_ms``: the step holds from `ts_ms` (included) to here (excluded), which
+        is `ts_ms` itself at the end of the trace and while the process is dead; ``redelivery``: messages that a crash
+        in this step would bring back; ``redelivery_max``: the most at any event within the millisecond; ``at_crash``,
+        ``at_crash_if_written``, ``persisting_at_crash``: if the process died here, what the crash brings back, what it
+        would had the persist under way been written, and whether there was one; else null.
+    """
+    chunks = (
+        trace.where(F.col("subscription") != "")
+        .select("topic", "subscription", "first_seq", *Chunk._fields)
+        .repartition(*_SUBSCRIPTION)
+        .sortWithinPartitions(*_SUBSCRIPTION, "first_seq")
+    )
+    return chunks.mapInArrow(_replay, CURVE_SCHEMA)
+
+
+def summary(steps: DataFrame) -> DataFrame:
+    """Sum a curve up, one row for each subscription.
+
+    Args:
+        steps: What `curve` returns.
+
+    Returns:
+        ``topic, subscription``; ``expected``: mean over time; ``p50, p99``: the least number that holds for that share
+        of the time; ``max``: the most at any event.
+    """
+    weighted = steps.withColumn("duration_ms", F.col("until_ms") - F.col("ts_ms"))
+    every = Window.partitionBy(*_SUBSCRIPTION)
+    upwards = every.orderBy("redelivery").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    by_value = weighted.groupBy(*_SUBSCRIPTION, "redelivery").agg(
+        F.sum("duration_ms").alias("duration_ms"), F.max("redelivery_max").alias("redelivery_max")
+    )
+    ranked = by_value.withColumn(
+        "share", F.sum("duration_ms").over(upwards) / F.sum("duration_ms").over(every)
+    )
+    # A trace of a single millisecond has no duration: every share is null, and so are the mean and the quantiles.
+    return ranked.groupBy(*_SUBSCRIPTION).agg(
+        (F.sum(F.col("redelivery") * F.col("duration_ms")) / F.sum("duration_ms")).alias("expected"),
+        F.min(F.when(F.col("share") >= 0.50, F.col("redelivery"))).alias("p50"),
+        F.min(F.when(F.col("share") >= 0.99, F.col("redelivery"))).alias("p99"),
+        F.max("redelivery_max").alias("max"),
+    )
+
+
+def crashes(steps: DataFrame) -> DataFrame:
+    """Pick the crashes out of a curve.
+
+    Returns:
+        ``topic, subscription, ts_ms, at_crash, at_crash_if_written, persisting_at_crash`` as `curve` has them.
+    """
+    return steps.where(F.col("at_crash").isNotNull()).select(
+        *_SUBSCRIPTION, "ts_ms", "at_crash", "at_crash_if_written", "persisting_at_crash"
+    )
+
+
+def timeline(steps: DataFrame, *, points: int) -> DataFrame:
+    """Thin a curve out for a plot: equal slices of the whole trace's time, the highest step of each kept.
+
+    Returns:
+        ``topic, subscription, ts_ms`` of the slice's begin; ``redelivery``: the number at the end of the slice;
+        ``redelivery_max``: the most in it. Slices in which nothing happened are left out.
+    """
+    span = steps.agg(F.min("ts_ms").alias("begin_ms"), F.max("until_ms").alias("end_ms"))
+    width = F.ceil((F.col("end_ms") - F.col("begin_ms") + 1) / points)
+    slice_begin = F.col("begin_ms") + F.floor((F.col("ts_ms") - F.col("begin_ms")) / width) * width
+    return (
+        steps.crossJoin(F.broadcast(span))
+        .withColumn("slice_ts_ms", slice_begin)
+        .groupBy(*_SUBSCRIPTION, "slice_ts_ms")
+        .agg(
+            F.max_by("redelivery", F.struct("ts_ms", "until_ms")).alias("redelivery"),
+            F.max("redelivery_max").alias("redelivery_max"),
+        )
+        .select(*_SUBSCRIPTION, F.col("slice_ts_ms").alias("ts_ms"), "redelivery", "redelivery_max")
+    )
+
+
+def _replay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Replay sorted chunks; a subscription's last step waits for the next chunk to learn when it ends."""
+    key: tuple[str, str] | None = None
+    fold = RedeliveryFold()
+    waiting: _Steps | None = None
+    for batch in batches:
+        for index in range(batch.num_rows):
+            found = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
+            if found != key:
+                if waiting is not None and key is not None:
+                    yield waiting.batch(key)
+                key, fold, waiting = found, RedeliveryFold(), None
+            chunk = Chunk(*(_array(batch[name], index) for name in Chunk._fields))
+            steps = _Steps(chunk, fold.fold(chunk))
+            if waiting is not None:
+                yield waiting.batch(key, followed_by=steps)
+            waiting = steps
+    if waiting is not None and key is not None:
+        yield waiting.batch(key)
+
+
+def _array(column: pa.Array, index: int) -> Int64s:
+    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return values
+
+
+class _Steps:
+    """A chunk's events gathered by millisecond."""
+
+    def __init__(self, chunk: Chunk, folded: Folded) -> None:
+        self.ts_ms, begins = np.unique(chunk.ts_ms, return_index=True)
+        ends = np.append(begins[1:], len(chunk.ts_ms))
+        self._redelivery = folded.redelivery[ends - 1]
+        self._redelivery_max = np.maximum.reduceat(folded.redelivery, begins)
+        self._alive = folded.alive[ends - 1]
+        crashed = np.flatnonzero(chunk.kind == EventKind.CRASH)
+        # The last crash of a millisecond stands for it.
+        self._crash_of_step = np.full(len(self.ts_ms), -1)
+        self._crash_of_step[np.searchsorted(self.ts_ms, chunk.ts_ms[crashed])] = crashed
+        self._folded = folded
+
+    def batch(self, key: tuple[str, str], *, followed_by: _Steps | None = None) -> pa.RecordBatch:
+        last_until = self.ts_ms[-1] if followed_by is None else followed_by.ts_ms[0]
+        until_ms = np.where(self._alive, np.append(self.ts_ms[1:], last_until), self.ts_ms)
+        crash = self._crash_of_step
+        none = crash < 0
+        count = len(self.ts_ms)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([key[0]] * count),
+                pa.array([key[1]] * count),
+                pa.array(self.ts_ms),
+                pa.array(until_ms),
+                pa.array(self._redelivery),
+                pa.array(self._redelivery_max),
+                pa.array(self._folded.redelivery[crash], mask=none),
+                pa.array(self._folded.if_written[crash], mask=none),
+                pa.array(self._folded.persisting[crash], mask=none),
+            ],
+            names=[field.split()[0] for field in CURVE_SCHEMA.split(", ")],
+        )

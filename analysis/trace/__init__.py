@@ -1,0 +1,1 @@
+"""Traces: what happened to subscriptions, recorded live, kept as Parquet."""

@@ -1,0 +1,96 @@
+"""Sets of entries of many ledgers, for comparing what was accepted with what was recovered.
+
+Deliberately not `DeletedRanges`: what judges the cursor shares no code with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from pyroaring import BitMap
+
+from analysis.trace.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from analysis.trace.recorder import Frame
+
+
+@final
+class EntrySet:
+    """A set of (ledger, entry), kept as one bitmap a ledger."""
+
+    def __init__(self) -> None:
+        self._bitmaps: dict[int, BitMap] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._bitmaps.values()))
+
+    def add_run(self, ledger_id: int, first: int, end: int) -> None:
+        """Add entries from `first` (included) to `end` (excluded)."""
+        if first < end:
+            self._bitmaps.setdefault(ledger_id, BitMap()).add_range(first, end)
+
+    def remove_run(self, ledger_id: int, first: int, end: int) -> None:
+        """Remove entries from `first` (included) to `end` (excluded)."""
+        if ledger_id in self._bitmaps and first < end:
+            self._bitmaps[ledger_id].remove_range(first, end)
+
+    def copy(self) -> EntrySet:
+        """Return an independent copy."""
+        twin = EntrySet()
+        twin._bitmaps = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._bitmaps.items()}
+        return twin
+
+    def __sub__(self, other: EntrySet) -> EntrySet:
+        left = EntrySet()
+        for ledger_id, bitmap in self._bitmaps.items():
+            left._bitmaps[ledger_id] = bitmap - other._bitmaps.get(ledger_id, BitMap())
+        return left
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(ledger_id, first, end)`` in order, `end` excluded."""
+        for ledger_id in sorted(self._bitmaps):
+            bitmap = self._bitmaps[ledger_id]
+            lasts = bitmap - bitmap.shift(-1)
+            for first, last in zip(bitmap - bitmap.shift(1), lasts, strict=True):
+                yield ledger_id, first, last + 1
+
+
+@final
+class SubscriptionHistory:
+    """What a recording says of one subscription: the acks that were accepted, and those whose persist completed."""
+
+    def __init__(self) -> None:
+        self.accepted = EntrySet()
+        self.promised = EntrySet()
+        self._begun = EntrySet()
+        self.last_ts_ms = 0
+
+    def follow(self, frame: Frame) -> None:
+        """Take the next events in."""
+        for event in frame.events:
+            run = (event.ledger_id, event.first_entry, event.last_entry + 1)
+            match event.kind:
+                case EventKind.ACK | EventKind.MARK_DELETE:
+                    self.accepted.add_run(*run)
+                case EventKind.PERSIST_BEGUN:
+                    self._begun = self.accepted.copy()
+                case EventKind.PERSIST_ENDED:
+                    self.promised = self._begun
+                case EventKind.RECOVER:
+                    self.promised = self.accepted.copy()
+                case EventKind.REDELIVER:
+                    self.accepted.remove_run(*run)
+                    self.promised.remove_run(*run)
+            self.last_ts_ms = event.ts_ms
+
+
+def histories(frames: Iterable[Frame]) -> dict[tuple[str, str], SubscriptionHistory]:
+    """Follow a whole recording and return what it says of each (topic, subscription)."""
+    found: dict[tuple[str, str], SubscriptionHistory] = {}
+    for frame in frames:
+        if frame.subscription:
+            found.setdefault((frame.topic, frame.subscription), SubscriptionHistory()).follow(frame)
+    return found

@@ -1,0 +1,90 @@
+"""What happened, event by event: the trace's schema, as a Python type and as Parquet, side by side.
+
+A trace is chunked: one Parquet row holds up to `CHUNK_EVENTS` consecutive events of one subscription in parallel lists,
+so that Spark moves and sorts chunks instead of events and a worker sees whole arrays.
+
+==============  ===============  ===================================================================================
+column          type             meaning
+==============  ===============  ===================================================================================
+topic           string           the topic
+subscription    string           the subscription; empty for events of the topic itself (PUBLISH)
+chunk           int32            number of the chunk in its subscription, from 0
+first_seq       int64            `seq` of the first event; `seq` counts a subscription's events from 0, without gaps
+first_ts_ms     int64            time of the first event
+last_ts_ms      int64            time of the last event
+ts_ms           list<int64>      when, ms since the epoch; never falls inside a subscription
+kind            list<int8>       an `EventKind`
+ledger_id       list<int64>      ledger of the entries concerned; -1 without any
+first_entry     list<int64>      first entry concerned; -1 without any
+last_entry      list<int64>      last entry concerned, included; -1 without any
+number          list<int64>      what the kind says, else -1
+==============  ===============  ===================================================================================
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from ackstate.errors import AckStateError
+
+TRACE_VERSION = 1
+CHUNK_EVENTS = 16_384
+VERSION_KEY = b"ackstate.trace.version"
+
+SCALAR_COLUMNS = {
+    "topic": "string",
+    "subscription": "string",
+    "chunk": "int32",
+    "first_seq": "int64",
+    "first_ts_ms": "int64",
+    "last_ts_ms": "int64",
+}
+LIST_COLUMNS = {
+    "ts_ms": "int64",
+    "kind": "int8",
+    "ledger_id": "int64",
+    "first_entry": "int64",
+    "last_entry": "int64",
+    "number": "int64",
+}
+
+
+class TraceError(AckStateError):
+    """A trace that is missing, empty, damaged, or not a trace; the message names it."""
+
+
+class EventKind(IntEnum):
+    """What happened."""
+
+    PUBLISH = 1
+    """Entries were appended to the topic's log. number: deliver-at time of all of them, -1 for at once."""
+    DELIVER = 2
+    """Entries were sent to a consumer. number: which consumer."""
+    ACK = 3
+    """Entries were accepted as acked, one by one. number: which consumer."""
+    MARK_DELETE = 4
+    """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into."""
+    PERSIST_BEGUN = 5
+    """A persist began that covers every ack before this event. number: of the persist."""
+    PERSIST_ENDED = 6
+    """That persist was synced: what it covers is durable. number: of the persist."""
+    PERSIST_FAILED = 7
+    """That persist failed: nothing became durable by it. number: of the persist."""
+    CRASH = 8
+    """The process died. Written by whoever saw it die."""
+    RECOVER = 9
+    """The cursor was opened again; what REDELIVER events follow name is not acked any more."""
+    REDELIVER = 10
+    """Entries that had been acked and are not after a recovery."""
+
+
+class Event(NamedTuple):
+    """One event of one subscription, or of the topic. Fields as the columns of the same names."""
+
+    ts_ms: int
+    kind: EventKind
+    ledger_id: int = -1
+    first_entry: int = -1
+    last_entry: int = -1
+    number: int = -1

@@ -1,0 +1,158 @@
+"""Write a trace while things happen, so that it can be read after the writer was killed.
+
+A recording is a directory of segments, one for each process that wrote, named ``000001.events`` and so on. A segment
+is a header and then frames; a frame is one `write` of one or more events that belong together. The operating system
+keeps what was written when the process dies, so every frame but at most the last is whole; a torn last one is left out.
+
+``header``  ``ACKTRACE``, version u32
+``frame``   length u32 of what follows the checksums, CRC-32C u32 of those four bytes, CRC-32C u32 of what follows:
+            topic length u16, subscription length u16, both names in UTF-8, then events of
+            ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64
+
+All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self, final
+
+import google_crc32c
+
+from ackstate.errors import UnsupportedVersionError
+from analysis.trace.events import Event, EventKind, TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RECORDING_VERSION = 1
+_MAGIC = b"ACKTRACE"
+_HEADER = struct.Struct("<8sI")
+_FRAME = struct.Struct("<III")
+_NAMES = struct.Struct("<HH")
+_EVENT = struct.Struct("<qBqqqq")
+_SUFFIX = ".events"
+
+
+@final
+class Recorder:
+    """Appends events to a new segment of a recording; a frame is handed to the operating system before a call returns.
+
+    Args:
+        directory: The recording; made if missing.
+
+    Raises:
+        OSError: The segment cannot be made.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((int(path.stem) for path in segments(directory)), default=0)
+        self.path = directory / f"{number:06}{_SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._descriptor = os.open(self.path, flags, 0o644)
+        self._names: dict[tuple[str, str], bytes] = {}
+        self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
+
+    def record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
+        """Append events that belong together, as one frame.
+
+        Raises:
+            OSError: The disk is full or failed; the frame may be there in part, which a reader leaves out.
+        """
+        if not events:
+            return
+        names = self._names.get((topic, subscription))
+        if names is None:
+            texts = (topic.encode(), subscription.encode())
+            names = _NAMES.pack(*map(len, texts)) + b"".join(texts)
+            self._names[topic, subscription] = names
+        payload = names + b"".join([_EVENT.pack(*event) for event in events])
+        header = _FRAME.pack(len(payload), _length_checksum(len(payload)), google_crc32c.value(payload))
+        self._write(header + payload)
+
+    def close(self) -> None:
+        """Close the segment; closing twice does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._descriptor, data)
+        while written < len(data):
+            written += os.write(self._descriptor, data[written:])
+
+
+class Frame(NamedTuple):
+    """Events that were recorded together."""
+
+    topic: str
+    subscription: str
+    events: list[Event]
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return a recording's segments in the order in which they were begun."""
+    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+
+
+def read_recording(directory: Path) -> Iterator[Frame]:
+    """Yield every frame of a recording, in the order of writing; a torn last frame of a segment is left out.
+
+    Raises:
+        TraceError: There is no recording, or a frame is damaged rather than cut short.
+        UnsupportedVersionError: A newer release recorded it.
+    """
+    paths = segments(directory)
+    if not paths:
+        raise TraceError(f"{directory}: no recording here, expected files such as 000001{_SUFFIX}")
+    for path in paths:
+        yield from _read_segment(path)
+
+
+def _read_segment(path: Path) -> Iterator[Frame]:
+    data = path.read_bytes()
+    if len(data) < _HEADER.size:
+        return  # The writer died before its header was whole: it recorded nothing.
+    magic, version = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise TraceError(f"{path}: not a recording, it begins with {magic!r}")
+    if version > RECORDING_VERSION:
+        raise UnsupportedVersionError(f"{path}: recording of version {version}, this release reads up to 1")
+    offset = _HEADER.size
+    while len(data) - offset >= _FRAME.size:
+        length, length_checksum, checksum = _FRAME.unpack_from(data, offset)
+        payload = data[offset + _FRAME.size : offset + _FRAME.size + length]
+        # Only a length that is right can tell a frame that was cut short from one that was damaged.
+        intact = length_checksum == _length_checksum(length)
+        if intact and len(payload) < length:
+            return
+        if not intact or google_crc32c.value(payload) != checksum:
+            raise TraceError(f"{path}: the frame at byte {offset} does not fit its checksum")
+        yield _decode_frame(payload, path, offset)
+        offset += _FRAME.size + length
+
+
+def _length_checksum(length: int) -> int:
+    return int(google_crc32c.value(length.to_bytes(4, "little")))
+
+
+def _decode_frame(payload: bytes, path: Path, offset: int) -> Frame:
+    try:
+        topic_size, subscription_size = _NAMES.unpack_from(payload)
+        names_end = _NAMES.size + topic_size + subscription_size
+        topic = payload[_NAMES.size : _NAMES.size + topic_size].decode()
+        subscription = payload[_NAMES.size + topic_size : names_end].decode()
+        rows = _EVENT.iter_unpack(payload[names_end:])
+        events = [Event(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise TraceError(f"{path}: the frame at byte {offset} is no frame: {error}") from error
+    return Frame(topic, subscription, events)

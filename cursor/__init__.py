@@ -1,0 +1,18 @@
+"""A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
+
+from cursor.config import CursorConfig
+from cursor.managed import ManagedCursor
+from cursor.message_log import Message, MessageLog
+from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
+from cursor.store import (
+    LedgerFencedError,
+    LedgerNotFoundError,
+    LedgerStore,
+    MetadataStore,
+    Store,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    VersionMismatchError,
+)
+from cursor.subscription import Delivery, Subscription

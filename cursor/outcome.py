@@ -1,0 +1,117 @@
+"""What a cursor answers: receipts, persist results, the recovery report, statistics. Frozen values all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ackstate.position import Position
+
+
+class ReceiptStatus(Enum):
+    """What a receipt promises by itself; whether it is durable, `ManagedCursor.durable` knows."""
+
+    ACCEPTED = "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The answer to an accepted ack: it is in memory, and nothing is said about the disk.
+
+    Attributes:
+        number: Everything accepted up to this number must be durable before this receipt is.
+        newly_acked: How many entries were not acked before.
+        status: ACCEPTED.
+        opened: Identity of the open cursor that gave it.
+    """
+
+    number: int
+    newly_acked: int
+    opened: object
+    status: ReceiptStatus = ReceiptStatus.ACCEPTED
+
+
+class Source(Enum):
+    """Where a cursor's state came from when it was opened."""
+
+    NEW = "new"
+    JOURNAL = "journal"
+
+
+class Route(Enum):
+    """Which way a persist took."""
+
+    NOTHING = "nothing to write"
+    DELTA = "delta appended"
+    SNAPSHOT = "snapshot in a new cursor ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class PersistResult:
+    """What a completed persist did.
+
+    Attributes:
+        route: Which way it took.
+        bytes_written: Size of the record.
+        messages_covered: Acked messages that became durable by it.
+        mark_delete: The durable mark-delete position.
+    """
+
+    route: Route
+    bytes_written: int
+    messages_covered: int
+    mark_delete: Position
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """How a cursor came by its state when it was opened.
+
+    Attributes:
+        source: NEW for a cursor that never was, else where the state was read.
+        records_replayed: Journal records folded.
+        bytes_discarded: Size of a torn last record that was left out; its write was never reported durable.
+        discarded_offset: Where it begins in the journal, -1 without one.
+        discarded_reason: Why it could not be read, empty without one.
+        mark_delete: The mark-delete position found.
+        range_count: How many individually deleted ranges were found.
+    """
+
+    source: Source
+    records_replayed: int
+    bytes_discarded: int
+    discarded_offset: int
+    discarded_reason: str
+    mark_delete: Position
+    range_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorStats:
+    """A cursor at one instant.
+
+    Attributes:
+        redelivery_if_crashed: Acked messages that a recovery would not know.
+        redelivery_unwritten: Those of them that wait for the next persist; for now that is all of them.
+        unpersisted_record_bytes: Size of the ranges acked in memory and not durable, as Pulsar would write them.
+        range_count: Individually deleted ranges in memory.
+        record_bytes: Their size as Pulsar would write them.
+        backlog: Entries of the log that are not acked.
+        bytes_persisted: Bytes written since the cursor was opened.
+        persist_count: Records written since the cursor was opened.
+        snapshot_count: Those of them that were snapshots.
+        journal_bytes: Size of the cursor ledger that a recovery would read.
+    """
+
+    redelivery_if_crashed: int
+    redelivery_unwritten: int
+    unpersisted_record_bytes: int
+    range_count: int
+    record_bytes: int
+    backlog: int
+    bytes_persisted: int
+    persist_count: int
+    snapshot_count: int
+    journal_bytes: int

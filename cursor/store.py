@@ -1,0 +1,178 @@
+"""What a cursor needs of a storage: two small protocols, with their durability contract in prose.
+
+A `LedgerStore` keeps logs of opaque entries, a `MetadataStore` small values that are swung by compare-and-set. A
+`Store` has one of each. `cursor.testing.check_store` is the contract as code: every backend passes it.
+
+Durability. A mutating call that returns has been synced: it survives a crash of the process, of the machine, and a
+power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; whoever needs to
+know reads back. A store whose sync has failed refuses every later call until it is opened anew, because the pages that
+it would read may not be those on the disk.
+
+Owners. A store is written by one process at a time; a second one gets `StoreLockedError` when it opens. Inside one
+process a ledger is taken over by `fence`: whoever held it before gets `LedgerFencedError` at its next append.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ABSENT = -1
+"""The expected version of a metadata value that must not exist yet."""
+
+
+class StoreError(AckStateError):
+    """The storage refused or failed; whether a mutating call happened is unknown unless a subclass says so."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store open; nothing was touched."""
+
+
+class StoreFullError(StoreError):
+    """The disk is full; the call did not happen, and may be tried again when there is room."""
+
+
+class LedgerFencedError(StoreError):
+    """The ledger was taken over by a newer owner; the append did not happen."""
+
+
+class LedgerNotFoundError(StoreError):
+    """There is no such ledger, or no such entry in it; nothing was touched."""
+
+
+class VersionMismatchError(StoreError):
+    """The metadata value is not at the expected version; nothing was touched."""
+
+
+class Versioned(NamedTuple):
+    """A metadata value and the version that the next `put` must expect."""
+
+    data: bytes
+    version: int
+
+
+class LedgerStore(Protocol):
+    """Logs of opaque entries. Ids of ledgers rise and are never used again; entry ids of a ledger are 0, 1, 2, ..."""
+
+    def create(self, owner: str) -> int:
+        """Make an empty ledger and return its id, above every id returned before.
+
+        Args:
+            owner: Whom it belongs to, so that a ledger orphaned by a crash can be found by `owned_by`.
+        """
+        ...
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """Append one entry, sync, and return its entry id.
+
+        Raises:
+            LedgerNotFoundError: There is no such ledger.
+            LedgerFencedError: The ledger was fenced.
+        """
+        ...
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """Append entries to any ledgers with one sync, all or nothing, and return their entry ids in order.
+
+        Raises:
+            LedgerNotFoundError: One of the ledgers does not exist.
+            LedgerFencedError: One of the ledgers was fenced.
+        """
+        ...
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """Return the entries from `first` (included) to `end` (excluded).
+
+        Raises:
+            LedgerNotFoundError: There is no such ledger, or one of the entries does not exist.
+            ValueError: `first` is negative or `end` is below it.
+        """
+        ...
+
+    def last(self, ledger_id: int) -> int:
+        """Return the id of the last entry, -1 for an empty ledger.
+
+        Raises:
+            LedgerNotFoundError: There is no such ledger.
+        """
+        ...
+
+    def delete(self, ledger_id: int) -> None:
+        """Delete a ledger and its entries; one that does not exist is deleted already."""
+        ...
+
+    def fence(self, ledger_id: int) -> int:
+        """Refuse every append from now on, also after a reopen, and return the id of the last entry.
+
+        Raises:
+            LedgerNotFoundError: There is no such ledger.
+        """
+        ...
+
+    def owned_by(self, owner: str) -> list[int]:
+        """Return the ids of an owner's ledgers, lowest first."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """Small values under slash-separated paths such as ``/managed-ledgers/orders/billing``.
+
+    A path begins with a slash, ends without one and has no empty name in it; another is a `ValueError`. The
+    versions of a path never repeat, also when its value is deleted and made again, so that an old expectation
+    never matches a new value.
+    """
+
+    def get(self, path: str) -> Versioned | None:
+        """Return the value and its version, or None where there is none."""
+        ...
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """Replace a value if it is still at the expected version, sync, and return the new version.
+
+        Args:
+            path: The whole path.
+            data: The new value.
+            expected_version: What `get` returned, or `ABSENT` to create the value.
+
+        Raises:
+            VersionMismatchError: The value is at another version, exists, or does not exist.
+        """
+        ...
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """Delete a value if it is still at the expected version.
+
+        Raises:
+            VersionMismatchError: The value is at another version, or does not exist.
+        """
+        ...
+
+    def children(self, path: str) -> list[str]:
+        """Return the names one level below a path or ``/`` that hold a value or lead to one, sorted."""
+        ...
+
+
+class Store(Protocol):
+    """A ledger store and a metadata store that belong together."""
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """The logs."""
+        ...
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """The small values."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the storage so that another may open it, and refuse every later call with `StoreError`.
+
+        Closing twice does nothing.
+        """
+        ...

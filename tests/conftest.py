@@ -1,0 +1,23 @@
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE; an unknown name stops the run."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES)
+settings.register_profile(
+    "ci",
+    max_examples=200,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=_SLOW_MACHINES,
+)
+settings.register_profile(
+    "nightly", max_examples=5_000, stateful_step_count=100, deadline=None, suppress_health_check=_SLOW_MACHINES
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

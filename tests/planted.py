@@ -1,0 +1,29 @@
+"""Is a model test able to fail? Run its state machine on code with a planted bug and see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+if TYPE_CHECKING:
+    from hypothesis.stateful import RuleBasedStateMachine
+
+_SEARCH = settings(
+    max_examples=1_000,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=settings().suppress_health_check,
+    print_blob=False,
+)
+
+
+def assert_caught(machine: type[RuleBasedStateMachine], *, by: type[BaseException]) -> None:
+    """Run a machine and expect it to fail with the given error; stop at the first failure, without shrinking it."""
+    with pytest.raises(by):
+        run_state_machine_as_test(machine, settings=_SEARCH)
