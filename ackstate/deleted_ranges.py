@@ -79,7 +79,7 @@ class DeletedRanges:
             return False
         ledger_id, entry_id = position
         bitmap = self._bitmaps.get(ledger_id)
-        return bitmap is not None and 0 <= entry_id <= ENTRY_ID_MAX and entry_id in bitmap
+        return bitmap is not None and 0 <= entry_id <= ENTRY_ID_MAX and index(entry_id) in bitmap
 
     def __eq__(self, other: object) -> bool:
         return self._bitmaps == other._bitmaps if isinstance(other, DeletedRanges) else NotImplemented
@@ -103,10 +103,12 @@ class DeletedRanges:
         Complexity: O(1) for the counters; a ledger's first entry costs O(log ledgers) more.
         """
         ledger_id, entry_id = position
+        if type(entry_id) is not int:
+            entry_id = index(entry_id)  # A bitmap would cut a fraction off: an ack that nobody made.
         _check_entry(ledger_id, entry_id)
         bitmap = self._bitmaps.get(ledger_id)
         if bitmap is None:
-            bitmap = BitMap((index(entry_id),))
+            bitmap = BitMap((entry_id,))
             self._insert(ledger_id, bitmap)
             self._count(1, 1, isolated_range_bytes(ledger_id, entry_id))
             return 1

@@ -76,8 +76,7 @@ class LedgerMap:
         """Return ledger id -> entry count, in order: what `from_counts` takes."""
         ends = [*self._starts[1:], self._end]
         return {
-            ledger_id: end - start
-            for ledger_id, start, end in zip(self._ledger_ids, self._starts, ends, strict=True)
+            ledger_id: end - start for ledger_id, start, end in zip(self._ledger_ids, self._starts, ends, strict=True)
         }
 
     def append(self, count: int = 1) -> Position:
@@ -126,7 +125,7 @@ class LedgerMap:
         if not isinstance(position, tuple):
             return False
         ledger_id, entry_id = position
-        return 0 <= entry_id < self.entry_count(ledger_id)
+        return bool(0 <= entry_id < self.entry_count(ledger_id))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ledger_ids)

@@ -17,7 +17,10 @@ Source: ``MLDataFormats.proto`` of Apache Pulsar, messages ``MessageRange`` and 
 
 from __future__ import annotations
 
-from pyroaring import BitMap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
 
 _MINUS_ONE_BYTES = 10
 _ENTRY_ID_END = 2**32

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.crash.broker import BrokerSettings
 from analysis.crash.kill import BrokerDirectory, Kill, recover_elsewhere, run_and_kill
 from analysis.redelivery import estimate
 from analysis.trace.parquet import write_trace
@@ -16,8 +14,11 @@ from analysis.trace.recorder import read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from analysis.crash.broker import BrokerSettings
 
     Progress = Callable[[str, float], None]
     """Told what is being done and which share of it is over."""
@@ -38,7 +39,7 @@ class SubscriptionOutcome:
         observed: Accepted acks that the recovered cursor does not know, by set difference.
         lost: Durable acks that it does not know.
         invented: Entries that it knows as acked and nobody acked.
-        expected: Mean over time of redelivery if crashed.
+        expected: Mean over time of redelivery if crashed; like the next two, None if no time passed.
         p50: Half of the time it was at most this.
         p99: 99 % of the time it was at most this.
         max: The most at any instant.
@@ -54,9 +55,9 @@ class SubscriptionOutcome:
     observed: int
     lost: int
     invented: int
-    expected: float
-    p50: int
-    p99: int
+    expected: float | None
+    p50: int | None
+    p99: int | None
     max: int
     kill_inside_persist: bool
     predicted_if_not_written: int
@@ -177,7 +178,7 @@ def _compare(
     return DemoRun(settings.seed, kill, outcomes, recoveries, curve, settings)
 
 
-def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> SubscriptionOutcome:  # noqa: ANN401 - rows
+def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> SubscriptionOutcome:
     observed = recovered["observed"]
     not_written, written = crash["at_crash"], crash["at_crash_if_written"]
     return SubscriptionOutcome(
@@ -188,7 +189,7 @@ def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> Subscriptio
         observed=observed,
         lost=recovered["lost"],
         invented=recovered["invented"],
-        expected=round(summary["expected"], 3),
+        expected=None if summary["expected"] is None else round(summary["expected"], 3),
         p50=summary["p50"],
         p99=summary["p99"],
         max=summary["max"],

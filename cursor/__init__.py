@@ -2,8 +2,10 @@
 
 from cursor.config import CursorConfig
 from cursor.managed import ManagedCursor
+from cursor.memory import MemoryStore
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
+from cursor.sqlite import SqliteStore
 from cursor.store import (
     LedgerFencedError,
     LedgerNotFoundError,
@@ -16,3 +18,30 @@ from cursor.store import (
     VersionMismatchError,
 )
 from cursor.subscription import Delivery, Subscription
+
+__all__ = [
+    "CursorConfig",
+    "CursorStats",
+    "Delivery",
+    "LedgerFencedError",
+    "LedgerNotFoundError",
+    "LedgerStore",
+    "ManagedCursor",
+    "MemoryStore",
+    "Message",
+    "MessageLog",
+    "MetadataStore",
+    "PersistResult",
+    "Receipt",
+    "ReceiptStatus",
+    "RecoveryReport",
+    "Route",
+    "Source",
+    "SqliteStore",
+    "Store",
+    "StoreError",
+    "StoreFullError",
+    "StoreLockedError",
+    "Subscription",
+    "VersionMismatchError",
+]

@@ -98,9 +98,7 @@ class Journal:
         """Whether the next write must be a snapshot because no ledger can be appended to."""
         return self._open_ledger is None
 
-    def append_delta(
-        self, mark_delete: Position, new: DeletedRanges, *, properties: Mapping[str, int]
-    ) -> int:
+    def append_delta(self, mark_delete: Position, new: DeletedRanges, *, properties: Mapping[str, int]) -> int:
         """Append what is new since the record before, sync, and return the bytes written.
 
         Raises:
@@ -119,9 +117,7 @@ class Journal:
         self.delta_bytes += len(encoded)
         return len(encoded)
 
-    def write_snapshot(
-        self, mark_delete: Position, deleted: DeletedRanges, *, properties: Mapping[str, int]
-    ) -> int:
+    def write_snapshot(self, mark_delete: Position, deleted: DeletedRanges, *, properties: Mapping[str, int]) -> int:
         """Write the whole state to a new ledger, swing the pointer, delete the old ledger; return the bytes written.
 
         Raises:
@@ -148,9 +144,7 @@ class Journal:
     def _encode(
         self, kind: RecordKind, mark_delete: Position, deleted: DeletedRanges, properties: Mapping[str, int]
     ) -> bytes:
-        return native.encode(
-            Record(kind, self._epoch, self._sequence, self._chain, mark_delete, deleted, properties)
-        )
+        return native.encode(Record(kind, self._epoch, self._sequence, self._chain, mark_delete, deleted, properties))
 
     def _advance_chain(self, encoded: bytes) -> None:
         self._chain = native.checksum(encoded)

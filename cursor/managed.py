@@ -71,7 +71,7 @@ class ManagedCursor:
         self._read_position = ledgers.next_valid(self._mark_delete)
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
         cls,
         store: Store,
         *,
@@ -428,9 +428,7 @@ class ManagedCursor:
             )
 
     def _write(self, plan: _Plan) -> int:
-        write = (
-            self._journal.write_snapshot if plan.route is Route.SNAPSHOT else self._journal.append_delta
-        )
+        write = self._journal.write_snapshot if plan.route is Route.SNAPSHOT else self._journal.append_delta
         return write(plan.mark_delete, plan.content, properties=plan.properties)
 
     def _abandon_plan(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.position import Position
 from ackstate.record_size import isolated_range_bytes
 from limits.gate import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ackstate.position import Position
     from cursor.managed import ManagedCursor
     from cursor.message_log import Message, MessageLog
     from cursor.outcome import Receipt
@@ -30,9 +30,9 @@ class Delivery(NamedTuple):
 class Subscription:
     """Dispatches a topic's messages to the consumers of one subscription and takes their acks.
 
-    Each delivery reserves, in the gate, the most bytes that its ack could add to the un-persisted ack records, and gives
-    them back when it is acked or returned. Driven by calls; no threads and no clock of its own; not safe for concurrent
-    use.
+    Each delivery reserves, in the gate, the most bytes that its ack could add to the un-persisted ack records, and
+    gives them back when it is acked or returned. Driven by calls; no threads and no clock of its own; not safe for
+    concurrent use.
 
     Args:
         log: The topic's messages.
@@ -123,9 +123,9 @@ class Subscription:
         self._return(orphaned)
         return len(orphaned)
 
-    def why_blocked(self) -> Verdict | None:
-        """Return the rule that keeps unread messages back, with its numbers; None if nothing does."""
-        return self._gate.why_blocked(usage=self._usage())
+    def why_blocked(self) -> tuple[Verdict, ...]:
+        """Return the rules that keep unread messages back, with their numbers; empty if none does."""
+        return self._gate.why_blocked(self._usage())
 
     def _take_replay(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Take the lowest messages to be sent again, as many as the gate lets through."""

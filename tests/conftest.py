@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -21,3 +22,13 @@ settings.register_profile(
     "nightly", max_examples=5_000, stateful_step_count=100, deadline=None, suppress_health_check=_SLOW_MACHINES
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One Spark session for all tests that need it."""
+    from analysis.redelivery.spark import local_session
+
+    session = local_session()
+    yield session
+    session.stop()

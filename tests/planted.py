@@ -23,7 +23,7 @@ _SEARCH = settings(
 )
 
 
-def assert_caught(machine: type[RuleBasedStateMachine], *, by: type[BaseException]) -> None:
-    """Run a machine and expect it to fail with the given error; stop at the first failure, without shrinking it."""
-    with pytest.raises(by):
+def assert_caught(machine: type[RuleBasedStateMachine], *, by: type[BaseException], saying: str | None = None) -> None:
+    """Run a machine and expect it to fail with an error that matches; stop at the first failure, do not shrink it."""
+    with pytest.raises(by, match=saying):
         run_state_machine_as_test(machine, settings=_SEARCH)

@@ -8,7 +8,6 @@ found out.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
@@ -21,7 +20,7 @@ from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 VERSION = 1
 MAGIC = b"ACKR"

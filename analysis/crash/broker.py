@@ -15,11 +15,12 @@ from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.errors import AckStateError
 from ackstate.position import Position
 from analysis.trace.events import Event, EventKind
-from cursor import CursorConfig, ManagedCursor, Message, MessageLog, StoreError, Subscription
+from cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
 from cursor.message_log import NO_DELAY
-from delay import TopicDelayIndex
+from delay import DelayIndexRegistry
 from limits import DispatchGate, GateLimits
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 TOPIC = "persistent://public/default/orders"
 _PUBLISH_BATCH_MAX = 64
 _STUCK_SHARE = 0.01
+_DELAY_TICK_MS = 10
 
 
 class Habit(Enum):
@@ -110,7 +112,7 @@ class Broker:
         self._log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=settings.entries_per_ledger_max)
         self._begun_ms = now_ms
         self._published = 0
-        delays = TopicDelayIndex(tick_time_ms=10)
+        delays = DelayIndexRegistry(tick_time_ms=_DELAY_TICK_MS)
         self._workers = [
             _Worker(name, habit, self._open(store, name, delays, now_ms=now_ms), self)
             for name, habit in SUBSCRIPTIONS.items()
@@ -148,7 +150,7 @@ class Broker:
         """The one source of chance."""
         return self._random
 
-    def _open(self, store: Store, name: str, delays: TopicDelayIndex, *, now_ms: int) -> Subscription:
+    def _open(self, store: Store, name: str, delays: DelayIndexRegistry, *, now_ms: int) -> Subscription:
         settings = self._settings
         cursor = ManagedCursor.open(
             store,
@@ -164,7 +166,7 @@ class Broker:
         )
         # Whoever reads in order gets delayed messages at once, as with Pulsar's Exclusive subscriptions.
         in_order = SUBSCRIPTIONS[name] is Habit.IN_ORDER
-        view = None if in_order else delays.open_view(cursor.is_acked)
+        view = None if in_order else delays.open_view(TOPIC, is_acked=cursor.is_acked)
         return Subscription(self._log, cursor, gate=DispatchGate(limits), delays=view)
 
     def _publish(self, *, now_ms: int) -> None:
@@ -203,12 +205,12 @@ class _Worker:
     def dispatch(self, *, now_ms: int) -> None:
         thinks_ms = _THINK_MS[self._habit]
         permits = _PUBLISH_BATCH_MAX // len(thinks_ms)
-        for consumer, think_ms in enumerate(thinks_ms):
+        for consumer in self._broker.random.sample(range(len(thinks_ms)), len(thinks_ms)):
             deliveries = self._subscription.dispatch(f"{self._name}-{consumer}", permits, now_ms=now_ms)
             positions = [delivery.position for delivery in deliveries]
             self._record(EventKind.DELIVER, _runs(positions), now_ms=now_ms, number=consumer)
             for position in positions:
-                self._plan_ack(position, consumer, now_ms=now_ms, think_ms=think_ms)
+                self._plan_ack(position, consumer, now_ms=now_ms, think_ms=thinks_ms[consumer])
 
     def ack(self, *, now_ms: int) -> None:
         """Take the acks that are due; each is in the trace before the next is taken."""
@@ -230,7 +232,7 @@ class _Worker:
         self._mark(EventKind.PERSIST_BEGUN, now_ms=now_ms)
         try:
             persist(now_ms=now_ms)
-        except StoreError:
+        except AckStateError:
             self._mark(EventKind.PERSIST_FAILED, now_ms=now_ms)
             raise
         self._mark(EventKind.PERSIST_ENDED, now_ms=now_ms)
@@ -252,9 +254,7 @@ class _Worker:
             covered = _covered(self._broker.ledgers, before, reached)
             self._record(EventKind.MARK_DELETE, covered, now_ms=now_ms, number=0)
 
-    def _record(
-        self, kind: EventKind, runs: Iterator[tuple[int, int, int]], *, now_ms: int, number: int
-    ) -> None:
+    def _record(self, kind: EventKind, runs: Iterator[tuple[int, int, int]], *, now_ms: int, number: int) -> None:
         self._broker.record(self._name, [Event(now_ms, kind, *run, number) for run in runs])
 
     def _mark(self, kind: EventKind, *, now_ms: int) -> None:

@@ -55,9 +55,7 @@ class Recovered:
         return plain
 
 
-def recover(
-    store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int
-) -> list[Recovered]:
+def recover(store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int) -> list[Recovered]:
     """Recover every cursor of a store and compare each with its recording.
 
     Args:
@@ -74,9 +72,7 @@ def recover(
     results = []
     for topic, subscription in _cursors(store):
         ledgers = MessageLog.open(store, topic=topic).ledgers
-        cursor = ManagedCursor.open(
-            store, topic=topic, subscription=subscription, ledgers=ledgers, now_ms=now_ms
-        )
+        cursor = ManagedCursor.open(store, topic=topic, subscription=subscription, ledgers=ledgers, now_ms=now_ms)
         history = recorded.get((topic, subscription), SubscriptionHistory())
         durable = _acked(cursor, ledgers)
         again = history.accepted - durable
@@ -97,9 +93,7 @@ def recover(
         if recorder is not None:
             ts_ms = max(now_ms, history.last_ts_ms)
             events = [Event(ts_ms, EventKind.RECOVER)]
-            events += [
-                Event(ts_ms, EventKind.REDELIVER, ledger, first, end - 1) for ledger, first, end in again.runs()
-            ]
+            events += [Event(ts_ms, EventKind.REDELIVER, ledger, first, end - 1) for ledger, first, end in again.runs()]
             recorder.record(topic, subscription, events)
         cursor.close(now_ms=now_ms)
     return results

@@ -68,12 +68,12 @@ def summary(steps: DataFrame) -> DataFrame:
     by_value = weighted.groupBy(*_SUBSCRIPTION, "redelivery").agg(
         F.sum("duration_ms").alias("duration_ms"), F.max("redelivery_max").alias("redelivery_max")
     )
-    ranked = by_value.withColumn(
-        "share", F.sum("duration_ms").over(upwards) / F.sum("duration_ms").over(every)
-    )
     # A trace of a single millisecond has no duration: every share is null, and so are the mean and the quantiles.
+    ranked = by_value.withColumn(
+        "share", F.try_divide(F.sum("duration_ms").over(upwards), F.sum("duration_ms").over(every))
+    )
     return ranked.groupBy(*_SUBSCRIPTION).agg(
-        (F.sum(F.col("redelivery") * F.col("duration_ms")) / F.sum("duration_ms")).alias("expected"),
+        F.try_divide(F.sum(F.col("redelivery") * F.col("duration_ms")), F.sum("duration_ms")).alias("expected"),
         F.min(F.when(F.col("share") >= 0.50, F.col("redelivery"))).alias("p50"),
         F.min(F.when(F.col("share") >= 0.99, F.col("redelivery"))).alias("p99"),
         F.max("redelivery_max").alias("max"),

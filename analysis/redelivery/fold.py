@@ -38,7 +38,7 @@ class Folded(NamedTuple):
     Attributes:
         redelivery: Acked messages that a crash would bring back.
         if_written: The same, had the persist that is under way been written; equals `redelivery` without one.
-        persisting: True from the beginning of a persist until its end.
+        persisting: True from the beginning of a persist until its end; a failed one ends with the next that does not.
         alive: False from a crash until the recovery.
     """
 
@@ -78,7 +78,7 @@ class RedeliveryFold:
         durable = _latest(settled, self._durable_count)
         persisting = _latest_flag(
             kind == EventKind.PERSIST_BEGUN,
-            np.isin(kind, (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED, EventKind.RECOVER)),
+            np.isin(kind, (EventKind.PERSIST_ENDED, EventKind.RECOVER)),
             before=self._persisting,
         )
         alive = _latest_flag(kind == EventKind.RECOVER, kind == EventKind.CRASH, before=self._alive)
@@ -144,9 +144,7 @@ def _latest(values: Int64s, before: int) -> Int64s:
     return np.where(at >= 0, values[at], before)
 
 
-def _latest_flag(
-    begins: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], *, before: bool
-) -> npt.NDArray[np.bool_]:
+def _latest_flag(begins: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], *, before: bool) -> npt.NDArray[np.bool_]:
     """Return, at each event, whether the latest beginning is later than the latest end."""
     marks = np.where(begins, 1, np.where(ends, 0, _UNKNOWN))
     return _latest(marks, int(before)).astype(np.bool_)

@@ -70,7 +70,8 @@ class EventKind(IntEnum):
     PERSIST_ENDED = 6
     """That persist was synced: what it covers is durable. number: of the persist."""
     PERSIST_FAILED = 7
-    """That persist failed: nothing became durable by it. number: of the persist."""
+    """That persist failed, which promises nothing: what it covers may or may not be durable, as if it had not ended.
+    number: of the persist."""
     CRASH = 8
     """The process died. Written by whoever saw it die."""
     RECOVER = 9

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import google_crc32c
@@ -26,6 +25,7 @@ from analysis.trace.events import Event, EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 RECORDING_VERSION = 1
 _MAGIC = b"ACKTRACE"
@@ -125,6 +125,8 @@ def _read_segment(path: Path) -> Iterator[Frame]:
     magic, version = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise TraceError(f"{path}: not a recording, it begins with {magic!r}")
+    if version < 1:
+        raise TraceError(f"{path}: not a recording, its version is {version}")
     if version > RECORDING_VERSION:
         raise UnsupportedVersionError(f"{path}: recording of version {version}, this release reads up to 1")
     offset = _HEADER.size

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate import AckStateError, CorruptStateError, CursorFencedError, LedgerMap, Position
+from ackstate import AckStateError, CorruptStateError, CursorFencedError, DeletedRanges, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, StoreError
 from cursor.journal import Journal
 from cursor.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
@@ -70,6 +70,17 @@ class CursorMachine(RuleBasedStateMachine):
         self.accepted |= set(positions)
         self.receipts.append((receipt, set(positions)))
 
+    @rule(count=st.integers(0, 5))
+    def read(self, count):
+        expected = [p for p in written_positions(self.log) if p >= self.cursor.read_position and p not in self.accepted]
+        assert self.cursor.read(count) == expected[:count]
+        rest = expected[count:]
+        assert not rest or self.cursor.read_position <= rest[0]
+
+    @rule()
+    def rewind(self):
+        self.cursor.rewind()
+
     @rule(count=st.integers(1, 6))
     def publish(self, count):
         self.log.append(count)
@@ -118,6 +129,12 @@ class CursorMachine(RuleBasedStateMachine):
     def persist(self):
         self.write(lambda: self.cursor.persist(now_ms=self.now_ms))
 
+    @rule(number=PICKS, ahead=st.integers(0, 3), kind=st.sampled_from(FaultKind))
+    def persist_into_a_fault(self, number, ahead, kind):
+        self.ack(number)
+        self.store.inject(Fault(self.store.mutation_count + ahead, kind))
+        self.persist()
+
     @rule(passed_ms=st.integers(0, 12))
     def tick(self, passed_ms):
         self.now_ms += passed_ms
@@ -134,7 +151,7 @@ class CursorMachine(RuleBasedStateMachine):
         except PowerCutError:
             self.open_cursor(())
         except StoreError:
-            assert self.cursor.is_dirty()
+            assert self.cursor.is_dirty(), "a failed write left the cursor clean"
         else:
             assert result.messages_covered == len(attempted - self.promised)
             self.promised, self.unknown = attempted, []
@@ -173,13 +190,18 @@ class CursorMachine(RuleBasedStateMachine):
     def agrees_with_the_set(self):
         cursor = self.cursor
         cursor._check()
-        assert self.observed() == self.accepted
+        assert self.observed() == self.accepted, "membership differs"
         unacked = [position for position in written_positions(self.log) if position not in self.accepted]
-        assert cursor.backlog == len(unacked)
+        assert cursor.backlog == len(unacked), "the backlog is wrong"
         assert self.log.next_valid(cursor.mark_delete_position) == (
             unacked[0] if unacked else self.log.next_valid(self.log.last_confirmed)
         )
-        assert cursor.redelivery_if_crashed == len(self.accepted - self.promised)
+        assert cursor.redelivery_if_crashed == len(self.accepted - self.promised), "the gauge differs"
+        above = DeletedRanges()
+        for position in self.accepted - self.promised:
+            if position > cursor.mark_delete_position:
+                above.add(position)
+        assert cursor.unpersisted_record_bytes == above.record_bytes, "the un-persisted bytes are wrong"
         for receipt, positions in self.receipts:
             assert not cursor.durable(receipt) or positions <= self.promised, "a receipt lied"
         if not cursor.is_dirty():
@@ -191,11 +213,10 @@ TestCursorModel = CursorMachine.TestCase
 
 def test_model_catches_acks_forgotten_by_a_failed_persist(monkeypatch):
     monkeypatch.setattr(ManagedCursor, "_abandon_plan", lambda self: None)
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(CursorMachine, by=AssertionError, saying="the un-persisted bytes are wrong")
 
 
 def test_model_catches_a_receipt_given_before_the_write(monkeypatch):
-    commit = ManagedCursor._commit
     plan = ManagedCursor._plan
 
     def planned(self):
@@ -205,8 +226,7 @@ def test_model_catches_a_receipt_given_before_the_write(monkeypatch):
         return decided
 
     monkeypatch.setattr(ManagedCursor, "_plan", planned)
-    monkeypatch.setattr(ManagedCursor, "_commit", commit)
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(CursorMachine, by=AssertionError, saying="a receipt lied|a failed write left the cursor clean")
 
 
 def test_model_catches_an_old_ledger_deleted_before_the_pointer_swings(monkeypatch):
@@ -218,7 +238,7 @@ def test_model_catches_an_old_ledger_deleted_before_the_pointer_swings(monkeypat
         swing(self, ledger_id)
 
     monkeypatch.setattr(Journal, "_swing", delete_first)
-    assert_caught(CursorMachine, by=CorruptStateError)
+    assert_caught(CursorMachine, by=CorruptStateError, saying="expected the cursor ledger")
 
 
 def test_model_catches_appending_after_a_failed_append(monkeypatch):
@@ -232,7 +252,7 @@ def test_model_catches_appending_after_a_failed_append(monkeypatch):
             self._open_ledger = ledger_id
 
     monkeypatch.setattr(Journal, "append_delta", keep_ledger)
-    assert_caught(CursorMachine, by=CorruptStateError)
+    assert_caught(CursorMachine, by=CorruptStateError, saying="expected .kind, epoch, sequence, chain.")
 
 
 def test_model_catches_a_delta_that_forgets_the_mark_delete(monkeypatch):
@@ -242,4 +262,4 @@ def test_model_catches_a_delta_that_forgets_the_mark_delete(monkeypatch):
         return encode(self, kind, Position(mark_delete.ledger_id, -1), deleted, properties)
 
     monkeypatch.setattr(Journal, "_encode", stale)
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(CursorMachine, by=AssertionError, saying="a durable ack was lost")

@@ -1,0 +1,355 @@
+"""A store in memory for tests: what does a caller do when the n-th write fails, or is the last one?
+
+A `MemoryDisk` is what survives. A crash is: drop the `MemoryStore`, open a new one on the same
+``store.disk``.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar, final
+
+from cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    Store,
+    StoreError,
+    StoreFullError,
+    Versioned,
+    VersionMismatchError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_Result = TypeVar("_Result")
+
+
+class PowerCutError(StoreError):
+    """The process that held this store is dead, as scripted; only a new store on the same disk goes on."""
+
+
+class FaultKind(Enum):
+    """What happens at a scripted mutation."""
+
+    FAIL_BEFORE = "it fails and did not happen; the store survives"
+    FAIL_AFTER = "it happened and fails nevertheless; the store survives"
+    CRASH_BEFORE = "the process dies before it reaches the disk"
+    CRASH_AFTER = "the process dies after it reached the disk"
+    FULL = "the disk is full; it did not happen"
+    SYNC_FAILED = "the sync fails and it is not on the disk; the store refuses all until opened anew"
+
+
+_REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})
+_ENDS_STORE = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.SYNC_FAILED})
+_ERROR_OF = {
+    FaultKind.CRASH_BEFORE: PowerCutError,
+    FaultKind.CRASH_AFTER: PowerCutError,
+    FaultKind.FULL: StoreFullError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault at one mutation of a store.
+
+    Attributes:
+        mutation: Which one, as `MemoryStore.mutation_count` counts them: the first is 0.
+        kind: What happens there.
+    """
+
+    mutation: int
+    kind: FaultKind
+
+    def __post_init__(self) -> None:
+        if self.mutation < 0:
+            raise ValueError(f"mutations count from 0, not from {self.mutation}")
+
+
+@dataclass(slots=True)
+class _Ledger:
+    owner: str
+    fenced: bool = False
+    entries: list[bytes] = field(default_factory=list)
+
+    def append(self, entry: bytes) -> int:
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+
+@final
+class MemoryDisk:
+    """What survives a crash. It is passed from store to store; nothing in it is for a caller but `_check`."""
+
+    def __init__(self) -> None:
+        # One lock for all stores on the disk: a second owner in a test is a second store.
+        self.lock = threading.Lock()
+        self.ledgers: dict[int, _Ledger] = {}
+        self.values: dict[str, Versioned] = {}
+        # Above every id ever returned, also of deleted ledgers.
+        self.next_ledger_id = 1
+        # Above every version of every deleted value: a value that comes back never matches an old version.
+        self.first_version = 0
+
+    def make_ledger(self, owner: str) -> int:
+        """Make an empty ledger and return its id."""
+        ledger_id = self.next_ledger_id
+        self.next_ledger_id += 1
+        self.ledgers[ledger_id] = _Ledger(owner)
+        return ledger_id
+
+    def ledger(self, ledger_id: int) -> _Ledger:
+        """Return a ledger; `LedgerNotFoundError` if there is none."""
+        if ledger_id not in self.ledgers:
+            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+        return self.ledgers[ledger_id]
+
+    def open_ledger(self, ledger_id: int) -> _Ledger:
+        """Return a ledger that may be appended to; `LedgerFencedError` if it was fenced."""
+        ledger = self.ledger(ledger_id)
+        if ledger.fenced:
+            raise LedgerFencedError(f"ledger {ledger_id} was fenced")
+        return ledger
+
+    def expect(self, path: str, version: int) -> None:
+        """Raise `VersionMismatchError` unless a value is at a version, which may be `ABSENT`."""
+        found = self.values[path].version if path in self.values else ABSENT
+        if found != version:
+            raise VersionMismatchError(f"{path} is at version {found}, not {version}")
+
+    def _check(self) -> None:
+        assert all(0 < ledger_id < self.next_ledger_id for ledger_id in self.ledgers)
+        for ledger in self.ledgers.values():
+            assert all(type(entry) is bytes for entry in ledger.entries)
+        assert self.first_version >= 0
+        for path, (data, version) in self.values.items():
+            check_path(path)
+            assert type(data) is bytes
+            assert version >= 0
+
+
+@final
+class MemoryStore:
+    """A store whose disk is an object, with scripted faults; thread-safe.
+
+    Mutations are `create`, `append`, `append_all`, `delete` and `fence` of the ledgers, `put` and `delete` of
+    the metadata. A call that is refused (fenced, not found, other version) is none. Each is O(its own size).
+
+    Args:
+        disk: What an earlier store left; a new one by default. Several stores may share one at the same time.
+        faults: At most one for each mutation of this store.
+
+    >>> store = MemoryStore(faults=[Fault(1, FaultKind.CRASH_AFTER)])
+    >>> ledger_id = store.ledgers.create("billing")
+    >>> store.ledgers.append(ledger_id, b"acked")
+    Traceback (most recent call last):
+    cursor.memory.PowerCutError: mutation 1: the process dies after it reached the disk
+    >>> MemoryStore(store.disk).ledgers.read(ledger_id, 0, 1)
+    [b'acked']
+    """
+
+    def __init__(self, disk: MemoryDisk | None = None, *, faults: Sequence[Fault] = ()) -> None:
+        self._session = _Session(disk or MemoryDisk(), faults)
+        self._ledgers = _MemoryLedgers(self._session)
+        self._metadata = _MemoryMetadata(self._session)
+
+    @property
+    def disk(self) -> MemoryDisk:
+        """What survives this store."""
+        return self._session.disk
+
+    @property
+    def mutation_count(self) -> int:
+        """How many mutations were begun on this store, the failed ones included."""
+        return self._session.mutation_count
+
+    @property
+    def ledgers(self) -> _MemoryLedgers:
+        """The logs."""
+        return self._ledgers
+
+    @property
+    def metadata(self) -> _MemoryMetadata:
+        """The small values."""
+        return self._metadata
+
+    def inject(self, fault: Fault) -> None:
+        """Script one more fault, at a mutation that is still to come; one that is scripted there is replaced."""
+        if fault.mutation < self.mutation_count:
+            raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
+        self._session.faults[fault.mutation] = fault.kind
+
+    def close(self) -> None:
+        """Refuse every later call; closing twice, or after a crash, does nothing."""
+        self._session.close()
+
+
+@final
+class _Session:
+    """The life of one store on a disk: what it has done, what it is scripted to do, how it ended."""
+
+    def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
+        self.disk = disk
+        self.mutation_count = 0
+        self.faults = {fault.mutation: fault.kind for fault in faults}
+        if len(self.faults) != len(faults):
+            raise ValueError("two faults are scripted for one mutation")
+        self._end: tuple[type[StoreError], str] | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[MemoryDisk]:
+        """Hold the disk while a call lasts, unless this session is over."""
+        with self.disk.lock:
+            if self._end is not None:
+                error, reason = self._end
+                raise error(reason)
+            yield self.disk
+
+    def mutate(self, change: Callable[[], _Result]) -> _Result:
+        """Do a change that nothing speaks against, or what is scripted for it. The disk is held."""
+        number = self.mutation_count
+        self.mutation_count += 1
+        kind = self.faults.get(number)
+        if kind is None:
+            return change()
+        if kind in _REACHES_DISK:
+            change()
+        error, reason = _ERROR_OF.get(kind, StoreError), f"mutation {number}: {kind.value}"
+        if kind in _ENDS_STORE:
+            self._end = (error, reason)
+        raise error(reason)
+
+    def close(self) -> None:
+        """End the session, unless it has ended worse."""
+        with self.disk.lock:
+            if self._end is None:
+                self._end = (StoreError, "the store is closed")
+
+
+@final
+class _MemoryLedgers:
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    def create(self, owner: str) -> int:
+        """See `LedgerStore.create`."""
+        with self._session.use() as disk:
+            return self._session.mutate(lambda: disk.make_ledger(owner))
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self.append_all([(ledger_id, entry)])[0]
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """See `LedgerStore.append_all`."""
+        # Copied before anything happens: a caller's buffer may change, and a str is refused here.
+        copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
+        with self._session.use() as disk:
+            targets = [(disk.open_ledger(ledger_id), entry) for ledger_id, entry in copies]
+            return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """See `LedgerStore.read`."""
+        if not 0 <= first <= end:
+            raise ValueError(f"no range of entries: {first} to {end}")
+        with self._session.use() as disk:
+            entries = disk.ledger(ledger_id).entries
+            if first < end and end > len(entries):
+                raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
+            return entries[first:end]
+
+    def last(self, ledger_id: int) -> int:
+        """See `LedgerStore.last`."""
+        with self._session.use() as disk:
+            return len(disk.ledger(ledger_id).entries) - 1
+
+    def delete(self, ledger_id: int) -> None:
+        """See `LedgerStore.delete`."""
+        with self._session.use() as disk:
+            self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
+
+    def fence(self, ledger_id: int) -> int:
+        """See `LedgerStore.fence`."""
+        with self._session.use() as disk:
+            ledger = disk.ledger(ledger_id)
+
+            def change() -> int:
+                ledger.fenced = True
+                return len(ledger.entries) - 1
+
+            return self._session.mutate(change)
+
+    def owned_by(self, owner: str) -> list[int]:
+        """See `LedgerStore.owned_by`."""
+        with self._session.use() as disk:
+            return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
+
+
+@final
+class _MemoryMetadata:
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    def get(self, path: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_path(path)
+        with self._session.use() as disk:
+            return disk.values.get(path)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """See `MetadataStore.put`."""
+        check_path(path)
+        copy = bytes(memoryview(data))
+        with self._session.use() as disk:
+            disk.expect(path, expected_version)
+
+            def change() -> int:
+                version = disk.first_version if expected_version == ABSENT else expected_version + 1
+                disk.values[path] = Versioned(copy, version)
+                return version
+
+            return self._session.mutate(change)
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """See `MetadataStore.delete`."""
+        check_path(path)
+        with self._session.use() as disk:
+            disk.expect(path, expected_version)
+            if expected_version == ABSENT:
+                raise VersionMismatchError(f"{path} holds no value to delete")
+
+            def change() -> None:
+                disk.first_version = max(disk.first_version, expected_version + 1)
+                del disk.values[path]
+
+            self._session.mutate(change)
+
+    def children(self, path: str) -> list[str]:
+        """See `MetadataStore.children`."""
+        prefix = children_prefix(path)
+        with self._session.use() as disk:
+            below = (value_path[len(prefix) :] for value_path in disk.values if value_path.startswith(prefix))
+            return sorted({name.partition("/")[0] for name in below})
+
+
+def check_path(path: str) -> None:
+    """Raise `ValueError` unless a path begins with a slash, ends without one and has no empty name."""
+    first, *names = path.split("/")
+    if first or not names or not all(names):
+        raise ValueError(f"not a metadata path: {path!r}")
+
+
+def children_prefix(path: str) -> str:
+    """Return what the paths below a path begin with; ``/`` itself is the top."""
+    if path == "/":
+        return path
+    check_path(path)
+    return f"{path}/"
+
+
+if TYPE_CHECKING:
+    _: type[Store] = MemoryStore

@@ -1,0 +1,243 @@
+"""The embedded default: one SQLite database in a directory of its own, open in one process at a time.
+
+Every mutating call is one transaction and one sync (WAL, ``synchronous=FULL``). What the directory holds, and
+what opening it checks, stands in `cursor.sqlite_database`.
+
+Entries live in a rowid table. Measured against ``WITHOUT ROWID`` at a page of 4 KiB: 1 KB entries take 1.4
+times their size and not 4.6 times, and appending 100 KB takes 0.37 ms and not 0.58 ms. Each ledger counts its
+entries besides, so that one lost through damage is noticed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from cursor.memory import check_path, children_prefix
+from cursor.sqlite_database import SqliteDatabase
+from cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    Store,
+    Versioned,
+    VersionMismatchError,
+)
+
+if TYPE_CHECKING:
+    import os
+    import sqlite3
+    from collections.abc import Sequence
+
+
+@final
+class SqliteStore:
+    """A store in a directory on a local disk; thread-safe, but not to be carried over a fork.
+
+    Appending is O(size of the entries) and O(log n) in what the store holds. The space of deleted ledgers is
+    used again, not given back to the file system.
+
+    Args:
+        path: The directory. One that is missing is made, an empty one becomes a store.
+
+    Raises:
+        StoreLockedError: It is open already, in another process or in this one.
+        StoreFullError: There is no room to make it or to finish what a crash left; try again when there is.
+        StoreError: It is a file, holds something else, or may not be written; nothing in it was changed.
+        CorruptStateError: It holds damaged bytes, or a database that is not ours.
+        UnsupportedVersionError: A newer release wrote it; nothing was changed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._database = SqliteDatabase(Path(path))
+        self._ledgers = _SqliteLedgers(self._database)
+        self._metadata = _SqliteMetadata(self._database)
+
+    @property
+    def ledgers(self) -> _SqliteLedgers:
+        """The logs."""
+        return self._ledgers
+
+    @property
+    def metadata(self) -> _SqliteMetadata:
+        """The small values."""
+        return self._metadata
+
+    def close(self) -> None:
+        """Fold the log into the database as far as there is room, and unlock; closing twice does nothing."""
+        self._database.close()
+
+
+@final
+class _SqliteLedgers:
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    def create(self, owner: str) -> int:
+        """See `LedgerStore.create`."""
+        with self._database.writing() as connection:
+            insert = "INSERT INTO ledgers (owner, fenced, entry_count) VALUES (?, 0, 0)"
+            ledger_id = connection.execute(insert, (owner,)).lastrowid
+            assert ledger_id is not None
+            return ledger_id
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self.append_all([(ledger_id, entry)])[0]
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """See `LedgerStore.append_all`."""
+        with self._database.writing() as connection:
+            ends: dict[int, int] = {}
+            rows = []
+            for ledger_id, entry in entries:
+                if ledger_id not in ends:
+                    ends[ledger_id] = self._open_end(connection, ledger_id)
+                # A memoryview, because SQLite would store a str or an int as such.
+                rows.append((ledger_id, ends[ledger_id], memoryview(entry)))
+                ends[ledger_id] += 1
+            connection.executemany("INSERT INTO entries (ledger_id, entry_id, data) VALUES (?, ?, ?)", rows)
+            counts = [(end, ledger_id) for ledger_id, end in ends.items()]
+            connection.executemany("UPDATE ledgers SET entry_count = ? WHERE id = ?", counts)
+            return [entry_id for _, entry_id, _ in rows]
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """See `LedgerStore.read`."""
+        if not 0 <= first <= end:
+            raise ValueError(f"no range of entries: {first} to {end}")
+        with self._database.reading() as connection:
+            count, _ = self._count_and_fence(connection, ledger_id)
+            if first == end:
+                return []
+            if end > count:
+                raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
+            rows = connection.execute(
+                "SELECT entry_id, data FROM entries"
+                " WHERE ledger_id = ? AND entry_id >= ? AND entry_id < ? ORDER BY entry_id",
+                (ledger_id, first, end),
+            ).fetchall()
+            if [entry_id for entry_id, _ in rows] != list(range(first, end)):
+                raise self._database.damage(f"entries missing in ledger {ledger_id}")
+            return [self._database.blob(data) for _, data in rows]
+
+    def last(self, ledger_id: int) -> int:
+        """See `LedgerStore.last`."""
+        with self._database.reading() as connection:
+            return self._count_and_fence(connection, ledger_id)[0] - 1
+
+    def delete(self, ledger_id: int) -> None:
+        """See `LedgerStore.delete`."""
+        if not _is_sqlite_integer(ledger_id):
+            return
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM entries WHERE ledger_id = ?", (ledger_id,))
+            connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+
+    def fence(self, ledger_id: int) -> int:
+        """See `LedgerStore.fence`."""
+        with self._database.writing() as connection:
+            count, _ = self._count_and_fence(connection, ledger_id)
+            connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
+            return count - 1
+
+    def owned_by(self, owner: str) -> list[int]:
+        """See `LedgerStore.owned_by`."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT id FROM ledgers WHERE owner = ? ORDER BY id", (owner,))
+            return [self._database.integer(ledger_id) for (ledger_id,) in rows]
+
+    def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
+        """Return the next entry id of a ledger that may be written."""
+        count, fenced = self._count_and_fence(connection, ledger_id)
+        if fenced:
+            raise LedgerFencedError(f"ledger {ledger_id} was fenced")
+        return count
+
+    def _count_and_fence(self, connection: sqlite3.Connection, ledger_id: int) -> tuple[int, int]:
+        """Return how many entries a ledger has, and whether it is fenced (1 or 0)."""
+        row = None
+        if _is_sqlite_integer(ledger_id):
+            row = connection.execute(
+                "SELECT entry_count, fenced,"
+                " (SELECT coalesce(max(entry_id), -1) FROM entries WHERE ledger_id = id)"
+                " FROM ledgers WHERE id = ?",
+                (ledger_id,),
+            ).fetchone()
+        if row is None:
+            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+        count, fenced, last = row
+        # Told twice, so that entries lost or gained through damage are noticed.
+        if count != last + 1 or fenced not in {0, 1}:
+            raise self._database.damage(f"ledger {ledger_id} with {count!r} entries, the last one {last!r}")
+        return count, fenced
+
+
+def _is_sqlite_integer(number: int) -> bool:
+    return -(2**63) <= number < 2**63
+
+
+@final
+class _SqliteMetadata:
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    def get(self, path: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_path(path)
+        with self._database.reading() as connection:
+            return self._get(connection, path)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """See `MetadataStore.put`."""
+        check_path(path)
+        with self._database.writing() as connection:
+            if self._expect(connection, path, expected_version):
+                version = expected_version + 1
+            else:
+                version = self._first_version(connection)
+            connection.execute(
+                "INSERT INTO metadata (path, data, version) VALUES (?, ?, ?)"
+                " ON CONFLICT (path) DO UPDATE SET data = excluded.data, version = excluded.version",
+                (path, memoryview(data), version),
+            )
+            return version
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """See `MetadataStore.delete`."""
+        check_path(path)
+        with self._database.writing() as connection:
+            if self._expect(connection, path, expected_version) is None:
+                raise VersionMismatchError(f"{path} holds no value to delete")
+            first_version = max(self._first_version(connection), expected_version + 1)
+            connection.execute("UPDATE first_version SET version = ?", (first_version,))
+            connection.execute("DELETE FROM metadata WHERE path = ?", (path,))
+
+    def children(self, path: str) -> list[str]:
+        """See `MetadataStore.children`."""
+        prefix = children_prefix(path)
+        with self._database.reading() as connection:
+            # A zero comes right after the slash: the range holds what begins with the prefix, and no more.
+            query = "SELECT path FROM metadata WHERE path > ? AND path < ?"
+            rows = connection.execute(query, (prefix, f"{prefix[:-1]}0")).fetchall()
+            paths = [self._database.text(value_path) for (value_path,) in rows]
+            return sorted({value_path[len(prefix) :].partition("/")[0] for value_path in paths})
+
+    def _get(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
+        row = connection.execute("SELECT data, version FROM metadata WHERE path = ?", (path,)).fetchone()
+        return row and Versioned(self._database.blob(row[0]), self._database.integer(row[1]))
+
+    def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> Versioned | None:
+        """Return the value if it is at a version, None if it is `ABSENT` and should be."""
+        value = self._get(connection, path)
+        found = ABSENT if value is None else value.version
+        if found != version:
+            raise VersionMismatchError(f"{path} is at version {found}, not {version}")
+        return value
+
+    def _first_version(self, connection: sqlite3.Connection) -> int:
+        row = connection.execute("SELECT version FROM first_version").fetchone()
+        return self._database.integer(row and row[0])
+
+
+if TYPE_CHECKING:
+    _: type[Store] = SqliteStore

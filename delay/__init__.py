@@ -1,0 +1,8 @@
+"""Which delayed messages are due? One index for a topic, one view of it for each subscription; no clock."""
+
+from delay.index import TopicDelayIndex
+from delay.registry import DelayIndexRegistry
+from delay.tracker import DelayedDeliveryTracker
+from delay.view import SubscriptionDelayView
+
+__all__ = ["DelayIndexRegistry", "DelayedDeliveryTracker", "SubscriptionDelayView", "TopicDelayIndex"]

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ackstate import DeletedRanges, Position
+from ackstate.record_size import isolated_range_bytes
+from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX
+
+P = Position
+
+
+def ranges_of(*runs):
+    ranges = DeletedRanges()
+    for run in runs:
+        ranges.add_run(*run)
+    return ranges
+
+
+def test_text_is_pulsars():
+    ranges = ranges_of((0, 6, 76), (0, 98, 106), (7, 0, 3))
+    assert str(ranges) == "[(0:5..0:75],(0:97..0:105],(7:-1..7:2]]"
+    assert str(DeletedRanges()) == "[]"
+
+
+def test_ends_are_open_below_and_closed_above():
+    ranges = ranges_of((3, 5, 8), (9, 0, 2))
+    assert ranges.first_range() == (P(3, 4), P(3, 7))
+    assert ranges.last_range() == (P(9, -1), P(9, 1))
+    assert ranges.span() == (P(3, 4), P(9, 1))
+    assert DeletedRanges().first_range() is DeletedRanges().last_range() is DeletedRanges().span() is None
+
+
+def test_the_range_around_an_entry_is_closed_at_both_ends():
+    ranges = ranges_of((3, 5, 8))
+    assert ranges.range_containing(P(3, 6)) == (P(3, 5), P(3, 7))
+    assert ranges.range_containing(P(3, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "expected"),
+    [
+        (P(1, 4), P(1, 6), "[(1:4..1:6]]"),
+        (P(1, -1), P(1, 1), "[(1:-1..1:1]]"),
+        (P(1, 4), P(1, 4), "[]"),
+        (P(1, 4), P(2, 1), "[(2:-1..2:1]]"),  # nothing is known of ledger 1, so nothing is filled in there
+        (P(1, 4), P(2, -1), "[]"),
+        (P(1, -1), P(3, 0), "[(3:-1..3:0]]"),  # a ledger between is not touched
+    ],
+)
+def test_open_closed_on_an_empty_set(lower, upper, expected):
+    ranges = DeletedRanges()
+    ranges.add_open_closed(lower, upper)
+    assert str(ranges) == expected
+
+
+def test_open_closed_across_ledgers_fills_up_to_what_is_known():
+    ranges = ranges_of((1, 9, 11), (2, 40, 41))
+    assert ranges.add_open_closed(P(1, 4), P(3, 1)) == 4 + 2
+    assert str(ranges) == "[(1:4..1:10],(2:39..2:40],(3:-1..3:1]]"
+
+
+def test_limits_of_the_ids_are_accepted():
+    ranges = ranges_of((LEDGER_ID_MAX, ENTRY_ID_MAX, ENTRY_ID_MAX + 1), (0, 0, 1))
+    assert P(LEDGER_ID_MAX, ENTRY_ID_MAX) in ranges
+    assert ranges.remove_at_most(P(LEDGER_ID_MAX, ENTRY_ID_MAX)) == 2
+    assert ranges.record_bytes == ranges.range_count == 0
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda ranges: ranges.add(P(1, -1)),
+        lambda ranges: ranges.add(P(1, ENTRY_ID_MAX + 1)),
+        lambda ranges: ranges.add(P(-1, 0)),
+        lambda ranges: ranges.add(P(LEDGER_ID_MAX + 1, 0)),
+        lambda ranges: ranges.add(P(1, 1.5)),
+        lambda ranges: ranges.add(P(2, 1.0)),
+        lambda ranges: ranges.add(P("1", 1)),
+        lambda ranges: ranges.add_run(1, 5, 4),
+        lambda ranges: ranges.add_run(1, 5, ENTRY_ID_MAX + 2),
+        lambda ranges: ranges.add_entries(1, [3, -1]),
+        lambda ranges: ranges.add_entries(1, [3, ENTRY_ID_MAX + 1]),
+        lambda ranges: ranges.add_entries(1, [3, 4.5]),
+        lambda ranges: ranges.add_entries(1, array("q", [3, -1])),
+        lambda ranges: ranges.add_entries(1, None),
+        lambda ranges: ranges.add_entries(-1, [3]),
+        lambda ranges: ranges.add_open_closed(P(2, 0), P(1, 0)),
+        lambda ranges: ranges.add_open_closed(P(1, 0), P(2, ENTRY_ID_MAX + 1)),
+    ],
+)
+def test_a_refused_call_changes_nothing(refused):
+    ranges = ranges_of((1, 5, 8))
+    with pytest.raises((ValueError, TypeError)):
+        refused(ranges)
+    assert ranges == ranges_of((1, 5, 8))
+    ranges._check()
+
+
+def test_entries_come_from_any_integers():
+    for entries in ([1, 2], (1, 2), {1, 2}, range(1, 3), array("I", [1, 2]), array("q", [1, 2]), iter([2, 1]), b"\1\2"):
+        ranges = DeletedRanges()
+        assert ranges.add_entries(3, entries) == 2
+        assert str(ranges) == "[(3:0..3:2]]"
+
+
+def test_a_caller_keeps_its_bitmap():
+    source = ranges_of((1, 0, 3)).entries(1).copy()
+    ranges = DeletedRanges()
+    ranges.add_entries(1, source)
+    ranges.add(P(1, 9))
+    assert list(source) == [0, 1, 2]
+
+
+def test_a_copy_is_independent():
+    ranges = ranges_of((1, 5, 8))
+    twin = ranges.copy()
+    twin.add(P(1, 8))
+    assert P(1, 8) not in ranges
+
+
+@pytest.mark.parametrize("entry_id", [0, 1, 127, 128, 129, 2**14, 2**21 + 1, 2**28, ENTRY_ID_MAX])
+def test_no_ack_adds_more_than_an_isolated_range(entry_id):
+    for others in ([], [entry_id - 1], [entry_id + 1], [entry_id - 1, entry_id + 1]):
+        ranges = DeletedRanges()
+        ranges.add_entries(300, [other for other in others if 0 <= other <= ENTRY_ID_MAX])
+        before = ranges.record_bytes
+        ranges.add(P(300, entry_id))
+        assert ranges.record_bytes - before <= isolated_range_bytes(300, entry_id)
+        assert len(others) or ranges.record_bytes == isolated_range_bytes(300, entry_id)

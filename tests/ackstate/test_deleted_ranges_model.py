@@ -1,0 +1,157 @@
+"""`DeletedRanges` against a plain set of positions.
+
+Checked after every step: membership, runs, text, counters, and the record size against what the protobuf runtime
+itself writes.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pyroaring import BitMap
+
+import ackstate.deleted_ranges
+from ackstate import DeletedRanges, Position, Run
+from planted import assert_caught
+from strategies import ENTRY_ID_MAX, entry_ids, ledger_ids, positions
+
+
+def position_info_class():
+    """Build Pulsar's `PositionInfo`, as far as its ranges go, from the documented field numbers."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="ranges.proto", syntax="proto2")
+    nested = file.message_type.add(name="NestedPositionInfo")
+    nested.field.add(name="ledgerId", number=1, type=field.TYPE_INT64, label=field.LABEL_REQUIRED)
+    nested.field.add(name="entryId", number=2, type=field.TYPE_INT64, label=field.LABEL_REQUIRED)
+    interval = file.message_type.add(name="MessageRange")
+    for number, name in enumerate(("lowerEndpoint", "upperEndpoint"), 1):
+        interval.field.add(
+            name=name,
+            number=number,
+            type=field.TYPE_MESSAGE,
+            type_name="NestedPositionInfo",
+            label=field.LABEL_REQUIRED,
+        )
+    info = file.message_type.add(name="PositionInfo")
+    info.field.add(
+        name="individualDeletedMessages", number=3, type=field.TYPE_MESSAGE, type_name="MessageRange",
+        label=field.LABEL_REPEATED,
+    )  # fmt: skip
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("PositionInfo"))
+
+
+PositionInfo = position_info_class()
+
+
+def protobuf_bytes(runs):
+    info = PositionInfo()
+    for ledger_id, first, end in runs:
+        interval = info.individualDeletedMessages.add()
+        interval.lowerEndpoint.ledgerId = interval.upperEndpoint.ledgerId = ledger_id
+        interval.lowerEndpoint.entryId = first - 1
+        interval.upperEndpoint.entryId = end - 1
+    return len(info.SerializeToString())
+
+
+def runs_of(model):
+    found = []
+    for (ledger_id, _), members in groupby(
+        enumerate(sorted(model)), key=lambda item: (item[1][0], item[1][1] - item[0])
+    ):
+        entries = [position[1] for _, position in members]
+        found.append(Run(ledger_id, entries[0], entries[-1] + 1))
+    return found
+
+
+class DeletedRangesMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self):
+        self.ranges = DeletedRanges()
+        self.model = set()
+
+    @rule(position=positions)
+    def add(self, position):
+        assert self.ranges.add(position) == (position not in self.model)
+        self.model.add(position)
+
+    @rule(position=positions, length=st.integers(0, 9))
+    def add_run(self, position, length):
+        ledger_id, first = position
+        end = min(first + length, ENTRY_ID_MAX + 1)
+        new = {Position(ledger_id, entry) for entry in range(first, end)} - self.model
+        assert self.ranges.add_run(ledger_id, first, end) == len(new)
+        self.model |= new
+
+    @rule(ledger_id=ledger_ids, entries=st.lists(entry_ids, max_size=8), as_bitmap=st.booleans())
+    def add_entries(self, ledger_id, entries, as_bitmap):
+        new = {Position(ledger_id, entry) for entry in entries} - self.model
+        assert self.ranges.add_entries(ledger_id, BitMap(entries) if as_bitmap else entries) == len(new)
+        self.model |= new
+
+    @rule(ledger_id=ledger_ids, first=entry_ids, length=st.integers(0, 9))
+    def add_open_closed_in_one_ledger(self, ledger_id, first, length):
+        upper = min(first + length, ENTRY_ID_MAX)
+        new = {Position(ledger_id, entry) for entry in range(first + 1, upper + 1)} - self.model
+        assert self.ranges.add_open_closed(Position(ledger_id, first), Position(ledger_id, upper)) == len(new)
+        self.model |= new
+
+    @rule(position=positions)
+    def remove_at_most(self, position):
+        gone = {other for other in self.model if other <= position}
+        assert self.ranges.remove_at_most(position) == len(gone)
+        self.model -= gone
+
+    @rule(others=st.lists(positions, max_size=6))
+    def update(self, others):
+        other = DeletedRanges()
+        for position in others:
+            other.add(position)
+        assert self.ranges.update(other) == len(set(others) - self.model)
+        self.model |= set(others)
+
+    @rule(position=positions, other=positions)
+    def look_up(self, position, other):
+        first, last = sorted((position, other))
+        assert self.ranges.cardinality(first, last) == sum(first <= member <= last for member in self.model)
+        containing = [run for run in runs_of(self.model) if run[0] == position[0] and run[1] <= position[1] < run[2]]
+        assert self.ranges.run_containing(position) == (containing[0] if containing else None)
+
+    @invariant()
+    def agrees_with_the_set(self):
+        runs = runs_of(self.model)
+        assert list(self.ranges.runs()) == runs
+        assert len(self.ranges) == len(self.model)
+        assert all(position in self.ranges for position in self.model)
+        assert self.ranges.range_count == len(runs)
+        assert self.ranges.record_bytes == protobuf_bytes(runs)
+        assert str(self.ranges) == "[" + ",".join(f"({a}:{b - 1}..{a}:{c - 1}]" for a, b, c in runs) + "]"
+        assert self.ranges.copy() == self.ranges
+        self.ranges._check()
+
+
+TestDeletedRangesModel = pytest.mark.slow(DeletedRangesMachine.TestCase)
+
+
+@pytest.mark.slow
+def test_model_catches_a_size_that_ignores_joined_ranges(monkeypatch):
+    monkeypatch.setattr(ackstate.deleted_ranges, "range_first_bytes", lambda _first: 1)
+    assert_caught(DeletedRangesMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_a_bulk_add_that_sizes_all_upper_ends_alike(monkeypatch):
+    monkeypatch.setattr(ackstate.deleted_ranges, "lasts_bytes", len)
+    assert_caught(DeletedRangesMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_a_removal_that_keeps_the_last_entry(monkeypatch):
+    remove = DeletedRanges.remove_at_most
+    monkeypatch.setattr(DeletedRanges, "remove_at_most", lambda self, p: remove(self, Position(p[0], max(p[1] - 1, 0))))
+    assert_caught(DeletedRangesMachine, by=AssertionError)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate import InvalidPositionError, LedgerMap, Position
+
+P = Position
+EVERY_POSITION = [P(ledger, entry) for ledger in range(10) for entry in range(-1, 4)]
+counts_of_ledgers = st.dictionaries(st.integers(1, 8), st.integers(0, 3), min_size=1, max_size=6).map(
+    lambda counts: dict(sorted(counts.items()))
+)
+
+
+def written(counts):
+    return [P(ledger, entry) for ledger, count in counts.items() for entry in range(count)]
+
+
+def naive_previous(counts, position):
+    ledger, entry = position
+    if entry > 0:
+        return P(ledger, entry - 1)
+    earlier = [other for other in counts if other < ledger]
+    filled = [other for other in earlier if counts[other]]
+    if filled:
+        return P(filled[-1], counts[filled[-1]] - 1)
+    return P(earlier[0], -1) if earlier else P(ledger, -1)
+
+
+@given(counts_of_ledgers, st.integers(0, 9))
+def test_arithmetic_agrees_with_a_list_of_all_entries(counts, trim_before):
+    log = LedgerMap.from_counts(counts)
+    log.trim(trim_before)
+    last_ledger = max(counts)
+    counts = {ledger: count for ledger, count in counts.items() if ledger >= trim_before or ledger == last_ledger}
+    entries = written(counts)
+    log._check()
+    assert log.counts() == counts
+    assert list(log) == list(counts)
+    for position in EVERY_POSITION:
+        assert (position in log) == (position in entries)
+        assert log.previous(position) == naive_previous(counts, position)
+        following = [entry for entry in entries if entry > position]
+        to_come = P(last_ledger, counts[last_ledger])
+        assert log.next_valid(position) == (following[0] if following else to_come)
+        for upper in EVERY_POSITION[::3]:
+            assert log.count_between(position, upper) == sum(position < entry <= upper for entry in entries)
+
+
+def test_the_last_confirmed_entry_stays_when_an_empty_ledger_follows():
+    log = LedgerMap.from_counts({3: 2})
+    log.roll(5)
+    assert log.last_confirmed == P(3, 1)
+    log.append(1)
+    assert log.last_confirmed == P(5, 0)
+    log.trim(5)
+    assert log.last_confirmed == P(5, 0)
+
+
+def test_an_empty_log_ends_before_its_first_entry():
+    log = LedgerMap.from_counts({3: 0})
+    assert log.last_confirmed == P(3, -1)
+    assert log.next_valid(P(3, -1)) == P(3, 0)
+
+
+def test_what_was_never_written_is_refused():
+    log = LedgerMap.from_counts({3: 2, 7: 1})
+    log.check_written(P(3, 1))
+    for position in (P(3, 2), P(5, 0), P(7, 1), P(9, 0), P(3, -1)):
+        with pytest.raises(InvalidPositionError, match=str(position)):
+            log.check_written(position)
+
+
+@pytest.mark.parametrize("counts", [{}, {3: 1, 2: 1}, {3: -1}, {-1: 0}, {3: 2**32 + 1}])
+def test_nonsense_counts_are_refused(counts):
+    with pytest.raises(ValueError):
+        LedgerMap.from_counts(counts)
+
+
+def test_a_refused_call_changes_nothing():
+    log = LedgerMap.from_counts({3: 2})
+    for refused in (lambda: log.append(-1), lambda: log.append(2**32), lambda: log.roll(3), lambda: log.roll(2**63)):
+        with pytest.raises(ValueError):
+            refused()
+    assert log.counts() == {3: 2}

@@ -1,0 +1,199 @@
+"""The broker stepped on a clock of numbers: what it leaves is what its trace says, wherever it stops.
+
+And the judge is judged: a store that forgets, and a trace that misses acks, are reported.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from traces import last_state
+
+from ackstate import CursorFencedError
+from analysis.crash.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
+from analysis.crash.recover import recover
+from analysis.trace.events import EventKind
+from analysis.trace.recorder import Recorder, read_recording
+from cursor import ManagedCursor, MemoryStore, SqliteStore
+from cursor.memory import Fault, FaultKind, PowerCutError
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = BrokerSettings(seed=3, entries_per_ledger_max=300, flush_interval_ms=60, delay_ms_max=100)
+
+
+def run(store, directory, *, steps, settings=SETTINGS):
+    with Recorder(directory) as recorder:
+        broker = Broker(store, recorder, settings, now_ms=0)
+        for now_ms in range(0, steps * 2, 2):
+            broker.step(now_ms=now_ms)
+    return broker
+
+
+def events_of(directory, subscription):
+    return [
+        event for frame in read_recording(directory) if frame.subscription == subscription for event in frame.events
+    ]
+
+
+def assert_predicted(results, directory):
+    assert {result.subscription for result in results} == set(SUBSCRIPTIONS)
+    for result in results:
+        last = last_state(events_of(directory, result.subscription))
+        assert result.observed in (last.redelivery, last.if_written)
+        assert last.persisting or result.observed == last.redelivery
+        assert result.lost == result.invented == 0
+        assert result.acked == result.durable + result.observed
+
+
+@pytest.mark.parametrize("steps", [0, 1, 40, 333, 700])
+def test_what_comes_back_is_what_the_trace_says(tmp_path, steps):
+    store = MemoryStore()
+    run(store, tmp_path, steps=steps)
+    results = recover(MemoryStore(store.disk), read_recording(tmp_path), now_ms=10_000)
+    assert_predicted(results, tmp_path)
+    assert steps < 300 or all(result.observed > 0 and result.durable > 0 for result in results)
+
+
+def test_the_workload_has_what_it_promises(tmp_path):
+    store = MemoryStore()
+    broker = run(store, tmp_path, steps=1_000)
+    assert len(broker.ledgers.counts()) > 5
+    published = [e for e in events_of(tmp_path, "") if e.kind is EventKind.PUBLISH]
+    assert {e.number > 0 for e in published} == {True, False}
+    random_acks = [e for e in events_of(tmp_path, "eight-consumers") if e.kind is EventKind.ACK]
+    assert {e.number for e in random_acks} == set(range(8))
+    results = {r.subscription: r for r in recover(MemoryStore(store.disk), read_recording(tmp_path), now_ms=9_000)}
+    assert results["in-order"].report.range_count == 0
+    assert results["one-percent-stuck"].report.range_count > 10
+
+
+def test_a_crash_at_any_write_leaves_one_of_the_two_right_answers(tmp_path):
+    settings = BrokerSettings(seed=5, messages_per_second=1_000, flush_interval_ms=20, delay_ms_max=20)
+    inside = 0
+    for mutation in range(10, 90):
+        for kind in (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER):
+            directory = tmp_path / f"{mutation}-{kind.name}"
+            store = MemoryStore(faults=[Fault(mutation, kind)])
+            with pytest.raises(PowerCutError):
+                run(store, directory, steps=10_000, settings=settings)
+            results = recover(MemoryStore(store.disk), read_recording(directory), now_ms=10_000)
+            assert_predicted(results, directory)
+            inside += any(last_state(events_of(directory, r.subscription)).persisting for r in results if r.acked)
+    assert inside > 20, "no crash fell inside a persist, so half of the test did not happen"
+
+
+def test_recovering_twice_gives_the_same_and_the_second_brings_nothing_back(tmp_path):
+    store = MemoryStore()
+    run(store, tmp_path, steps=333)
+    with Recorder(tmp_path) as recorder:
+        first = recover(MemoryStore(store.disk), list(read_recording(tmp_path)), recorder=recorder, now_ms=1_000)
+    second = recover(MemoryStore(store.disk), read_recording(tmp_path), now_ms=2_000)
+    assert [result.durable for result in first] == [result.durable for result in second]
+    assert [(result.observed, result.lost, result.invented) for result in second] == [(0, 0, 0)] * 3
+
+
+def test_a_broker_goes_on_after_a_recovery_and_the_trace_with_it(tmp_path):
+    store = MemoryStore()
+    run(store, tmp_path, steps=333)
+    for life in range(2):
+        store = MemoryStore(store.disk)
+        with Recorder(tmp_path) as recorder:
+            recover(store, list(read_recording(tmp_path)), recorder=recorder, now_ms=700)
+        run(store, tmp_path, steps=200 + life, settings=SETTINGS)
+    assert_predicted(recover(MemoryStore(store.disk), read_recording(tmp_path), now_ms=9_000), tmp_path)
+
+
+class ForgetfulLedgers:
+    """A ledger store that says it appended deltas of cursors and does not."""
+
+    def __init__(self, ledgers):
+        self._ledgers = ledgers
+
+    def __getattr__(self, name):
+        return getattr(self._ledgers, name)
+
+    def append(self, ledger_id, entry):
+        last = self._ledgers.last(ledger_id)
+        return self._ledgers.append(ledger_id, entry) if last < 0 else last + 1
+
+
+class ForgetfulStore:
+    def __init__(self, store):
+        self.ledgers, self.metadata, self.close = ForgetfulLedgers(store.ledgers), store.metadata, store.close
+
+
+def test_a_store_that_forgets_is_reported_as_lost_acks(tmp_path):
+    store = MemoryStore()
+    run(ForgetfulStore(store), tmp_path, steps=333)
+    results = recover(MemoryStore(store.disk), read_recording(tmp_path), now_ms=1_000)
+    assert any(result.lost > 0 for result in results)
+
+
+def test_acks_that_nobody_made_are_reported_as_invented(tmp_path):
+    store = MemoryStore()
+    run(store, tmp_path, steps=333)
+    frames = [frame for frame in read_recording(tmp_path) if frame.events[0].ts_ms > 100]
+    results = recover(MemoryStore(store.disk), frames, now_ms=1_000)
+    assert all(result.invented > 0 for result in results)
+
+
+SUICIDE = """
+import os, signal, sys
+from pathlib import Path
+from analysis.crash.broker import Broker, BrokerSettings
+from analysis.trace.recorder import Recorder
+from cursor import SqliteStore
+
+directory, moment, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = SqliteStore(directory / "store")
+append, count = store.ledgers.append, 0
+
+def dying_append(ledger_id, entry):
+    global count
+    count += 1
+    if count == number and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    entry_id = append(ledger_id, entry)
+    if count == number and moment == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return entry_id
+
+store.ledgers.append = dying_append
+with Recorder(directory / "recording") as recorder:
+    broker = Broker(store, recorder, BrokerSettings(flush_interval_ms=20), now_ms=0)
+    for now_ms in range(0, 10_000, 2):
+        broker.step(now_ms=now_ms)
+"""
+
+
+@pytest.mark.parametrize("number", [4, 7, 12])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_real_kill_inside_a_persist_has_two_right_answers(tmp_path, moment, number):
+    child = subprocess.run([sys.executable, "-c", SUICIDE, tmp_path, moment, str(number)], check=False)
+    assert child.returncode == -signal.SIGKILL
+    store = SqliteStore(tmp_path / "store")
+    results = recover(store, read_recording(tmp_path / "recording"), now_ms=20_000)
+    store.close()
+    assert_predicted(results, tmp_path / "recording")
+    ends = {r.subscription: last_state(events_of(tmp_path / "recording", r.subscription)) for r in results}
+    (torn,) = [result for result in results if ends[result.subscription].persisting]
+    end = ends[torn.subscription]
+    assert end.if_written < end.redelivery
+    assert torn.observed == (end.if_written if moment == "after" else end.redelivery)
+
+
+def test_a_fenced_broker_notes_its_failed_persist(tmp_path):
+    store = MemoryStore()
+    with Recorder(tmp_path) as recorder:
+        broker = Broker(store, recorder, SETTINGS, now_ms=0)
+        for now_ms in range(0, 100, 2):
+            broker.step(now_ms=now_ms)
+        for name in SUBSCRIPTIONS:
+            ManagedCursor.open(store, topic=TOPIC, subscription=name, ledgers=broker.ledgers, now_ms=100)
+        with pytest.raises(CursorFencedError, match="another owner"):
+            broker.step(now_ms=400)
+    assert EventKind.PERSIST_FAILED in {e.kind for name in SUBSCRIPTIONS for e in events_of(tmp_path, name)}

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate import AckStateError, UnsupportedVersionError
+from analysis.trace.entry_set import histories
+from analysis.trace.events import Event, EventKind, TraceError
+from analysis.trace.recorder import Frame, Recorder, read_recording, segments
+
+ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
+FRAMES = [
+    Frame("t", "s", [ACK]),
+    Frame("t", "", [Event(6, EventKind.PUBLISH, 2**63 - 1, 0, 2**32 - 1, -1)]),
+    Frame("persistent://ü", "a/b", [ACK, Event(-1, EventKind.CRASH)]),
+]
+
+
+def record(directory, frames):
+    with Recorder(directory) as recorder:
+        for frame in frames:
+            recorder.record(*frame)
+    return recorder.path
+
+
+def test_frames_come_back_in_the_order_of_writing(tmp_path):
+    record(tmp_path, FRAMES[:2])
+    record(tmp_path, FRAMES[2:])
+    assert list(read_recording(tmp_path)) == FRAMES
+    assert [path.name for path in segments(tmp_path)] == ["000001.events", "000002.events"]
+
+
+def test_an_empty_frame_is_not_written(tmp_path):
+    record(tmp_path, [Frame("t", "s", []), *FRAMES])
+    assert list(read_recording(tmp_path)) == FRAMES
+
+
+def test_a_frame_is_readable_before_the_recorder_is_closed(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        recorder.record(*FRAMES[0])
+        assert list(read_recording(tmp_path)) == FRAMES[:1]
+
+
+def test_a_cut_anywhere_leaves_the_whole_frames_before_it(tmp_path):
+    path = record(tmp_path, FRAMES)
+    whole = path.read_bytes()
+    seen = set()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        frames = list(read_recording(tmp_path))
+        assert frames == FRAMES[: len(frames)]
+        seen.add(len(frames))
+    assert seen == {0, 1, 2}
+
+
+def test_every_flipped_bit_is_found_and_named(tmp_path):
+    path = record(tmp_path, FRAMES)
+    whole = path.read_bytes()
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(AckStateError, match=r"000001\.events"):
+            list(read_recording(tmp_path))
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_raise_only_our_own_error(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("recording")
+    (directory / "000001.events").write_bytes(b"ACKTRACE\1\0\0\0" + data)
+    try:
+        assert list(read_recording(directory)) == []
+    except TraceError:
+        assert len(data) >= 12
+
+
+def test_no_recording_is_not_an_empty_one(tmp_path):
+    with pytest.raises(TraceError, match="no recording here"):
+        list(read_recording(tmp_path))
+
+
+def test_a_newer_recording_says_so(tmp_path):
+    (tmp_path / "000001.events").write_bytes(b"ACKTRACE\2\0\0\0")
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        list(read_recording(tmp_path))
+
+
+def test_a_history_knows_what_was_accepted_and_what_was_promised(tmp_path):
+    frames = [
+        Frame("t", "s", [Event(1, EventKind.ACK, 3, 0, 4), Event(2, EventKind.PERSIST_BEGUN)]),
+        Frame("t", "s", [Event(3, EventKind.ACK, 3, 9, 9), Event(4, EventKind.PERSIST_ENDED)]),
+        Frame("t", "", [Event(5, EventKind.PUBLISH, 3, 0, 9)]),
+    ]
+    history = histories(frames)["t", "s"]
+    assert list(history.accepted.runs()) == [(3, 0, 5), (3, 9, 10)]
+    assert list(history.promised.runs()) == [(3, 0, 5)]
+    recovered = [Frame("t", "s", [Event(6, EventKind.RECOVER), Event(6, EventKind.REDELIVER, 3, 9, 9)])]
+    acked_after = [Frame("t", "s", [Event(7, EventKind.ACK, 3, 6, 6)])]
+    history = histories([*frames, *recovered, *acked_after])["t", "s"]
+    assert list(history.accepted.runs()) == [(3, 0, 5), (3, 6, 7)]
+    assert list(history.promised.runs()) == [(3, 0, 5)]

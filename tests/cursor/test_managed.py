@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import pytest
+
+from ackstate import (
+    CorruptStateError,
+    CursorClosedError,
+    CursorFencedError,
+    InvalidPositionError,
+    LedgerMap,
+    Position,
+    UnsupportedVersionError,
+)
+from ackstate.wire import native
+from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
+from cursor.journal import cursor_path
+from cursor.memory import Fault, FaultKind
+
+P = Position
+
+
+@pytest.fixture
+def log():
+    return LedgerMap.from_counts({3: 10, 5: 0, 6: 10})
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def open_cursor(store, log, **config):
+    return ManagedCursor.open(
+        store, topic="orders", subscription="billing", ledgers=log, config=CursorConfig(**config), now_ms=0
+    )
+
+
+def journal_ledger(store):
+    found = store.metadata.get(cursor_path("orders", "billing"))
+    return native.decode_pointer(found.data).cursor_ledger_id
+
+
+def rewrite_journal(store, change):
+    """Replace the journal by a changed copy in a ledger of its own, as damage on a disk would."""
+    ledger_id = journal_ledger(store)
+    entries = store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1)
+    copy = store.ledgers.create("damage")
+    store.ledgers.append_all([(copy, entry) for entry in change(entries)])
+    path = cursor_path("orders", "billing")
+    found = store.metadata.get(path)
+    pointer = native.encode_pointer(native.Pointer(copy, 0, 1))
+    store.metadata.put(path, pointer, expected_version=found.version)
+
+
+def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
+    cursor = open_cursor(store, log)
+    assert cursor.mark_delete_position == cursor.persisted_mark_delete_position == P(3, -1)
+    assert cursor.read_position == P(3, 0)
+    assert cursor.backlog == 20
+    assert cursor.recovery_report.source is Source.NEW
+    assert open_cursor(MemoryStore(store.disk), log).recovery_report.source is Source.JOURNAL
+
+
+def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
+    cursor = open_cursor(store, log)
+    receipt = cursor.ack(P(3, 4), now_ms=1)
+    assert receipt.status is ReceiptStatus.ACCEPTED
+    assert not cursor.durable(receipt)
+    assert cursor.redelivery_if_crashed == 1
+    result = cursor.persist(now_ms=2)
+    assert (result.route, result.messages_covered) == (Route.DELTA, 1)
+    assert cursor.durable(receipt)
+    assert cursor.redelivery_if_crashed == 0
+
+
+def test_acking_again_changes_nothing_and_is_as_durable_as_the_first(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack(P(3, 4), now_ms=1)
+    again = cursor.ack(P(3, 4), now_ms=1)
+    assert again.newly_acked == 0
+    assert not cursor.durable(again)
+    cursor.persist(now_ms=1)
+    assert cursor.durable(again)
+    assert cursor.durable(cursor.ack(P(3, 4), now_ms=2))
+
+
+def test_the_mark_delete_chains_over_the_end_of_a_ledger_and_an_empty_one(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack_entries(6, [0, 1, 3], now_ms=1)
+    cursor.ack_entries(3, range(1, 10), now_ms=1)
+    assert cursor.mark_delete_position == P(3, -1)
+    cursor.ack(P(3, 0), now_ms=1)
+    assert cursor.mark_delete_position == P(6, 1)
+    assert str(cursor.deleted) == "[(6:2..6:3]]"
+    assert cursor.backlog == 20 - 13
+
+
+def test_an_ack_below_the_mark_delete_changes_nothing(store, log):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 5), now_ms=1)
+    assert cursor.ack(P(3, 2), now_ms=1).newly_acked == 0
+    assert cursor.ack_entries(3, [0, 5, 6], now_ms=1).newly_acked == 1
+    log.trim(6)
+    assert cursor.ack(P(3, 2), now_ms=1).newly_acked == 0
+
+
+@pytest.mark.parametrize("position", [P(3, 10), P(5, 0), P(6, 10), P(4, 0), P(7, 0)])
+def test_a_position_that_the_log_never_had_is_refused(store, log, position):
+    cursor = open_cursor(store, log)
+    for refused in (
+        lambda: cursor.ack(position, now_ms=1),
+        lambda: cursor.ack_many([P(3, 1), position], now_ms=1),
+        lambda: cursor.ack_entries(position[0], [0, position[1]], now_ms=1),
+        lambda: cursor.mark_delete(position, now_ms=1),
+    ):
+        with pytest.raises(InvalidPositionError, match=str(position)):
+            refused()
+    assert cursor.backlog == 20
+    assert not cursor.is_dirty()
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda cursor: cursor.ack(P(3, -1), now_ms=1),
+        lambda cursor: cursor.ack(P(3, 2**32), now_ms=1),
+        lambda cursor: cursor.ack(P(-1, 0), now_ms=1),
+        lambda cursor: cursor.ack(P(3, 1.0), now_ms=1),
+        lambda cursor: cursor.ack_many([P(3, 1), P(3, "2")], now_ms=1),
+        lambda cursor: cursor.ack_entries(3, [1, -1], now_ms=1),
+        lambda cursor: cursor.ack_entries(3, [1, 2.5], now_ms=1),
+        lambda cursor: cursor.mark_delete(P(3, -2), now_ms=1),
+    ],
+)
+def test_a_callers_mistake_is_refused_and_changes_nothing(store, log, refused):
+    cursor = open_cursor(store, log)
+    with pytest.raises((ValueError, TypeError)):
+        refused(cursor)
+    assert cursor.backlog == 20
+    assert not cursor.is_dirty()
+
+
+def test_the_mark_delete_never_goes_back(store, log):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 5), now_ms=1)
+    with pytest.raises(InvalidPositionError, match="3:4 would go back from 3:5"):
+        cursor.mark_delete(P(3, 4), now_ms=1)
+
+
+def test_a_mark_delete_before_an_empty_open_ledger_covers_all_before(store):
+    log = LedgerMap.from_counts({3: 2, 5: 0})
+    cursor = open_cursor(store, log)
+    assert cursor.mark_delete(P(5, -1), now_ms=1).newly_acked == 2
+    assert cursor.backlog == 0
+
+
+def test_properties_travel_with_the_mark_delete(store, log):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 1), now_ms=1, properties={"sequence": 7})
+    cursor.mark_delete(P(3, 2), now_ms=1)
+    cursor.close(now_ms=1)
+    ledger_id = journal_ledger(store)
+    last = store.ledgers.read(ledger_id, store.ledgers.last(ledger_id), store.ledgers.last(ledger_id) + 1)[0]
+    assert native.decode(last).properties == {"sequence": 7}
+
+
+def test_tick_persists_when_the_flush_interval_is_over(store, log):
+    cursor = open_cursor(store, log, flush_interval_ms=100)
+    assert cursor.tick(now_ms=500) is None
+    cursor.ack(P(3, 4), now_ms=500)
+    assert cursor.tick(now_ms=500).messages_covered == 1
+    cursor.ack(P(3, 5), now_ms=550)
+    assert cursor.tick(now_ms=599) is None
+    assert cursor.tick(now_ms=600).messages_covered == 1
+
+
+def test_persisting_nothing_writes_nothing(store, log):
+    cursor = open_cursor(store, log)
+    before = store.mutation_count
+    assert cursor.persist(now_ms=1).route is Route.NOTHING
+    assert store.mutation_count == before
+
+
+def test_closing_persists_and_ends_the_cursor(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack(P(3, 4), now_ms=1)
+    assert cursor.close(now_ms=1).messages_covered == 1
+    assert cursor.close(now_ms=1) is None
+    for refused in (cursor.persist, lambda *, now_ms: cursor.ack(P(3, 5), now_ms=now_ms), lambda **_: cursor.read(1)):
+        with pytest.raises(CursorClosedError):
+            refused(now_ms=2)
+    assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))
+
+
+def test_a_close_that_fails_leaves_the_cursor_open(store, log):
+    cursor = open_cursor(store, log)
+    receipt = cursor.ack(P(3, 4), now_ms=1)
+    store.inject(Fault(store.mutation_count, FaultKind.FULL))
+    with pytest.raises(StoreError):
+        cursor.close(now_ms=1)
+    assert not cursor.durable(receipt)
+    cursor.close(now_ms=2)
+    assert cursor.durable(receipt)
+
+
+def test_the_older_of_two_owners_is_fenced_and_does_no_harm(store, log):
+    older = open_cursor(store, log)
+    older.ack(P(3, 4), now_ms=1)
+    newer = open_cursor(store, log)
+    newer.ack(P(3, 6), now_ms=1)
+    newer.persist(now_ms=1)
+    for _ in range(2):
+        with pytest.raises(CursorFencedError):
+            older.persist(now_ms=1)
+    newer.ack(P(3, 7), now_ms=2)
+    newer.persist(now_ms=2)
+    assert str(open_cursor(store, log).deleted) == "[(3:5..3:7]]"
+
+
+def test_a_receipt_belongs_to_the_cursor_that_gave_it(store, log):
+    receipt = open_cursor(store, log).ack(P(3, 4), now_ms=1)
+    with pytest.raises(ValueError, match="not given by this open cursor"):
+        open_cursor(store, log).durable(receipt)
+
+
+def test_recovery_reports_what_it_read(store, log):
+    cursor = open_cursor(store, log)
+    for entry in (4, 6, 8):
+        cursor.ack(P(3, entry), now_ms=1)
+        cursor.persist(now_ms=1)
+    cursor.mark_delete(P(3, 2), now_ms=1)
+    cursor.persist(now_ms=1)
+    report = open_cursor(MemoryStore(store.disk), log).recovery_report
+    assert (report.source, report.records_replayed, report.bytes_discarded) == (Source.JOURNAL, 5, 0)
+    assert (report.mark_delete, report.range_count) == (P(3, 2), 3)
+
+
+def test_a_torn_last_record_is_left_out_and_reported(store, log):
+    cursor = open_cursor(store, log)
+    for entry in (4, 6):
+        cursor.ack(P(3, entry), now_ms=1)
+        cursor.persist(now_ms=1)
+    rewrite_journal(store, lambda entries: [*entries[:-1], entries[-1][:-9]])
+    report = (recovered := open_cursor(store, log)).recovery_report
+    assert str(recovered.deleted) == "[(3:3..3:4]]"
+    assert report.records_replayed == 2
+    assert report.bytes_discarded > 0
+    assert report.discarded_offset > 0
+    assert "native record" in report.discarded_reason
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entries: [entries[0], entries[1][:-9], entries[2]],
+        lambda entries: [entries[0], entries[2]],
+        lambda entries: [entries[0], entries[1], entries[1], entries[2]],
+        lambda entries: [entries[0], entries[2], entries[1]],
+        lambda entries: entries[1:],
+        lambda entries: [entries[0][:-9]],
+        lambda entries: [b""],
+        lambda _entries: [],
+    ],
+    ids=["cut", "missing", "repeated", "swapped", "no snapshot", "snapshot cut", "empty record", "no record"],
+)
+def test_damage_before_a_valid_record_is_refused(store, log, damage):
+    cursor = open_cursor(store, log)
+    for entry in (4, 6):
+        cursor.ack(P(3, entry), now_ms=1)
+        cursor.persist(now_ms=1)
+    rewrite_journal(store, damage)
+    with pytest.raises(CorruptStateError, match="journal of /managed-ledgers/orders/billing"):
+        open_cursor(store, log)
+
+
+def test_a_missing_journal_is_not_a_new_cursor(store, log):
+    open_cursor(store, log)
+    store.ledgers.delete(journal_ledger(store))
+    with pytest.raises(CorruptStateError, match="cursor ledger"):
+        open_cursor(store, log)
+
+
+def test_a_damaged_pointer_is_not_a_new_cursor(store, log):
+    open_cursor(store, log)
+    path = cursor_path("orders", "billing")
+    store.metadata.put(path, b"", expected_version=store.metadata.get(path).version)
+    with pytest.raises(CorruptStateError, match="cursor pointer"):
+        open_cursor(store, log)
+
+
+def test_a_newer_record_is_refused_even_at_the_end(store, log):
+    open_cursor(store, log)
+    rewrite_journal(store, lambda entries: [*entries, entries[0][:4] + b"\x02" + entries[0][5:]])
+    with pytest.raises(UnsupportedVersionError):
+        open_cursor(store, log)
+
+
+def test_a_state_beyond_the_message_log_is_refused(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack(P(6, 9), now_ms=1)
+    cursor.close(now_ms=1)
+    with pytest.raises(InvalidPositionError, match="6:9"):
+        open_cursor(store, LedgerMap.from_counts({3: 10, 6: 9}))
+
+
+def test_topics_and_subscriptions_with_slashes_do_not_meet(store, log):
+    names = [("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c")]
+    for number, (topic, subscription) in enumerate(names):
+        cursor = ManagedCursor.open(store, topic=topic, subscription=subscription, ledgers=log, now_ms=0)
+        cursor.ack(P(3, number + 1), now_ms=0)
+        cursor.close(now_ms=0)
+    for number, (topic, subscription) in enumerate(names):
+        cursor = ManagedCursor.open(store, topic=topic, subscription=subscription, ledgers=log, now_ms=0)
+        assert str(cursor.deleted) == f"[(3:{number}..3:{number + 1}]]"
+
+
+def test_the_journal_is_bounded_by_the_state_and_not_by_the_history(store):
+    log = LedgerMap.from_counts({1: 4_000})
+    cursor = open_cursor(store, log, compaction_bytes_min=1_000)
+    largest = 0
+    for entry in range(4_000):
+        cursor.ack(P(1, entry), now_ms=entry)
+        cursor.persist(now_ms=entry)
+        largest = max(largest, cursor.stats().journal_bytes)
+    stats = cursor.stats()
+    assert largest < 2_000
+    assert stats.bytes_persisted > 100 * largest
+    assert len(store.ledgers.owned_by(f"cursor {cursor_path('orders', 'billing')}")) == 1
+
+
+def test_bytes_per_persist_do_not_grow_with_the_live_holes():
+    written = {}
+    for holes in (1_000, 100_000):
+        log = LedgerMap.from_counts({1: 2 * holes + 2_000})
+        cursor = open_cursor(MemoryStore(), log, compaction_bytes_min=0)
+        cursor.ack_entries(1, range(1, 2 * holes, 2), now_ms=0)
+        cursor.persist(now_ms=0)
+        # The bulk outweighs the empty first snapshot, so what follows it is a snapshot of all of it.
+        cursor.ack(P(1, 2 * holes), now_ms=0)
+        assert cursor.persist(now_ms=0).route is Route.SNAPSHOT
+        before = cursor.stats().bytes_persisted
+        for entry in range(2 * holes + 2, 2 * holes + 1_002, 2):
+            cursor.ack(P(1, entry), now_ms=0)
+            cursor.persist(now_ms=0)
+        written[holes] = (cursor.stats().bytes_persisted - before) / 500
+    assert written[100_000] < 1.5 * written[1_000]
+
+
+@pytest.mark.parametrize("settings", [{"flush_interval_ms": -1}, {"compaction_bytes_min": -1}])
+def test_nonsense_settings_are_refused_by_name(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        CursorConfig(**settings)
+
+
+def test_a_crash_in_the_middle_of_opening_is_survived(log):
+    cursor = open_cursor(store := MemoryStore(), log)
+    cursor.ack(P(3, 4), now_ms=1)
+    cursor.close(now_ms=1)
+    for mutation in range(2):
+        for kind in (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.FAIL_AFTER):
+            with pytest.raises(StoreError):
+                open_cursor(MemoryStore(store.disk, faults=[Fault(mutation, kind)]), log)
+    assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))

@@ -1,0 +1,148 @@
+"""What a scripted fault does to the disk, to the call, and to the calls after it."""
+
+import pytest
+
+from cursor.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    StoreError,
+    StoreFullError,
+    VersionMismatchError,
+)
+
+MUTATIONS = {
+    "create": lambda store: store.ledgers.create("new"),
+    "append": lambda store: store.ledgers.append(1, b"x"),
+    "append_all": lambda store: store.ledgers.append_all([(1, b"x"), (2, b"y"), (1, b"z")]),
+    "fence": lambda store: store.ledgers.fence(1),
+    "delete a ledger": lambda store: store.ledgers.delete(1),
+    "put": lambda store: store.metadata.put("/a", b"new", expected_version=0),
+    "delete a value": lambda store: store.metadata.delete("/b", expected_version=0),
+}
+
+
+def prepared_disk() -> MemoryDisk:
+    store = MemoryStore()
+    assert [store.ledgers.create("old"), store.ledgers.create("old")] == [1, 2]
+    store.ledgers.append(1, b"old")
+    store.metadata.put("/a", b"old", expected_version=ABSENT)
+    store.metadata.put("/b", b"old", expected_version=ABSENT)
+    return store.disk
+
+
+def contents(disk: MemoryDisk):
+    """All that a new store on the disk shows."""
+    disk._check()
+    return repr((disk.ledgers, disk.values, disk.next_ledger_id, disk.first_version))
+
+
+def contents_after(mutate) -> str:
+    disk = prepared_disk()
+    mutate(MemoryStore(disk))
+    return contents(disk)
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS)
+@pytest.mark.parametrize(
+    ("kind", "error", "happened", "goes_on"),
+    [
+        (FaultKind.FAIL_BEFORE, StoreError, False, True),
+        (FaultKind.FAIL_AFTER, StoreError, True, True),
+        (FaultKind.FULL, StoreFullError, False, True),
+        (FaultKind.CRASH_BEFORE, PowerCutError, False, False),
+        (FaultKind.CRASH_AFTER, PowerCutError, True, False),
+        (FaultKind.SYNC_FAILED, StoreError, False, False),
+    ],
+)
+def test_a_fault_hits_the_call_the_disk_and_the_later_calls(mutate, kind, error, happened, goes_on):
+    store = MemoryStore(prepared_disk(), faults=[Fault(0, kind)])
+    with pytest.raises(StoreError, match="mutation 0") as caught:
+        mutate(store)
+    assert type(caught.value) is error
+    assert contents(store.disk) == (contents_after(mutate) if happened else contents(prepared_disk()))
+    later = (
+        lambda: store.ledgers.owned_by("old"),
+        lambda: store.metadata.get("/a"),
+        lambda: store.ledgers.create("later"),
+        lambda: store.metadata.put("/later", b"", expected_version=ABSENT),
+    )
+    for call in later:
+        if goes_on:
+            call()
+        else:
+            with pytest.raises(error):
+                call()
+    store.close()
+    MemoryStore(store.disk).ledgers.create("reopened")
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_AFTER, FaultKind.SYNC_FAILED])
+def test_closing_a_dead_store_does_not_change_how_it_died(kind):
+    store = MemoryStore(faults=[Fault(0, kind)])
+    with pytest.raises(StoreError):
+        store.ledgers.create("billing")
+    store.close()
+    with pytest.raises(StoreError, match="mutation 0"):
+        store.ledgers.create("billing")
+
+
+def test_refused_calls_and_reads_are_no_mutations():
+    store = MemoryStore(prepared_disk(), faults=[Fault(1, FaultKind.FAIL_BEFORE)])
+    store.ledgers.fence(1)
+    with pytest.raises(LedgerFencedError):
+        store.ledgers.append(1, b"x")
+    with pytest.raises(LedgerNotFoundError):
+        store.ledgers.append_all([(2, b"x"), (7, b"x")])
+    with pytest.raises(VersionMismatchError):
+        store.metadata.put("/a", b"x", expected_version=5)
+    with pytest.raises(VersionMismatchError):
+        store.metadata.delete("/c", expected_version=ABSENT)
+    with pytest.raises(ValueError):
+        store.metadata.put("a", b"x", expected_version=ABSENT)
+    store.ledgers.read(1, 0, 1)
+    store.metadata.children("/")
+    assert store.mutation_count == 1
+    with pytest.raises(StoreError, match="mutation 1"):
+        store.ledgers.append(2, b"x")
+
+
+def test_a_workload_cut_at_each_mutation_leaves_the_mutations_before_the_cut():
+    def workload(store):
+        for mutate in MUTATIONS.values():
+            mutate(store)
+            yield contents(store.disk)
+
+    def cut(kind, number):
+        store = MemoryStore(prepared_disk(), faults=[Fault(number, kind)])
+        with pytest.raises(PowerCutError):
+            list(workload(store))
+        return contents(store.disk)
+
+    uncut = MemoryStore(prepared_disk())
+    states = [contents(uncut.disk), *workload(uncut)]
+    assert uncut.mutation_count == len(MUTATIONS) == len(set(states)) - 1
+    for number in range(uncut.mutation_count):
+        assert cut(FaultKind.CRASH_BEFORE, number) == states[number]
+        assert cut(FaultKind.CRASH_AFTER, number) == states[number + 1]
+
+
+def test_two_stores_on_one_disk_see_each_other_and_fail_apart():
+    first = MemoryStore(faults=[Fault(1, FaultKind.CRASH_BEFORE)])
+    second = MemoryStore(first.disk)
+    ledger_id = first.ledgers.create("billing")
+    assert second.ledgers.fence(ledger_id) == -1
+    with pytest.raises(LedgerFencedError):
+        first.ledgers.append(ledger_id, b"late")
+    with pytest.raises(PowerCutError):
+        first.ledgers.create("billing")
+    assert second.ledgers.owned_by("billing") == [ledger_id]
+    assert (first.mutation_count, second.mutation_count) == (2, 1)
+
+
+def test_a_script_is_checked():
+    with pytest.raises(ValueError, match="from 0"):
+        Fault(-1, FaultKind.FULL)
+    with pytest.raises(ValueError, match="two faults"):
+        MemoryStore(faults=[Fault(3, FaultKind.FULL), Fault(3, FaultKind.CRASH_AFTER)])

@@ -1,0 +1,570 @@
+"""What only a store on a real disk can meet: foreign directories, other processes, kills, damage, no room."""
+
+import contextlib
+import itertools
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from cursor.sqlite import SqliteStore
+from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
+
+DATABASE = "ackstate.sqlite3"
+UNFINISHED = "ackstate.sqlite3.new"
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def assert_works(directory: Path) -> None:
+    """A store opens there, takes an entry and still has it after a reopen."""
+    with closing(SqliteStore(directory)) as store:
+        ledger_id = store.ledgers.create("works")
+        store.ledgers.append(ledger_id, b"entry")
+    with closing(SqliteStore(directory)) as store:
+        assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
+
+
+def start(program: str, directory: Path) -> subprocess.Popen[str]:
+    """Run a program on a store in another process, which has printed a line when this returns."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert child.stdout.readline()
+    return child
+
+
+# What may be opened
+
+
+def test_a_missing_directory_is_made_with_its_parents(tmp_path):
+    assert_works(tmp_path / "a" / "b ?#%" / "c")
+
+
+def test_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with closing(SqliteStore("store")) as store:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+        store.ledgers.append(store.ledgers.create("billing"), b"x")
+    assert_works(tmp_path / "store")
+    assert names_in(tmp_path / "elsewhere") == []
+
+
+def test_a_closed_store_is_a_lock_and_a_database(tmp_path):
+    assert_works(tmp_path)
+    assert names_in(tmp_path) == ["LOCK", DATABASE]
+
+
+def test_the_database_alone_is_the_whole_of_a_closed_store(tmp_path):
+    assert_works(tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    shutil.copy(tmp_path / "old" / DATABASE, tmp_path / "new")
+    assert_works(tmp_path / "new")
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["LOCK", "notes.txt"], [UNFINISHED], [f"{DATABASE}-wal"]])
+def test_a_directory_with_other_content_is_refused_and_left_alone(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(StoreError, match=f"{tmp_path} is not an ackstate store"):
+        SqliteStore(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("below", ["file", "file/below"])
+def test_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(StoreError, match=f"{tmp_path / below}: cannot open the store: Not a directory") as caught:
+        SqliteStore(tmp_path / below)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_directory_that_may_not_be_written_is_refused(tmp_path):
+    directory = tmp_path / "shut"
+    directory.mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:
+        # Root may write anywhere, so somebody else has to try.
+        os.seteuid(65534)
+    try:
+        with pytest.raises(StoreError, match=f"{directory}: cannot open the store: Permission denied"):
+            SqliteStore(directory)
+    finally:
+        os.seteuid(user)
+        directory.chmod(0o700)
+    assert names_in(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "offset"),
+    [
+        (b"", 0),
+        (b"SQLite format 3\0", 16),
+        (b"SQLite format 3\0".ljust(99, b"\0"), 99),
+        (b"not a database".ljust(100), 0),
+        (b"SQLite format 3\0".ljust(200, b"\0"), 68),
+    ],
+)
+def test_a_file_with_no_header_of_ours_is_corrupt_and_left_alone(tmp_path, content, offset):
+    (tmp_path / DATABASE).write_bytes(content)
+    with pytest.raises(CorruptStateError, match=str(tmp_path / DATABASE)) as caught:
+        SqliteStore(tmp_path)
+    assert caught.value.offset == offset
+    assert snapshot(tmp_path) == {DATABASE: content}
+
+
+def test_a_database_of_another_application_is_left_alone(tmp_path):
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as foreign:
+        foreign.execute("CREATE TABLE theirs (x)")
+    before = snapshot(tmp_path)
+    with pytest.raises(CorruptStateError, match="application id"):
+        SqliteStore(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_newer_version_is_refused_with_both_versions_and_left_alone(tmp_path):
+    assert_works(tmp_path)
+    overwrite(tmp_path / DATABASE, 60, (7).to_bytes(4, "big"))
+    (tmp_path / "LOCK").unlink()
+    before = snapshot(tmp_path)
+    with pytest.raises(UnsupportedVersionError, match=f"{tmp_path / DATABASE} has format version 7.* version 1"):
+        SqliteStore(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_our_ids_with_other_tables_are_corrupt(tmp_path):
+    assert_works(tmp_path)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
+        connection.execute("DROP INDEX ledgers_by_owner")
+    with pytest.raises(CorruptStateError, match="expected our tables"):
+        SqliteStore(tmp_path)
+
+
+def test_a_link_to_nowhere_is_not_a_new_store(tmp_path):
+    (tmp_path / DATABASE).symlink_to(tmp_path / "gone")
+    with pytest.raises(StoreError, match="No such file"):
+        SqliteStore(tmp_path)
+
+
+# One process at a time
+
+
+def test_a_second_opener_in_this_process_is_refused(tmp_path):
+    with closing(SqliteStore(tmp_path)) as store:
+        ledger_id = store.ledgers.create("billing")
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
+            SqliteStore(tmp_path)
+        # The refused one must not have let go of what the first one holds.
+        store.ledgers.append(ledger_id, b"x")
+        with pytest.raises(StoreLockedError):
+            SqliteStore(tmp_path)
+    assert_works(tmp_path)
+
+
+HOLDER = """
+import sys
+from cursor.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_another_process_holds_the_lock_until_it_is_killed(tmp_path):
+    with start(HOLDER, tmp_path) as holder:
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
+            SqliteStore(tmp_path)
+        holder.kill()
+    assert_works(tmp_path)
+
+
+def test_a_foreign_reader_of_the_database_counts_as_a_lock(tmp_path):
+    assert_works(tmp_path)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ledgers").fetchall()
+        with pytest.raises(StoreLockedError, match="another program"):
+            SqliteStore(tmp_path)
+    assert_works(tmp_path)
+
+
+def test_threads_share_a_store(tmp_path):
+    with closing(SqliteStore(tmp_path)) as store:
+        ledger_id = store.ledgers.create("billing")
+        ids: list[int] = []
+
+        def append_some():
+            ids.extend(store.ledgers.append(ledger_id, b"x") for _ in range(20))
+
+        threads = [threading.Thread(target=append_some) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(ids) == list(range(80))
+
+
+# Kills
+
+
+APPENDER = """
+import sys
+from cursor.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+ledger_id = store.ledgers.create("billing")
+print(ledger_id, flush=True)
+while True:
+    print(store.ledgers.append(ledger_id, b"%d" % (store.ledgers.last(ledger_id) + 1)), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_appends_that_returned_survive_a_kill(tmp_path):
+    with start(APPENDER, tmp_path) as appender:
+        ids = [int(line) for line in itertools.islice(appender.stdout, 500)]
+        appender.kill()
+        # A line that the kill cut short was not printed.
+        ids += [int(line) for line in appender.stdout if line.endswith("\n")]
+    assert ids == list(range(len(ids)))
+    with closing(SqliteStore(tmp_path)) as store:
+        (ledger_id,) = store.ledgers.owned_by("billing")
+        count = store.ledgers.last(ledger_id) + 1
+        # The kill may have hit between an append and its print.
+        assert count in {len(ids), len(ids) + 1}
+        assert store.ledgers.read(ledger_id, 0, count) == [b"%d" % entry_id for entry_id in range(count)]
+
+
+def dies_at_line(directory: Path, number: int) -> bool:
+    """Open a store in a child that kills itself before the n-th line it runs of the store's code."""
+    child = os.fork()
+    if child == 0:
+        lines = itertools.count()
+
+        def trace(frame, event, _):
+            if not Path(frame.f_code.co_filename).name.startswith("sqlite"):
+                return None
+            if event == "line" and next(lines) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        try:
+            sys.settrace(trace)
+            SqliteStore(directory)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in {0, signal.SIGKILL}
+    return status != 0
+
+
+@pytest.mark.slow
+def test_a_creator_killed_at_any_line_leaves_a_store_or_nothing(tmp_path):
+    left: set[tuple[str, ...]] = set()
+    for number in itertools.count():
+        directory = tmp_path / "parent" / str(number)
+        died = dies_at_line(directory, number)
+        left.add(tuple(names_in(directory)) if directory.exists() else ())
+        assert_works(directory)
+        assert names_in(directory) == ["LOCK", DATABASE]
+        if not died:
+            break
+    # The kills did hit before, amid and after the making of the database.
+    assert {(), ("LOCK",), ("LOCK", UNFINISHED), ("LOCK", DATABASE)} <= left
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {},
+        {UNFINISHED: b""},
+        {UNFINISHED: b"SQLite format 3\0".ljust(4096, b"\0"), f"{UNFINISHED}-journal": b"half"},
+        {UNFINISHED: b"x", f"{UNFINISHED}-wal": b"x", f"{UNFINISHED}-shm": b"x"},
+    ],
+)
+def test_what_a_crash_in_the_making_leaves_is_replaced(tmp_path, left):
+    (tmp_path / "LOCK").write_bytes(b"12345\n")
+    for name, content in left.items():
+        (tmp_path / name).write_bytes(content)
+    assert_works(tmp_path)
+    assert names_in(tmp_path) == ["LOCK", DATABASE]
+
+
+# Damage
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def fill(store: SqliteStore) -> None:
+    """Ledgers, entries and values over some dozens of pages, overflow pages among them."""
+    for number in range(4):
+        ledger_id = store.ledgers.create(f"owner-{number % 2}")
+        store.ledgers.append_all([(ledger_id, b"%d-%d" % (number, size) * size) for size in range(0, 400, 20)])
+        store.ledgers.append(ledger_id, bytes(20_000))
+        store.metadata.put(f"/values/{number}", b"value" * 300, expected_version=ABSENT)
+    store.ledgers.delete(3)
+    store.ledgers.fence(2)
+
+
+def use_all(store: SqliteStore) -> None:
+    """Read all that is there, and write."""
+    calls = [lambda name=name: store.metadata.get(f"/values/{name}") for name in range(4)]
+    calls += [lambda: store.metadata.children("/"), lambda: store.metadata.children("/values")]
+    for ledger_id in range(1, 5):
+        calls.append(lambda ledger_id=ledger_id: store.ledgers.read(ledger_id, 0, 21))
+        calls.append(lambda ledger_id=ledger_id: store.ledgers.append(ledger_id, b"more"))
+    calls += [lambda: store.ledgers.owned_by("owner-0"), lambda: store.ledgers.create("owner-0")]
+    calls += [
+        lambda: store.metadata.delete("/values/1", expected_version=0),
+        lambda: store.metadata.put("/values/0", b"changed", expected_version=0),
+        lambda: store.ledgers.delete(1),
+    ]
+    for call in calls:
+        with contextlib.suppress(AckStateError):
+            call()
+
+
+def survives(directory: Path) -> bool:
+    """Use a damaged store; whatever is raised must be ours. Say whether it opened."""
+    try:
+        store = SqliteStore(directory)
+    except AckStateError:
+        return False
+    use_all(store)
+    store.close()
+    return True
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Put a fresh copy of a store's files in place and return where they are."""
+    with closing(SqliteStore(tmp_path / "sound")) as store:
+        fill(store)
+        # Copied while open: some of the content is in the log only.
+        shutil.copytree(tmp_path / "sound", tmp_path / "open")
+    shutil.copytree(tmp_path / "sound", tmp_path / "closed")
+
+    def copy(state: str) -> Path:
+        shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
+        return Path(shutil.copytree(tmp_path / state, tmp_path / "damaged"))
+
+    return copy
+
+
+@pytest.mark.slow
+def test_flipped_bits_raise_nothing_but_our_errors(damaged):
+    chance = random.Random(0)
+    opened = 0
+    for _ in range(400):
+        database = damaged("closed") / DATABASE
+        content = database.read_bytes()
+        # Half of them in the first pages, where the schema and the roots of the tables are.
+        offset = chance.randrange(chance.choice([8 * 4096, len(content)]))
+        overwrite(database, offset, bytes([content[offset] ^ 1 << chance.randrange(8)]))
+        opened += survives(database.parent)
+    assert 0 < opened < 400
+
+
+@pytest.mark.slow
+def test_wiped_pages_raise_nothing_but_our_errors(damaged):
+    size = (damaged("closed") / DATABASE).stat().st_size
+    for offset in range(0, size, 4096):
+        for wiped in (bytes(4096), bytes(range(256)) * 16, b"\xff" * 4096):
+            database = damaged("closed") / DATABASE
+            overwrite(database, offset, wiped)
+            survives(database.parent)
+
+
+@pytest.mark.slow
+def test_a_truncated_database_is_refused_when_it_is_opened(damaged):
+    size = (damaged("closed") / DATABASE).stat().st_size
+    for length in (*range(0, size, 4096), *range(50, size, 4999), size - 1):
+        database = damaged("closed") / DATABASE
+        os.truncate(database, length)
+        with pytest.raises(CorruptStateError, match=DATABASE):
+            SqliteStore(database.parent)
+
+
+@pytest.mark.slow
+def test_a_damaged_log_takes_back_the_newest_transactions_and_invents_none(damaged):
+    chance = random.Random(0)
+    log = f"{DATABASE}-wal"
+    with closing(SqliteStore(damaged("open"))) as store:
+        entries = store.ledgers.read(1, 0, 21)
+    content = (damaged("open") / log).read_bytes()
+    counts = set()
+    for _ in range(100):
+        directory = damaged("open")
+        offset = chance.randrange(len(content))
+        overwrite(directory / log, offset, bytes([content[offset] ^ 1 << chance.randrange(8)]))
+        with closing(SqliteStore(directory)) as store:
+            count = store.ledgers.last(1) + 1 if store.ledgers.owned_by("owner-0") else 0
+            counts.add(count)
+            if count:
+                assert store.ledgers.read(1, 0, count) == entries[:count]
+    assert {0, 21} <= counts
+
+
+def test_opening_folds_what_a_crash_left_in_the_log_into_the_database(damaged):
+    directory = damaged("open")
+    log = directory / f"{DATABASE}-wal"
+    assert log.stat().st_size > 0
+    with closing(SqliteStore(directory)) as store:
+        assert log.stat().st_size == 0
+        assert store.ledgers.owned_by("owner-1") == [2, 4]
+
+
+def test_a_lost_entry_is_noticed(tmp_path):
+    with closing(SqliteStore(tmp_path)) as store:
+        fill(store)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM entries WHERE ledger_id = 1 AND entry_id = 20")
+        connection.execute("DELETE FROM entries WHERE ledger_id = 2 AND entry_id = 5")
+    with closing(SqliteStore(tmp_path)) as store:
+        for call in (
+            store.ledgers.last,
+            store.ledgers.fence,
+            lambda ledger_id: store.ledgers.append(ledger_id, b""),
+        ):
+            with pytest.raises(CorruptStateError, match="ledger 1 with 21 entries, the last one 19"):
+                call(1)
+        with pytest.raises(CorruptStateError, match="entries missing in ledger 2"):
+            store.ledgers.read(2, 0, 21)
+        assert len(store.ledgers.read(4, 0, 21)) == 21
+
+
+# No room
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int):
+    """Let the kernel refuse to make a file larger; SQLite sees it as an I/O error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:
+    """Append until it fails; return what was appended."""
+    entries: list[bytes] = []
+
+    def append_on():
+        while True:
+            entry = b"%d" % len(entries) * 500
+            assert store.ledgers.append(ledger_id, entry) == len(entries)
+            entries.append(entry)
+
+    with pytest.raises(error) as caught:
+        append_on()
+    assert type(caught.value) is error
+    return entries
+
+
+@pytest.mark.slow
+def test_a_store_whose_write_failed_refuses_all_until_it_is_reopened(tmp_path):
+    store = SqliteStore(tmp_path)
+    ledger_id = store.ledgers.create("billing")
+    with file_size_limit(1 << 19):
+        entries = append_until(store, ledger_id, StoreError)
+    assert len(entries) > 10
+    for call in (
+        lambda: store.ledgers.append(ledger_id, b"x"),
+        lambda: store.ledgers.last(ledger_id),
+        lambda: store.metadata.get("/a"),
+        lambda: store.metadata.put("/a", b"", expected_version=ABSENT),
+    ):
+        with pytest.raises(StoreError, match=f"{tmp_path}: a write failed .*; close the store and open it again"):
+            call()
+    store.close()
+    with closing(SqliteStore(tmp_path)) as store:
+        assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
+        store.ledgers.append(ledger_id, b"goes on")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A disk of 3 MiB with a file `ballast` of 1 MiB on it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode().strip()}")
+    try:
+        (disk / "ballast").write_bytes(bytes(1 << 20))
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+needs_root = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")]
+
+
+class TestFullDisk:
+    pytestmark = needs_root
+
+    def test_a_full_disk_refuses_and_goes_on_when_there_is_room(self, tiny_disk):
+        with closing(SqliteStore(tiny_disk / "store")) as store:
+            ledger_id = store.ledgers.create("billing")
+            entries = append_until(store, ledger_id, StoreFullError)
+            with pytest.raises(StoreFullError, match=f"{tiny_disk / 'store'}: the disk is full"):
+                store.metadata.put("/a", bytes(1 << 19), expected_version=ABSENT)
+            assert store.ledgers.read(ledger_id, 0, len(entries)) == entries
+            assert store.ledgers.last(ledger_id) == len(entries) - 1
+            (tiny_disk / "ballast").unlink()
+            assert store.ledgers.append(ledger_id, b"more") == len(entries)
+            assert store.metadata.put("/a", b"small", expected_version=ABSENT) == 0
+        with closing(SqliteStore(tiny_disk / "store")) as store:
+            assert store.ledgers.read(ledger_id, 0, len(entries) + 1) == [*entries, b"more"]
+
+    def test_close_does_not_raise_and_reopening_waits_for_room(self, tiny_disk):
+        directory = tiny_disk / "store"
+        store = SqliteStore(directory)
+        ledger_id = store.ledgers.create("billing")
+        entries = append_until(store, ledger_id, StoreFullError)
+        store.close()
+        assert f"{DATABASE}-wal" in names_in(directory)
+        with pytest.raises(StoreFullError, match=str(directory)):
+            SqliteStore(directory)
+        (tiny_disk / "ballast").unlink()
+        with closing(SqliteStore(directory)) as store:
+            assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
+
+    def test_no_store_is_half_made_on_a_full_disk(self, tiny_disk):
+        with pytest.raises(OSError, match="No space"):
+            (tiny_disk / "rest").write_bytes(bytes(3 << 20))
+        with pytest.raises(StoreFullError, match=str(tiny_disk / "store")):
+            SqliteStore(tiny_disk / "store")
+        (tiny_disk / "rest").unlink()
+        assert_works(tiny_disk / "store")

@@ -1,0 +1,290 @@
+"""Both backends keep the contract of `cursor.store`, and `check_store` sees when a store does not."""
+
+import pytest
+
+from cursor.memory import MemoryDisk, MemoryStore, check_path
+from cursor.sqlite import SqliteStore
+from cursor.store import ABSENT, LedgerNotFoundError
+from cursor.testing import check_store
+
+
+def test_memory_store_keeps_the_contract():
+    disk = MemoryDisk()
+    check_store(lambda: MemoryStore(disk))
+    disk._check()
+
+
+def test_sqlite_store_keeps_the_contract(tmp_path):
+    check_store(lambda: SqliteStore(tmp_path))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+    yield store
+    store.close()
+
+
+def test_our_versions_begin_at_0_and_rise_by_1(store):
+    assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
+    assert store.metadata.put("/a", b"", expected_version=0) == 1
+    store.metadata.delete("/a", expected_version=1)
+    assert store.metadata.put("/a", b"", expected_version=ABSENT) == 2
+
+
+@pytest.mark.parametrize("not_bytes", ["text", 5, None])
+def test_what_is_no_buffer_is_refused_and_leaves_the_store_usable(store, not_bytes):
+    ledger_id = store.ledgers.create("billing")
+    with pytest.raises(TypeError):
+        store.ledgers.append_all([(ledger_id, b"good"), (ledger_id, not_bytes)])
+    with pytest.raises(TypeError):
+        store.metadata.put("/a", not_bytes, expected_version=ABSENT)
+    assert store.ledgers.append(ledger_id, b"first") == 0
+    assert store.metadata.get("/a") is None
+
+
+def test_the_suite_refuses_a_used_storage():
+    store = MemoryStore()
+    store.metadata.put("/a", b"", expected_version=ABSENT)
+    with pytest.raises(ValueError, match="empty storage"):
+        check_store(lambda: MemoryStore(store.disk))
+
+
+class Forwarding:
+    """Ledgers or metadata that keep every promise; a subclass breaks one."""
+
+    def __init__(self, inner, disk):
+        self.inner = inner
+        self.disk = disk
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class AppendAllStopsHalfway(Forwarding):
+    def append_all(self, entries):
+        return [self.append(ledger_id, entry) for ledger_id, entry in entries]
+
+
+class AppendAllSorts(Forwarding):
+    def append_all(self, entries):
+        return self.inner.append_all(sorted(entries, key=lambda pair: pair[0]))
+
+
+class FenceIsIgnored(Forwarding):
+    def fence(self, ledger_id):
+        return self.last(ledger_id)
+
+
+class FenceIsForgottenAtReopen(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        for ledger in disk.ledgers.values():
+            ledger.fenced = False
+
+
+class FenceReturnsTheCount(Forwarding):
+    def fence(self, ledger_id):
+        return self.inner.fence(ledger_id) + 1
+
+
+class LedgerIdsReturn(Forwarding):
+    def create(self, owner):
+        self.disk.next_ledger_id = max(self.disk.ledgers, default=0) + 1
+        return self.inner.create(owner)
+
+
+class LedgerIdsReturnAfterReopen(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        disk.next_ledger_id = max(disk.ledgers, default=0) + 1
+
+
+class LastEntryIsLostAtReopen(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        for ledger in disk.ledgers.values():
+            del ledger.entries[-1:]
+
+
+class ReadStopsAtTheEnd(Forwarding):
+    def read(self, ledger_id, first, end):
+        return self.inner.read(ledger_id, first, min(end, self.last(ledger_id) + 1))
+
+
+class ReadIncludesTheEnd(Forwarding):
+    def read(self, ledger_id, first, end):
+        return self.inner.read(ledger_id, first, min(end + 1, self.last(ledger_id) + 1))
+
+
+class EmptyEntryBecomesZero(Forwarding):
+    def append(self, ledger_id, entry):
+        return self.inner.append(ledger_id, entry or b"\0")
+
+
+class EntriesAreBuffers(Forwarding):
+    def append(self, ledger_id, entry):
+        entry_id = self.inner.append(ledger_id, entry)
+        self.disk.ledgers[ledger_id].entries[entry_id] = entry
+        return entry_id
+
+
+class DeleteMissesTheMissing(Forwarding):
+    def delete(self, ledger_id):
+        if self.last(ledger_id) < -1:
+            raise LedgerNotFoundError
+        self.inner.delete(ledger_id)
+
+
+class DeleteKeepsTheLedger(Forwarding):
+    def delete(self, ledger_id):
+        if ledger_id in self.disk.ledgers:
+            self.disk.ledgers[ledger_id].entries.clear()
+
+
+class OwnedByPrefix(Forwarding):
+    def owned_by(self, owner):
+        ledgers = self.disk.ledgers
+        return sorted(ledger_id for ledger_id in ledgers if ledgers[ledger_id].owner.startswith(owner))
+
+
+class OwnedByHighestFirst(Forwarding):
+    def owned_by(self, owner):
+        return self.inner.owned_by(owner)[::-1]
+
+
+class VersionIsNotChecked(Forwarding):
+    def put(self, path, data, *, expected_version):
+        value = self.get(path)
+        return self.inner.put(path, data, expected_version=value.version if value else ABSENT)
+
+
+class CreateOverwrites(Forwarding):
+    def put(self, path, data, *, expected_version):
+        if expected_version == ABSENT and (value := self.get(path)):
+            expected_version = value.version
+        return self.inner.put(path, data, expected_version=expected_version)
+
+
+class DeleteIsNotChecked(Forwarding):
+    def delete(self, path, *, expected_version):
+        if value := self.get(path):
+            self.inner.delete(path, expected_version=value.version)
+
+
+class VersionsReturn(Forwarding):
+    def delete(self, path, *, expected_version):
+        self.inner.delete(path, expected_version=expected_version)
+        self.disk.first_version = 0
+
+
+class VersionsReturnAfterReopen(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        disk.first_version = 0
+
+
+class ChildrenAreLeaves(Forwarding):
+    def children(self, path):
+        prefix = path if path == "/" else f"{path}/"
+        below = (value_path[len(prefix) :] for value_path in self.disk.values if value_path.startswith(prefix))
+        return sorted(name for name in below if "/" not in name)
+
+
+class ChildrenOfNamesakes(Forwarding):
+    def children(self, path):
+        check_path(path if path != "/" else "/top")
+        below = [value_path[len(path) :] for value_path in self.disk.values if value_path.startswith(path)]
+        return sorted({name.strip("/").partition("/")[0] for name in below if name})
+
+
+class PathsAreCleanedUp(Forwarding):
+    def get(self, path):
+        return self.inner.get("/" + "/".join(filter(None, path.split("/"))))
+
+
+class BrokenStore:
+    """A memory store with ledgers or metadata that break a promise."""
+
+    def __init__(self, disk, *, ledgers=Forwarding, metadata=Forwarding):
+        self.inner = MemoryStore(disk)
+        self.ledgers = ledgers(self.inner.ledgers, disk)
+        self.metadata = metadata(self.inner.metadata, disk)
+
+    def close(self):
+        self.inner.close()
+
+
+class CloseDoesNothing(BrokenStore):
+    def close(self):
+        pass
+
+
+class CloseOnlyOnce(BrokenStore):
+    closed = False
+
+    def close(self):
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+        self.inner.close()
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (AppendAllStopsHalfway, "last after a refused append_all"),
+        (AppendAllSorts, "ids of append_all stand in the order"),
+        (FenceIsIgnored, "append_all with a fenced ledger"),
+        (FenceIsForgottenAtReopen, "append to a fenced ledger"),
+        (FenceReturnsTheCount, "fence returns the last id"),
+        (LedgerIdsReturn, "is above a deleted one"),
+        (LedgerIdsReturnAfterReopen, "are above every earlier one"),
+        (LastEntryIsLostAtReopen, "is there after a reopen"),
+        (ReadStopsAtTheEnd, "read from 0 to 4 of three entries"),
+        (ReadIncludesTheEnd, "read from 0 to 0 of three entries"),
+        (EmptyEntryBecomesZero, "an entry of 0 bytes"),
+        (EntriesAreBuffers, "after the caller's buffer changed"),
+        (DeleteMissesTheMissing, "one that does not exist is deleted already"),
+        (DeleteKeepsTheLedger, "append with a deleted ledger"),
+        (OwnedByPrefix, "owned_by"),
+        (OwnedByHighestFirst, "owned_by"),
+    ],
+)
+def test_broken_ledgers_are_caught(broken, promise):
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match=promise):
+        check_store(lambda: BrokenStore(disk, ledgers=broken))
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (VersionIsNotChecked, "put of /cas expecting version -1"),
+        (CreateOverwrites, "put of /cas expecting version -1"),
+        (DeleteIsNotChecked, "delete of /cas expecting version -1"),
+        (VersionsReturn, "of a deleted value"),
+        (VersionsReturnAfterReopen, "of a deleted value"),
+        (ChildrenAreLeaves, "children"),
+        (ChildrenOfNamesakes, "children"),
+        (PathsAreCleanedUp, "get of 'plain'"),
+    ],
+)
+def test_broken_metadata_is_caught(broken, promise):
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match=promise):
+        check_store(lambda: BrokenStore(disk, metadata=broken))
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"), [(CloseDoesNothing, "create after close"), (CloseOnlyOnce, "closing it twice")]
+)
+def test_a_broken_close_is_caught(broken, promise):
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match=promise):
+        check_store(lambda: broken(disk))
+
+
+def test_the_forwarding_itself_breaks_nothing():
+    disk = MemoryDisk()
+    check_store(lambda: BrokenStore(disk))

@@ -1,0 +1,134 @@
+"""Whatever is called, in whatever order, with reopens in between: both backends give the same answers."""
+
+import tempfile
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cursor.memory import MemoryDisk, MemoryStore
+from cursor.sqlite import SqliteStore
+from cursor.store import ABSENT, StoreError
+from tests.planted import assert_caught
+
+LEDGER_IDS = st.integers(0, 5)
+BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)
+PATHS = st.sampled_from(["/a", "/a/b/c", "/ab", "a"])
+# How far off the expected version is; mostly it is right, or nothing would ever be changed.
+SURPLUS = st.sampled_from([0, 0, 0, 1, -1])
+
+
+def outcome(call):
+    """What a call returns, or which refusal it raises."""
+    try:
+        return call()
+    except (StoreError, ValueError) as error:
+        return type(error)
+
+
+class StoresMachine(RuleBasedStateMachine):
+    """The same calls to both, and the same answers; the ids stay few, so that calls meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.disk = MemoryDisk()
+        self.open()
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        self.sqlite = SqliteStore(self.directory.name)
+
+    def agree(self, call):
+        assert outcome(lambda: call(self.sqlite)) == outcome(lambda: call(self.memory))
+
+    @rule()
+    def reopen(self):
+        self.memory.close()
+        self.sqlite.close()
+        self.open()
+
+    @rule(owner=st.sampled_from(["billing", "shipping"]))
+    def create(self, owner):
+        self.agree(lambda store: store.ledgers.create(owner))
+
+    @rule(ledger_id=LEDGER_IDS, entry=st.binary(max_size=3))
+    def append(self, ledger_id, entry):
+        self.agree(lambda store: store.ledgers.append(ledger_id, entry))
+
+    @rule(entries=BATCHES)
+    def append_all(self, entries):
+        self.agree(lambda store: store.ledgers.append_all(entries))
+
+    @rule(ledger_id=LEDGER_IDS, first=st.integers(-1, 5), end=st.integers(-1, 5))
+    def read(self, ledger_id, first, end):
+        self.agree(lambda store: store.ledgers.read(ledger_id, first, end))
+
+    @rule(ledger_id=LEDGER_IDS)
+    def fence(self, ledger_id):
+        self.agree(lambda store: store.ledgers.fence(ledger_id))
+
+    @rule(ledger_id=LEDGER_IDS)
+    def delete_ledger(self, ledger_id):
+        self.agree(lambda store: store.ledgers.delete(ledger_id))
+
+    def version(self, path):
+        return self.disk.values[path].version if path in self.disk.values else ABSENT
+
+    @rule(path=PATHS, data=st.binary(max_size=3), surplus=SURPLUS)
+    def put(self, path, data, surplus):
+        version = self.version(path) + surplus
+        self.agree(lambda store: store.metadata.put(path, data, expected_version=version))
+
+    @rule(path=PATHS, surplus=SURPLUS)
+    def delete_value(self, path, surplus):
+        version = self.version(path) + surplus
+        self.agree(lambda store: store.metadata.delete(path, expected_version=version))
+
+    @rule(path=PATHS)
+    def children(self, path):
+        self.agree(lambda store: store.metadata.children(path))
+
+    @invariant()
+    def same_contents(self):
+        self.disk._check()
+        self.agree(lambda store: store.metadata.children("/"))
+        self.agree(lambda store: store.ledgers.owned_by("billing"))
+        for ledger_id in self.disk.ledgers:
+            self.agree(lambda store, ledger_id=ledger_id: store.ledgers.last(ledger_id))
+        for path in self.disk.values:
+            self.agree(lambda store, path=path: store.metadata.get(path))
+
+    def teardown(self):
+        self.sqlite.close()
+        self.directory.cleanup()
+
+
+class ForgetsVersionsMachine(StoresMachine):
+    """Planted: after a reopen a deleted value's versions come back."""
+
+    def open(self):
+        self.disk.first_version = 0
+        super().open()
+
+
+class ForgetsFencesMachine(StoresMachine):
+    """Planted: a reopen lifts the fences."""
+
+    def open(self):
+        for ledger in self.disk.ledgers.values():
+            ledger.fenced = False
+        super().open()
+
+
+TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
+
+
+@pytest.mark.slow
+def test_the_model_catches_versions_that_come_back():
+    assert_caught(ForgetsVersionsMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_the_model_catches_forgotten_fences():
+    assert_caught(ForgetsFencesMachine, by=AssertionError)

@@ -1,0 +1,287 @@
+"""The `Subscription` as a broker uses it: real log, cursor, gate and delay view on a store in memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ackstate import Position
+from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
+from cursor.memory import Fault, FaultKind, PowerCutError
+from cursor.message_log import NO_DELAY
+from delay import TopicDelayIndex
+from limits import DispatchGate, GateLimits, Rule
+
+
+class Topic:
+    """One topic with one subscription, on one store."""
+
+    def __init__(self, *, entries_per_ledger_max=100, delayed=True, **limits):
+        self.store = MemoryStore()
+        self.entries_per_ledger_max = entries_per_ledger_max
+        self.limits = GateLimits(**limits)
+        self.delayed = delayed
+        self.open()
+
+    def open(self):
+        self.log = MessageLog.open(self.store, topic="t", entries_per_ledger_max=self.entries_per_ledger_max)
+        self.cursor = ManagedCursor.open(
+            self.store, topic="t", subscription="s", ledgers=self.log.ledgers, config=CursorConfig(), now_ms=0
+        )
+        self.gate = DispatchGate(self.limits)
+        delays = TopicDelayIndex(tick_time_ms=10).open_view(self.cursor.is_acked) if self.delayed else None
+        self.subscription = Subscription(self.log, self.cursor, gate=self.gate, delays=delays)
+
+    def restart(self):
+        self.store = MemoryStore(self.store.disk)
+        self.open()
+
+    def publish(self, *deliver_at_ms, now_ms=0):
+        return self.log.publish([Message(now_ms, at, b"%d" % number) for number, at in enumerate(deliver_at_ms)])
+
+    def dispatch(self, count, *, now_ms=0, consumer="c"):
+        return [sent.position for sent in self.subscription.dispatch(consumer, count, now_ms=now_ms)]
+
+
+def test_messages_go_out_once_and_in_order():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 5)
+    assert topic.dispatch(3) == positions[:3]
+    assert topic.dispatch(3) == positions[3:]
+    assert topic.dispatch(3) == []
+    assert [sent.message.payload for sent in Topic().subscription.dispatch("c", 1, now_ms=0)] == []
+
+
+def test_a_delivery_carries_its_message():
+    topic = Topic()
+    topic.publish(NO_DELAY, now_ms=7)
+    (sent,) = topic.subscription.dispatch("c", 1, now_ms=8)
+    assert sent.message == Message(7, NO_DELAY, b"0")
+
+
+def test_the_log_rolls_and_is_read_over_the_end_of_a_ledger():
+    topic = Topic(entries_per_ledger_max=4)
+    positions = [*topic.publish(*[NO_DELAY] * 3), *topic.publish(*[NO_DELAY] * 3), *topic.publish(NO_DELAY)]
+    assert len({position.ledger_id for position in positions}) == 2
+    assert topic.dispatch(10) == positions
+
+
+def test_a_reader_at_the_end_of_a_ledger_goes_on_in_the_next():
+    topic = Topic(entries_per_ledger_max=3)
+    first = topic.publish(NO_DELAY, NO_DELAY)
+    assert topic.dispatch(10) == first
+    second = topic.publish(NO_DELAY, NO_DELAY)
+    assert topic.dispatch(10) == second
+
+
+def test_nacked_messages_come_again_lowest_first():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 4)
+    topic.dispatch(3)
+    topic.subscription.nack(positions[2])
+    topic.subscription.nack(positions[0])
+    topic.subscription.nack(positions[0])
+    topic.subscription.nack(positions[3])  # never sent: left alone
+    assert topic.dispatch(9) == [positions[0], positions[2], positions[3]]
+
+
+def test_a_closed_consumer_gives_back_what_it_did_not_ack():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 4)
+    topic.dispatch(2, consumer="a")
+    topic.dispatch(2, consumer="b")
+    topic.subscription.ack(positions[0], now_ms=1)
+    assert topic.subscription.consumer_closed("a") == 1
+    assert topic.subscription.consumer_closed("a") == 0
+    assert topic.dispatch(9, consumer="b") == [positions[1]]
+    assert topic.subscription.unacked_messages == 3
+
+
+def test_an_ack_of_a_returned_message_keeps_it_from_coming_again():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 2)
+    topic.dispatch(2)
+    topic.subscription.nack(positions[0])
+    topic.subscription.ack(positions[0], now_ms=1)
+    assert topic.dispatch(9) == []
+
+
+def test_a_cumulative_ack_settles_everything_below():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 4)
+    topic.dispatch(4)
+    topic.subscription.ack_cumulative(positions[2], now_ms=1)
+    assert topic.subscription.unacked_messages == 1
+    assert topic.cursor.mark_delete_position == positions[2]
+
+
+def test_a_delayed_message_waits_and_holds_nothing_up():
+    topic = Topic()
+    positions = topic.publish(NO_DELAY, 100, NO_DELAY)
+    assert topic.dispatch(9, now_ms=0) == [positions[0], positions[2]]
+    assert topic.dispatch(9, now_ms=99) == []
+    assert topic.dispatch(9, now_ms=100) == [positions[1]]
+    assert topic.dispatch(9, now_ms=500) == []
+
+
+def test_a_delayed_message_takes_no_reservation():
+    topic = Topic(max_unacked_messages=2)
+    topic.publish(100, 100, 100, NO_DELAY)
+    assert len(topic.dispatch(9, now_ms=0)) == 1
+    assert topic.subscription.unacked_messages == 1
+
+
+def test_without_a_delay_view_every_message_goes_at_once():
+    topic = Topic(delayed=False)
+    positions = topic.publish(NO_DELAY, 100)
+    assert topic.dispatch(9, now_ms=0) == positions
+
+
+def test_a_delayed_message_survives_a_restart():
+    topic = Topic()
+    positions = topic.publish(NO_DELAY, 100)
+    topic.dispatch(9, now_ms=0)
+    topic.subscription.ack(positions[0], now_ms=1)
+    topic.cursor.persist(now_ms=1)
+    topic.restart()
+    assert topic.dispatch(9, now_ms=50) == []
+    assert topic.dispatch(9, now_ms=100) == [positions[1]]
+
+
+def test_a_restart_redelivers_what_was_acked_and_not_durable():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 4)
+    topic.dispatch(4)
+    topic.subscription.ack(positions[1], now_ms=1)
+    topic.cursor.persist(now_ms=1)
+    topic.subscription.ack(positions[2], now_ms=2)
+    assert topic.cursor.redelivery_if_crashed == 1
+    topic.restart()
+    assert topic.dispatch(9) == [positions[0], positions[2], positions[3]]
+
+
+def test_unacked_messages_block_and_release_at_half():
+    topic = Topic(max_unacked_messages=4)
+    positions = topic.publish(*[NO_DELAY] * 9)
+    assert topic.dispatch(9) == positions[:4]
+    assert topic.dispatch(9) == []
+    (verdict,) = topic.subscription.why_blocked()
+    assert (verdict.rule, verdict.used, verdict.limit) == (Rule.UNACKED_MESSAGES, 4, 4)
+    topic.subscription.ack(positions[0], now_ms=1)
+    assert topic.dispatch(9) == []
+    for position in positions[1:4]:
+        topic.subscription.ack(position, now_ms=1)
+    assert topic.subscription.why_blocked() == ()
+    assert topic.dispatch(4) == positions[4:8]
+    assert topic.subscription.why_blocked() == ()
+
+
+def test_unpersisted_acks_block_until_they_are_durable():
+    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(*[NO_DELAY] * 400)
+    sent = 0
+    while batch := topic.dispatch(16):
+        for position in batch[::2]:
+            topic.subscription.ack(position, now_ms=1)
+        sent += len(batch)
+    assert sent < 400
+    (verdict,) = topic.subscription.why_blocked()
+    assert verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES
+    topic.cursor.persist(now_ms=2)
+    topic.subscription.consumer_closed("c")
+    assert topic.dispatch(400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
+    chance = random.Random(seed)
+    limit = 2_048
+    topic = Topic(max_unpersisted_ack_record_bytes=limit, entries_per_ledger_max=150)
+    in_flight, acked, blocked = [], set(), 0
+    for now_ms in range(600):
+        topic.publish(*[chance.choice((NO_DELAY, NO_DELAY, now_ms + 30)) for _ in range(4)], now_ms=now_ms)
+        in_flight += topic.dispatch(chance.randrange(12), now_ms=now_ms)
+        blocked += bool(topic.subscription.why_blocked())
+        chance.shuffle(in_flight)
+        for _ in range(min(len(in_flight), chance.randrange(8))):
+            position = in_flight.pop()
+            if chance.random() < 0.1:
+                topic.subscription.nack(position)
+            else:
+                topic.subscription.ack(position, now_ms=now_ms)
+                acked.add(position)
+            assert topic.cursor.unpersisted_record_bytes <= limit
+        if chance.random() < 0.03:
+            topic.cursor.persist(now_ms=now_ms)
+        if chance.random() < 0.01:
+            topic.restart()
+            in_flight, acked = [], {position for position in acked if topic.cursor.is_acked(position)}
+        usage = topic.subscription._usage()
+        assert usage.unpersisted_record_bytes + usage.reserved_bytes <= limit
+        assert len(set(in_flight)) == len(in_flight) == topic.subscription.unacked_messages
+    assert blocked, "the limit was never reached, so nothing was tested"
+    for now_ms in range(10_000, 40_000, 5):
+        for position in in_flight:
+            topic.subscription.ack(position, now_ms=now_ms)
+        topic.cursor.persist(now_ms=now_ms)
+        in_flight = topic.dispatch(20, now_ms=now_ms)
+        if not in_flight:
+            break
+    assert topic.cursor.backlog == 0, "dispatch got stuck"
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FULL])
+def test_a_failed_publish_leaves_the_log_as_it_was(kind):
+    topic = Topic()
+    first = topic.publish(NO_DELAY)
+    topic.store.inject(Fault(topic.store.mutation_count, kind))
+    with pytest.raises(StoreError):
+        topic.publish(NO_DELAY)
+    assert topic.log.ledgers.last_confirmed == first[0]
+    second = topic.publish(NO_DELAY)
+    assert topic.dispatch(9) == [*first, *second]
+
+
+def test_a_publish_of_unknown_outcome_is_not_taken_for_another_message():
+    topic = Topic()
+    topic.publish(NO_DELAY)
+    topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_AFTER))
+    with pytest.raises(StoreError):
+        topic.log.publish([Message(0, NO_DELAY, b"unknown")])
+    (position,) = topic.log.publish([Message(0, NO_DELAY, b"known")])
+    assert next(topic.log.read([position])).payload == b"known"
+
+
+def test_a_read_that_fails_loses_no_message():
+    topic = Topic()
+    positions = topic.publish(*[NO_DELAY] * 3)
+    topic.dispatch(1)
+    topic.subscription.nack(positions[0])
+    dead = topic.store
+    dead.inject(Fault(dead.mutation_count, FaultKind.CRASH_BEFORE))
+    with pytest.raises(PowerCutError):
+        topic.publish(NO_DELAY)
+    for _ in range(2):
+        with pytest.raises(PowerCutError):
+            topic.dispatch(9)
+    assert topic.subscription.unacked_messages == 0
+    assert topic.cursor.read_position == positions[1]
+
+
+def test_a_reopened_log_begins_a_new_ledger():
+    topic = Topic()
+    before = topic.publish(NO_DELAY)
+    topic.restart()
+    after = topic.publish(NO_DELAY)
+    assert after[0] == Position(after[0].ledger_id, 0)
+    assert after[0].ledger_id > before[0].ledger_id
+    assert topic.dispatch(9) == [*before, *after]
+
+
+def test_positions_that_the_log_has_not_are_not_read():
+    topic = Topic()
+    (position,) = topic.publish(NO_DELAY)
+    with pytest.raises(StoreError):
+        list(topic.log.read([Position(position.ledger_id, 1)]))

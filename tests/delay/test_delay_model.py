@@ -1,0 +1,256 @@
+"""Never early, never lost, at most once to each subscription: whatever readers, clock and acks do."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ackstate import Position
+from delay import TopicDelayIndex
+from delay.view import SubscriptionDelayView
+from planted import assert_caught
+
+NO_DELAY = -1
+LEDGER_ENTRIES = 4
+FAR = 10**9
+
+subscriptions = st.integers(0, 2)
+# Long against the steps of time, so that something waits at most moments.
+delays = st.sampled_from([NO_DELAY, 0, 9, 64]) | st.integers(1, 200)
+
+
+class Reader:
+    """A subscription's dispatcher: reads the log in order, skips what it is told to, polls for it later."""
+
+    def __init__(self, index: TopicDelayIndex) -> None:
+        self.acked: set[Position] = set()
+        self.begin_anew(index)
+
+    def begin_anew(self, index: TopicDelayIndex) -> None:
+        self.view = index.open_view(lambda position: position in self.acked)
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        self.next_read = 0
+        self.waiting: set[Position] = set()
+        self.delivered: set[Position] = set()
+
+    def deliver(self, position: Position) -> None:
+        assert position not in self.delivered, "delivered twice"
+        self.waiting.discard(position)
+        self.delivered.add(position)
+
+
+class DelayMachine(RuleBasedStateMachine):
+    """One topic, three subscriptions, a growing log; `seen_ms` is the latest time told to the index."""
+
+    @initialize(tick_ms=st.sampled_from([1, 10, 64, 100]))
+    def open(self, tick_ms):
+        self.tick_ms = tick_ms
+        self.index = TopicDelayIndex(tick_time_ms=tick_ms)
+        self.log: list[Position] = []
+        self.deliver_at_ms: dict[Position, int] = {}
+        # When each message falls due that some reader has put into the index.
+        self.due_ms: dict[Position, int] = {}
+        self.clock_ms = self.seen_ms = 1000
+        self.index.advance(self.clock_ms)
+        self.readers = [Reader(self.index) for _ in range(3)]
+
+    def now(self) -> int:
+        self.seen_ms = max(self.seen_ms, self.clock_ms)
+        return self.clock_ms
+
+    def is_held(self, position: Position) -> bool:
+        return self.due_ms.get(position, 0) > self.seen_ms
+
+    def offer(self, reader: Reader, position: Position) -> None:
+        deliver_at_ms = self.deliver_at_ms[position]
+        must_wait = reader.view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=self.now())
+        if deliver_at_ms > self.seen_ms and not self.is_held(position):
+            self.due_ms[position] = -(-deliver_at_ms // self.tick_ms) * self.tick_ms
+        assert must_wait == (self.is_held(position) or position in reader.waiting)
+        if must_wait:
+            reader.waiting.add(position)
+        elif position not in reader.delivered:
+            reader.deliver(position)
+
+    @rule(delays=st.lists(delays, min_size=1, max_size=6), which=subscriptions)
+    def publish(self, delays, which):
+        """To a reader that is at the log's end, one of three; the others come to it later, if ever."""
+        for delay in delays:
+            ledger, entry_id = divmod(len(self.log), LEDGER_ENTRIES)
+            position = Position(3 + 2 * ledger, entry_id)
+            self.log.append(position)
+            self.deliver_at_ms[position] = NO_DELAY if delay == NO_DELAY else self.clock_ms + delay
+        self.read(which, len(delays))
+
+    @rule(which=subscriptions, count=st.integers(1, 8))
+    def read(self, which, count):
+        reader = self.readers[which]
+        end = min(reader.next_read + count, len(self.log))
+        for position in self.log[reader.next_read : end]:
+            if position not in reader.acked:
+                self.offer(reader, position)
+        reader.next_read = end
+
+    @rule(which=subscriptions, pick=st.integers(0, 99))
+    def read_again(self, which, pick):
+        """After a failed read, or for the replay of what was delivered or handed out."""
+        reader = self.readers[which]
+        again = [position for position in self.log[: reader.next_read] if position not in reader.acked]
+        if again:
+            self.offer(reader, again[pick % len(again)])
+
+    @rule(which=subscriptions, max_messages=st.integers(0, 3))
+    def poll(self, which, max_messages):
+        reader = self.readers[which]
+        now_ms = self.now()
+        due = sorted(p for p in reader.waiting - reader.acked if not self.is_held(p))
+        assert reader.view.has_message_available(now_ms=now_ms) == bool(due)
+        handed_out = reader.view.scheduled_messages(max_messages, now_ms=now_ms)
+        for position in handed_out:
+            assert self.deliver_at_ms[position] <= self.seen_ms, "early"
+            reader.deliver(position)
+        assert handed_out == due[:max_messages]
+
+    @rule(which=subscriptions, pick=st.integers(0, 99))
+    def ack(self, which, pick):
+        if self.log:
+            self.readers[which].acked.add(self.log[pick % len(self.log)])
+
+    @rule(forward_ms=st.integers(1, 40))
+    def time_passes(self, forward_ms):
+        self.clock_ms += forward_ms
+
+    @rule(back_ms=st.sampled_from([1, 30, 500]))
+    def clock_jumps_back(self, back_ms):
+        self.clock_ms = max(0, self.clock_ms - back_ms)
+
+    @rule()
+    def advance(self):
+        self.index.advance(self.now())
+
+    @rule(tick_ms=st.sampled_from([1, 7, 50]))
+    def reset_tick(self, tick_ms):
+        self.tick_ms = tick_ms
+        self.readers[0].view.reset_tick_time(tick_ms)
+
+    @rule(which=subscriptions)
+    def rewind(self, which):
+        self.readers[which].view.clear()
+        self.readers[which].begin_pass()
+
+    @rule(which=subscriptions)
+    def reopen(self, which):
+        self.readers[which].view.close()
+        self.readers[which].begin_anew(self.index)
+
+    @invariant()
+    def the_index_holds_each_message_once(self):
+        self.index._check()
+        held = [position for position in self.due_ms if self.is_held(position)]
+        assert len(self.index) == len(held)
+        assert all(position in self.index for position in held)
+
+    @invariant()
+    def each_view_counts_what_its_reader_waits_for(self):
+        for reader in self.readers:
+            unacked = len(reader.waiting - reader.acked)
+            passed = {p for p in self.log[: reader.next_read] if p in reader.acked}
+            assert unacked <= reader.view.delayed_message_count <= len(reader.waiting | passed)
+            next_ms = reader.view.next_delivery_ms
+            if unacked:
+                earliest = min(self.due_ms[position] for position in reader.waiting - reader.acked)
+                assert next_ms is not None
+                assert next_ms <= max(earliest, self.seen_ms)
+
+    def teardown(self):
+        if not hasattr(self, "index"):
+            return
+        self.clock_ms = FAR
+        for which, reader in enumerate(self.readers):
+            while reader.view.has_message_available(now_ms=self.now()):
+                self.poll(which, 2)
+            self.read(which, len(self.log))
+            assert set(self.log) - reader.acked <= reader.delivered, "lost"
+            assert not reader.waiting - reader.acked
+            assert reader.view.delayed_message_count == 0
+        assert len(self.index) == 0
+        assert self.index.unread_batch_count == 0
+
+
+TestDelay = DelayMachine.TestCase
+
+
+# Planted bugs: each replaces one method.
+
+
+def keeps_all_of_the_due_log(view):
+    while view._unread.next is not None:
+        view._due.update(view._unread.positions)
+        view._unread = view._unread.next
+
+
+def widens_the_window_before_it_reads_the_log(view, position, *, deliver_at_ms, now_ms):
+    view._first = min(view._first, position)
+    view._end = max(view._end, Position(position.ledger_id, position.entry_id + 1))
+    is_held = view._index.add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+    view._read_due_log()
+    return is_held or position in view._due
+
+
+def rounds_down(index, deliver_at_ms):
+    return max(deliver_at_ms - deliver_at_ms % index._tick_time_ms, index._now_ms + 1)
+
+
+def drops_a_batch_once_one_view_has_read_it(view):
+    batch = view._unread
+    while batch.next is not None:
+        view._due.update_between(batch.positions, first=view._first, end=view._end)
+        batch.positions.clear()
+        batch = batch.next
+    view._unread = batch
+
+
+def judges_by_time_before_it_looks_what_is_held(index, position, *, deliver_at_ms, now_ms):
+    index.advance(now_ms)
+    return deliver_at_ms > index.now_ms and add(index, position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+
+
+def hands_out_what_was_acked(view, max_messages, *, now_ms):
+    view._index.advance(now_ms)
+    view._read_due_log()
+    handed_out = list(view._due)[:max_messages]
+    for position in handed_out:
+        view._due.remove_below(Position(position.ledger_id, position.entry_id + 1))
+    return handed_out
+
+
+def keeps_its_window_when_cleared(view):
+    view._due.clear()
+
+
+def follows_the_clock_back(index, now_ms):
+    advance(index, now_ms)
+    index._now_ms = now_ms
+
+
+add = TopicDelayIndex.add
+advance = TopicDelayIndex.advance
+
+PLANTED = [
+    (SubscriptionDelayView, "_read_due_log", keeps_all_of_the_due_log),
+    (SubscriptionDelayView, "add_message", widens_the_window_before_it_reads_the_log),
+    (TopicDelayIndex, "_bucket_time", rounds_down),
+    (SubscriptionDelayView, "_read_due_log", drops_a_batch_once_one_view_has_read_it),
+    (TopicDelayIndex, "add", judges_by_time_before_it_looks_what_is_held),
+    (SubscriptionDelayView, "scheduled_messages", hands_out_what_was_acked),
+    (SubscriptionDelayView, "clear", keeps_its_window_when_cleared),
+    (TopicDelayIndex, "advance", follows_the_clock_back),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("owner", "name", "planted"), PLANTED, ids=[planted.__name__ for *_, planted in PLANTED])
+def test_the_model_sees_a_planted_bug(monkeypatch, owner, name, planted):
+    monkeypatch.setattr(owner, name, planted)
+    assert_caught(DelayMachine, by=AssertionError)

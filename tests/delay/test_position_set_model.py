@@ -1,0 +1,110 @@
+"""The set of positions against a plain `set`, at the borders of roaring containers and of ledgers."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ackstate import Position
+from delay.position_set import PositionSet
+from planted import assert_caught
+
+ENTRY_IDS = [0, 1, 2, 2**16 - 1, 2**16, 2**16 + 1, 2**32 - 2, 2**32 - 1]
+positions = st.builds(Position, st.sampled_from([0, 3, 4, 2**63 - 1]), st.sampled_from(ENTRY_IDS))
+# An end may lie just behind the last entry that a ledger can have.
+ends = positions | st.builds(Position, st.sampled_from([3, 2**63 - 1]), st.just(2**32))
+groups = st.sets(positions, max_size=8)
+
+
+def set_of(group: set[Position]) -> PositionSet:
+    made = PositionSet()
+    for position in group:
+        made.add(position)
+    return made
+
+
+class PositionSetMachine(RuleBasedStateMachine):
+    @initialize(group=groups)
+    def open(self, group):
+        self.held = set_of(group)
+        self.expected = set(group)
+
+    @rule(position=positions)
+    def add(self, position):
+        if position not in self.expected:
+            self.held.add(position)
+            self.expected.add(position)
+
+    @rule(group=groups)
+    def update(self, group):
+        self.held.update(set_of(group))
+        self.expected |= group
+
+    @rule(group=groups, first=positions, end=ends)
+    def update_between(self, group, first, end):
+        other = set_of(group)
+        self.held.update_between(other, first=first, end=end)
+        self.expected |= {position for position in group if first <= position < end}
+        assert list(other) == sorted(group), "the other set is only read"
+
+    @rule(group=groups)
+    def difference_update(self, group):
+        self.held.difference_update(set_of(group))
+        self.expected -= group
+
+    @rule(end=ends)
+    def remove_below(self, end):
+        self.held.remove_below(end)
+        self.expected = {position for position in self.expected if position >= end}
+
+    @rule()
+    def clear(self):
+        self.held.clear()
+        self.expected.clear()
+
+    @rule(first=positions, end=ends)
+    def count_between(self, first, end):
+        counted = self.held.count_between(first, end)
+        assert counted == sum(first <= position < end for position in self.expected)
+
+    @rule(position=positions)
+    def contains(self, position):
+        assert (position in self.held) == (position in self.expected)
+
+    @invariant()
+    def holds_the_same_in_order(self):
+        self.held._check()
+        assert list(self.held) == sorted(self.expected)
+        assert len(self.held) == len(self.expected)
+        assert self.held.memory_bytes >= len(self.expected)
+
+
+TestPositionSet = PositionSetMachine.TestCase
+
+
+def removes_the_end_too(held, end):
+    remove_below(held, Position(end.ledger_id, min(end.entry_id, 2**32 - 1) + 1))
+
+
+def counts_the_end_too(held, first, end):
+    return count_between(held, first, end) + (end.entry_id < 2**32 and end in held)
+
+
+remove_below = PositionSet.remove_below
+count_between = PositionSet.count_between
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [("remove_below", removes_the_end_too), ("count_between", counts_the_end_too)],
+)
+def test_the_model_sees_a_planted_bug(monkeypatch, name, planted):
+    monkeypatch.setattr(PositionSet, name, planted)
+    assert_caught(PositionSetMachine, by=AssertionError)
+
+
+def test_two_sets_that_were_joined_stay_apart():
+    one, other = set_of({Position(3, 1)}), PositionSet()
+    other.update(one)
+    other.add(Position(3, 2))
+    assert list(one) == [Position(3, 1)]
