@@ -117,11 +117,15 @@ class DeletedRanges:
         # A range ends just before, or begins just after, or both (then two become one), or neither.
         after_one = entry_id > 0 and entry_id - 1 in bitmap
         before_one = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
-        record_bytes = range_fixed_bytes(ledger_id) * (1 - after_one - before_one)
-        record_bytes += -range_last_bytes(entry_id - 1) if after_one else range_first_bytes(entry_id)
+        record_bytes = -range_last_bytes(entry_id - 1) if after_one else range_first_bytes(entry_id)
         record_bytes += -range_first_bytes(entry_id + 1) if before_one else range_last_bytes(entry_id)
+        if after_one == before_one:
+            gained = -1 if after_one else 1
+            self._range_count += gained
+            record_bytes += gained * range_fixed_bytes(ledger_id)
         bitmap.add(entry_id)
-        self._count(1, 1 - after_one - before_one, record_bytes)
+        self._entry_count += 1
+        self._record_bytes += record_bytes
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:

@@ -28,7 +28,7 @@ _ENTRY_ID_END = 2**32
 
 def varint_bytes(number: int) -> int:
     """Return the length of a non-negative number as a protobuf varint, in bytes."""
-    return max(1, (number.bit_length() + 6) // 7)
+    return (number.bit_length() + 6) // 7 or 1
 
 
 def range_fixed_bytes(ledger_id: int) -> int:
