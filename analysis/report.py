@@ -2,72 +2,122 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING
+from string import Template
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
+from plotly.subplots import make_subplots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from analysis.demo import DemoRun, SubscriptionOutcome
 
-# Distinct without colour too: each line has a dash of its own.
-_STYLES = (("#0b6fa4", "solid"), ("#b5541c", "dot"), ("#2f7d32", "dash"))
+# Each line has a panel of its own, so colour only decorates; these three stand out from white and from black.
+_COLOURS = ("#2f81c7", "#c2692a", "#3b9150")
+_KILL_COLOUR = "#d63b45"
+# Pixels: a panel, the strip above each panel for its name, the strip on top for the kill's name, the axis below.
+_PANEL, _NAME_STRIP, _TOP, _BOTTOM = 130, 44, 64, 62
+# A name that is longer is cut in the plot, where a telephone has no room for it; the tables have it whole.
+_NAME_LENGTH_MAX = 24
 
-_PAGE = """<!doctype html>
+# A table of more columns does not fit on a telephone.
+_NARROW_COLUMNS = 5
+
+# The policy forbids every request, so that the page cannot even try one. Plotly writes its colours into the elements;
+# text and grid follow the colour scheme all the same, because an important rule beats them.
+_PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
 <title>ackstate demo: redelivery if crashed</title>
 <style>
-:root {{ color-scheme: light; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; padding: 1rem; color: #1b1f24;
-  background: #fff; }}
-h1 {{ font-size: 1.5rem; margin-bottom: .25rem; }}
-h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .35rem .8rem; border-bottom: 1px solid #d5dae0; text-align: right; }}
-th:first-child, td:first-child {{ text-align: left; }}
-thead th {{ border-bottom: 2px solid #7a838d; }}
-.verdict {{ font-weight: 600; }}
-.note {{ color: #4d5761; max-width: 60rem; }}
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #4d5761; --line: #d5dae0; --paper: #fff; --mark: #f3f5f7;
+  --good: #1a7f37; --bad: #c5221f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --soft: #a9b3bd; --line: #353d46; --paper: #14181d; --mark: #1d232a;
+    --good: #4cc26a; --bad: #ff7b72; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 66rem; padding: 1rem; color: var(--ink);
+  background: var(--paper); }
+h1 { font-size: 1.6rem; margin: .5rem 0; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+p, figcaption { max-width: 46rem; color: var(--soft); overflow-wrap: anywhere; }
+#verdict { max-width: none; padding: .6rem .9rem; background: var(--mark); border-left: .35rem solid;
+  font-weight: 600; }
+.holds { color: var(--good); }
+.fails { color: var(--bad); }
+#verdict.holds::before { content: "✓ "; }
+#verdict.fails::before { content: "✗ "; }
+figure { margin: 1rem 0; }
+figcaption { margin-top: .5rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; max-width: 20rem; overflow-wrap: break-word; }
+thead th { border-bottom: 2px solid var(--soft); vertical-align: bottom; }
+tr.fails td { font-weight: 700; }
+@media (max-width: 40rem) {
+  .wide thead { display: none; }
+  .wide :is(table, tbody, tr) { display: block; }
+  .wide tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .wide td { display: flex; justify-content: space-between; gap: 1rem; max-width: none; border: 0; padding: .1rem 0; }
+  .wide td::before { content: attr(data-column); color: var(--soft); font-weight: 400; text-align: left; }
+  .wide td:first-child { font-weight: 600; }
+}
+@media (pointer: coarse) { .mouse { display: none; } }
+#curve .main-svg > g:not(.hoverlayer) text { fill: var(--ink) !important; }
+#curve :is(.gridlayer, .zerolinelayer) path { stroke: var(--line) !important; }
 </style>
 </head>
 <body>
 <h1>Redelivery if crashed</h1>
-<p class="verdict" id="verdict">{verdict}</p>
-<p class="note">At every instant of the run: how many acked messages would have come back had the broker died then.
-The line rises with every ack that is not durable yet and falls when a persist completes. The mark is the real
-SIGKILL; what a second process then redelivered is the column <em>observed</em>.</p>
-<div id="plot">{plot}</div>
-<h2>At the kill</h2>
-<div class="scroll">{outcomes}</div>
-<h2>Over the whole run</h2>
-<div class="scroll">{distribution}</div>
-<h2>Recovery</h2>
-<div class="scroll">{recoveries}</div>
-<h2>Settings</h2>
-<div class="scroll">{settings}</div>
+<p id="verdict" class="$tone">$verdict</p>
+<p>At every instant of the run: how many acked messages would have come back had the broker died then. The line rises
+with every ack that is not durable yet and falls when a persist completes. $killed</p>
+<figure>
+<div id="plot">$plot</div>
+<figcaption>Messages that a crash would bring back, over time. At the kill, ○ is what Spark
+predicts from the trace, ✕ what a second process observed. <span class="mouse">Drag to look
+closer, double-click to see all.</span></figcaption>
+</figure>
+$sections
 </body>
 </html>
-"""
+""")
+
+# On a touch screen a finger scrolls the page; it must not be caught by the plot.
+_LET_FINGERS_SCROLL = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false})"
 
 
 def render(runs: Sequence[DemoRun]) -> str:
-    """Return the report of the last run, and how many of all runs came out as predicted."""
+    """Return the page: the last run in full, and of all runs how they came out.
+
+    Args:
+        runs: At least one.
+    """
     run = runs[-1]
-    return _PAGE.format(
+    settings = {**asdict(run.settings), "kill_ts_ms": run.kill.kill_ts_ms, "lived_ms": run.kill.lived_ms}
+    sections = [
+        _section("At the kill", "outcomes", _outcomes(run), notes=_inside_persist(run)),
+        _section("Every run: predicted / observed", "runs", _runs(runs)) if len(runs) > 1 else "",
+        _section("Over the whole run", "distribution", _distribution(run)),
+        _section("Recovery", "recoveries", _recoveries(run)),
+        _section("Settings", "settings", _table(("setting", "value"), settings.items())),
+    ]
+    return _PAGE.substitute(
+        tone="holds" if all(run.holds for run in runs) else "fails",
         verdict=escape(verdict(runs)),
+        killed=f"The broker was killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed}).",
         plot=_plot(run),
-        outcomes=_outcomes(run),
-        distribution=_distribution(run),
-        recoveries=_recoveries(run),
-        settings=_table(("setting", "value"), [*asdict(run.settings).items(), ("kill_ts_ms", run.kill.kill_ts_ms)]),
+        sections="\n".join(section for section in sections if section),
     )
 
 
@@ -87,73 +137,208 @@ def predicted(outcome: SubscriptionOutcome) -> str:
 
 
 def _plot(run: DemoRun) -> str:
+    """Return the plot with its library: a panel for each subscription, one below the other."""
+    count = max(1, len(run.subscriptions))
+    height = count * _PANEL + (count - 1) * _NAME_STRIP
+    figure = make_subplots(
+        rows=count, shared_xaxes=True, shared_yaxes="all", vertical_spacing=_NAME_STRIP / height if count > 1 else 0
+    )
     begin_ms = min((ts_ms for _, ts_ms, _, _ in run.curve), default=run.kill.kill_ts_ms)
     kill_s = (run.kill.kill_ts_ms - begin_ms) / 1_000
-    figure = go.Figure()
-    for index, outcome in enumerate(run.subscriptions):
-        colour, dash = _STYLES[index % len(_STYLES)]
-        # The most in a slice of time, then what is left at its end: so a persist shows as the fall that it is.
-        points = [
-            ((ts_ms - begin_ms) / 1_000, value)
-            for name, ts_ms, at_end, most in run.curve
-            if name == outcome.name
-            for value in (most, at_end)
-        ]
-        figure.add_scatter(
-            x=[x for x, _ in points], y=[y for _, y in points], name=outcome.name, mode="lines",
-            line={"color": colour, "dash": dash, "width": 1.5, "shape": "hv"},
-        )  # fmt: skip
-        figure.add_scatter(
-            x=[kill_s], y=[outcome.observed], name=f"{outcome.name}: observed", mode="markers", showlegend=False,
-            marker={"color": colour, "size": 11, "symbol": "x"},
-        )  # fmt: skip
-    figure.add_vline(x=kill_s, line={"color": "#8b0000", "dash": "dash"}, annotation_text="SIGKILL")
+    curves = _curves(run, begin_ms=begin_ms)
+    for row, outcome in enumerate(run.subscriptions, 1):
+        _draw(figure, outcome, [*curves[outcome.name], (kill_s, outcome.predicted_if_not_written)], row=row)
+    _mark_kill(figure, kill_s, height=height)
+    label_length = max((len(line) for outcome in run.subscriptions for line in _label(outcome)), default=8)
     figure.update_layout(
-        template="plotly_white", height=480, margin={"l": 60, "r": 20, "t": 30, "b": 50},
-        xaxis_title="seconds since the first event", yaxis_title="messages redelivered if crashed",
-        legend={"orientation": "h", "y": 1.12},
+        height=height + _TOP + _BOTTOM, showlegend=False, hovermode="x", template="none",
+        margin={"l": 52, "r": 20 + 7 * label_length, "t": _TOP, "b": _BOTTOM},
+        font={"family": "system-ui, sans-serif", "size": 13},
+        hoverlabel={"bgcolor": "#1b1f24", "bordercolor": "#8a949e", "font_color": "#fff"},
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
     )  # fmt: skip
-    library = f"<script>{get_plotlyjs()}</script>"
-    return library + figure.to_html(full_html=False, include_plotlyjs=False, div_id="curve")
+    # The kill stands at the right edge, also of a run without length, because its labels stand beyond.
+    figure.update_xaxes(range=[min(0, kill_s - 0.001), kill_s], showgrid=False, zeroline=False)
+    figure.update_xaxes(title_text="seconds since the first event", ticklabelstandoff=6, row=count)
+    figure.update_yaxes(range=[0, 1.05 * _highest(run)], nticks=4, ticklabelstandoff=4, fixedrange=True)
+    body = figure.to_html(
+        full_html=False, include_plotlyjs=False, div_id="curve", config={"displayModeBar": False},
+        post_script=_LET_FINGERS_SCROLL,
+    )  # fmt: skip
+    return f"<script>{get_plotlyjs()}</script>{body}"
+
+
+def _highest(run: DemoRun) -> int:
+    """Return the most that any panel has to show, at least 1."""
+    at_kill = [
+        value
+        for outcome in run.subscriptions
+        for value in (outcome.observed, outcome.predicted_if_not_written, outcome.predicted_if_written)
+    ]
+    return max([1, *(most for _, _, _, most in run.curve), *at_kill])
+
+
+def _curves(run: DemoRun, *, begin_ms: int) -> defaultdict[str, list[tuple[float, int]]]:
+    """Return each subscription's line up to the kill, in seconds and messages.
+
+    Of each slice of time the most, then what is left at its end, so that a persist shows as the fall that it is.
+    """
+    curves: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for name, ts_ms, at_end, most in run.curve:
+        # The trace goes on with the recovery; the run ended here.
+        if ts_ms <= run.kill.kill_ts_ms:
+            curves[name] += [((ts_ms - begin_ms) / 1_000, value) for value in (most, at_end)]
+    return curves
+
+
+def _draw(figure: Any, outcome: SubscriptionOutcome, points: list[tuple[float, int]], *, row: int) -> None:
+    """Draw one subscription's panel: its line, and at the last point, the kill, what was predicted and observed."""
+    colour = _COLOURS[(row - 1) % len(_COLOURS)]
+    name = outcome.name if len(outcome.name) <= _NAME_LENGTH_MAX else f"{outcome.name[: _NAME_LENGTH_MAX - 1]}…"
+    # Plotly takes text for a kind of HTML, in which a quote is only a quote.
+    name = escape(name, quote=False)
+    kill_s = points[-1][0]
+    figure.add_scatter(
+        x=[x for x, _ in points], y=[y for _, y in points], name=name, mode="lines", row=row, col=1,
+        line={"color": colour, "width": 1.5, "shape": "hv"}, hovertemplate="%{y} at %{x} s<extra></extra>",
+    )  # fmt: skip
+    answers = sorted({outcome.predicted_if_not_written, outcome.predicted_if_written})
+    marks = (("predicted", answers, "circle-open", 13), ("observed", [outcome.observed], "x-thin", 9))
+    for what, values, symbol, size in marks:
+        figure.add_scatter(
+            x=[kill_s] * len(values), y=values, name=f"{name}: {what}", mode="markers", row=row, col=1,
+            marker={"color": colour, "size": size, "symbol": symbol, "line": {"color": colour, "width": 2}},
+            cliponaxis=False, hovertemplate=f"%{{y}} {what}<extra></extra>",
+        )  # fmt: skip
+    panel = "" if row == 1 else row
+    figure.add_annotation(
+        text=f"<b>{name}</b>", xref=f"x{panel} domain", yref=f"y{panel} domain", x=0, y=1, yshift=2,
+        xanchor="left", yanchor="bottom", showarrow=False,
+    )  # fmt: skip
+    figure.add_annotation(
+        text="<br>".join(_label(outcome)), x=kill_s, y=outcome.observed, row=row, col=1,
+        xanchor="left", xshift=14, align="left", showarrow=False,
+    )  # fmt: skip
+
+
+def _label(outcome: SubscriptionOutcome) -> list[str]:
+    """Return the lines beside the mark of the kill."""
+    lines = [f"predicted {outcome.predicted_if_not_written}", f"observed {outcome.observed}"]
+    if outcome.kill_inside_persist:
+        lines.insert(1, f"or, if written, {outcome.predicted_if_written}")
+    return lines
+
+
+def _mark_kill(figure: Any, kill_s: float, *, height: int) -> None:
+    """Draw the kill through all panels, and its name in the strip above them, where nothing else is written."""
+    top = 1 + (_TOP - 18) / height
+    figure.add_shape(
+        type="line", x0=kill_s, x1=kill_s, xref="x", y0=0, y1=top, yref="paper", layer="below", name="SIGKILL",
+        line={"color": _KILL_COLOUR, "dash": "dash", "width": 2},
+    )  # fmt: skip
+    figure.add_annotation(
+        text="SIGKILL", x=kill_s, xref="x", y=top, yref="paper", xanchor="left", yanchor="top", xshift=4,
+        showarrow=False,
+    )  # fmt: skip
 
 
 def _outcomes(run: DemoRun) -> str:
-    rows = [
-        (o.name, o.acked, o.durable, predicted(o), o.observed, o.lost, o.invented) for o in run.subscriptions
-    ]
     return _table(
         ("subscription", "acked", "persisted", "predicted at the kill", "observed", "lost acks", "invented acks"),
-        rows,
-        identity="outcomes",
+        [(o.name, o.acked, o.durable, predicted(o), o.observed, o.lost, o.invented) for o in run.subscriptions],
+        failing=[index for index, outcome in enumerate(run.subscriptions) if not outcome.holds],
     )
 
 
+def _inside_persist(run: DemoRun) -> list[str]:
+    """Say of each persist that the kill fell into which of its two answers came true."""
+    return [
+        f"{o.name} was killed inside a persist: {o.predicted_if_not_written} messages come back if it was not written, "
+        f"{o.predicted_if_written} if it was. {o.observed} came back{_CAME_TRUE[_answers_true(o)]}."
+        for o in run.subscriptions
+        if o.kill_inside_persist
+    ]
+
+
+_CAME_TRUE = {
+    (True, False): ", so it was not written",
+    (False, True): ", so it was written",
+    (True, True): ", as both say",
+    (False, False): ", which neither says",
+}
+
+
+def _answers_true(outcome: SubscriptionOutcome) -> tuple[bool, bool]:
+    return outcome.observed == outcome.predicted_if_not_written, outcome.observed == outcome.predicted_if_written
+
+
+def _runs(runs: Sequence[DemoRun]) -> str:
+    names = list(dict.fromkeys(outcome.name for run in runs for outcome in run.subscriptions))
+    rows = []
+    for run in runs:
+        pairs = {outcome.name: f"{predicted(outcome)} / {outcome.observed}" for outcome in run.subscriptions}
+        lived = f"{run.kill.lived_ms / 1_000:.2f} s"
+        rows.append((run.seed, lived, *(pairs.get(name, "-") for name in names), _run_verdict(run)))
+    header = ("seed", "killed after", *names, "verdict")
+    return _table(header, rows, failing=[index for index, run in enumerate(runs) if not run.holds])
+
+
+def _run_verdict(run: DemoRun) -> str:
+    found = []
+    if any(outcome.predicted_at_kill != outcome.observed for outcome in run.subscriptions):
+        found.append("NOT EQUAL")
+    for what in ("lost", "invented"):
+        count = sum(getattr(outcome, what) for outcome in run.subscriptions)
+        if count:
+            found.append(f"{count} {what}")
+    return ", ".join(found) or "equal"
+
+
 def _distribution(run: DemoRun) -> str:
-    rows = [(o.name, f"{o.expected:.1f}", o.p50, o.p99, o.max) for o in run.subscriptions]
+    # A trace of a single millisecond has no duration, and so no mean and no quantiles.
+    rows = [
+        (o.name, *("-" if value is None else value for value in (o.expected, o.p50, o.p99, o.max)))
+        for o in run.subscriptions
+    ]
     return _table(("subscription", "expected", "p50", "p99", "max"), rows)
 
 
 def _recoveries(run: DemoRun) -> str:
-    rows = [
-        (
-            recovered["subscription"],
-            recovered["report"]["source"],
-            recovered["report"]["records_replayed"],
-            recovered["report"]["bytes_discarded"],
-            recovered["mark_delete"],
-            recovered["report"]["range_count"],
-        )
-        for recovered in run.recoveries
-    ]
-    return _table(
-        ("subscription", "source", "records replayed", "bytes discarded", "mark-delete", "ranges"), rows
+    rows = []
+    for recovered in run.recoveries:
+        report = recovered["report"]
+        discarded = str(report["bytes_discarded"])
+        if report["bytes_discarded"]:
+            discarded += f" from byte {report['discarded_offset']} on: {report['discarded_reason']}"
+        rows.append((
+            recovered["subscription"], report["source"], report["records_replayed"], discarded,
+            recovered["mark_delete"], report["range_count"],
+        ))  # fmt: skip
+    return _table(("subscription", "source", "records replayed", "bytes discarded", "mark-delete", "ranges"), rows)
+
+
+def _section(title: str, identity: str, table: str, *, notes: Sequence[str] = ()) -> str:
+    told = "".join(f"\n<p>{escape(note)}</p>" for note in notes)
+    # What scrolls must be reachable by keyboard.
+    return (
+        f'<section id="{identity}">\n<h2>{escape(title)}</h2>\n'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>{told}\n</section>'
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]], *, identity: str = "") -> str:
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]], *, failing: Sequence[int] = ()) -> str:
+    """Return a table; the rows whose index is in `failing` stand out.
+
+    Each cell knows its column, because on a narrow page the rows of a wide table become lists.
+    """
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    named = f' id="{identity}"' if identity else ""
-    return f"<table{named}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    body = []
+    for index, row in enumerate(rows):
+        cells = "".join(
+            f'<td data-column="{escape(column)}">{escape(str(cell))}</td>'
+            for column, cell in zip(header, row, strict=True)
+        )
+        tone = ' class="fails"' if index in failing else ""
+        body.append(f"<tr{tone}>{cells}</tr>")
+    shape = ' class="wide"' if len(header) > _NARROW_COLUMNS else ""
+    return f"<div{shape}><table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

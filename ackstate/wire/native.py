@@ -51,7 +51,7 @@ class Record:
     Attributes:
         kind: SNAPSHOT replaces all before it; DELTA adds to it.
         epoch: Rises with every reset of the cursor; records of an older epoch do not count.
-        sequence: Number of the record in its epoch, without gaps.
+        sequence: Number of the record in its cursor ledger: 0 for the snapshot, then without gaps.
         chain: `checksum` of the record before, 0 for the first of a journal.
         mark_delete: Every entry up to it, included, is acked.
         deleted: Acked entries above the mark-delete: all of them, or those that are new. Not to be changed.

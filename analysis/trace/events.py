@@ -64,7 +64,8 @@ class EventKind(IntEnum):
     ACK = 3
     """Entries were accepted as acked, one by one. number: which consumer."""
     MARK_DELETE = 4
-    """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into."""
+    """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into. number: which
+    consumer."""
     PERSIST_BEGUN = 5
     """A persist began that covers every ack before this event. number: of the persist."""
     PERSIST_ENDED = 6

@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-from traces import last_state
 
 from ackstate import CursorFencedError
 from analysis.crash.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
@@ -19,6 +18,7 @@ from analysis.trace.events import EventKind
 from analysis.trace.recorder import Recorder, read_recording
 from cursor import ManagedCursor, MemoryStore, SqliteStore
 from cursor.memory import Fault, FaultKind, PowerCutError
+from traces import last_state
 
 pytestmark = pytest.mark.slow
 

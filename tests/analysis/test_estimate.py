@@ -6,12 +6,12 @@ import random
 
 import pytest
 from pyspark.sql import Row
-from traces import last_state, replay, steps
 
 from analysis.redelivery import estimate
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
 from analysis.trace.recorder import Frame
+from traces import last_state, replay, steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

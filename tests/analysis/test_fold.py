@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from traces import State, replay, traces
 
 import analysis.redelivery.fold as fold_module
 from analysis.redelivery.fold import Chunk, RedeliveryFold
 from analysis.trace.events import Event, EventKind
+from traces import State, replay, traces
 
 
 def chunk_of(events):

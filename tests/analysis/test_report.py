@@ -1,0 +1,237 @@
+"""The report's page: it says what the values say, needs nothing else, and shows names as the text that they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from analysis.demo import summary_json
+from analysis.report import predicted, render, verdict
+from demo_runs import (
+    BEGIN_MS,
+    KILL_MS,
+    NAMES,
+    demo_run,
+    killed_inside_persist,
+    of_one_millisecond,
+    outcome,
+    recovery,
+)
+
+HOSTILE_NAMES = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(2)>",
+    "\"'&amp; $plot {0} %{y} \\u003c",
+)
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: each section's table rows, paragraphs, scripts, and every attribute."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tables, self.paragraphs, self.scripts, self.attributes = {}, [], [], []
+        self._section, self._collects = "", None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag == "section":
+            self._section = dict(attrs)["id"]
+        elif tag == "tr":
+            self.tables.setdefault(self._section, []).append([])
+        elif tag in ("td", "th"):
+            self.tables[self._section][-1].append("")
+            self._collects = self.tables[self._section][-1]
+        elif tag in ("p", "script"):
+            self._collects = self.paragraphs if tag == "p" else self.scripts
+            self._collects.append("")
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "p", "script"):
+            self._collects = None
+
+    def handle_data(self, data):
+        if self._collects is not None:
+            self._collects[-1] += data
+
+    @property
+    def traces(self):
+        """The plot's traces, by name."""
+        (drawing,) = [script for script in self.scripts if "newPlot(" in script and len(script) < 1_000_000]
+        traces, _ = json.JSONDecoder().raw_decode(drawing, drawing.index("[", drawing.index("newPlot(")))
+        return {trace["name"]: trace for trace in traces}
+
+
+def rows_of(page, section):
+    return page.tables[section][1:]
+
+
+def texts(*values):
+    return [str(value) for value in values]
+
+
+def test_every_number_of_the_summary_is_in_its_cell():
+    run = demo_run()
+    page = Page(render([run]))
+    outcomes = summary_json([run])["subscriptions"]
+    assert rows_of(page, "outcomes") == [
+        texts(o["name"], o["acked"], o["durable"], o["predicted_at_kill"], o["observed"], o["lost"], o["invented"])
+        for o in outcomes
+    ]
+    assert rows_of(page, "distribution") == [
+        texts(o["name"], o["expected"], o["p50"], o["p99"], o["max"]) for o in outcomes
+    ]
+    summary = summary_json([run])
+    expected = {**summary["settings"], "kill_ts_ms": summary["kill_ts_ms"], "lived_ms": run.kill.lived_ms}
+    assert rows_of(page, "settings") == [texts(*item) for item in expected.items()]
+    assert page.paragraphs[0] == "1 of 1 predictions equal to observation, 0 lost acks, 0 invented acks"
+
+
+def test_recovery_is_told_with_the_reason_for_what_was_discarded():
+    run = replace(
+        demo_run(["a", "b"]),
+        recoveries=[recovery("a"), recovery("b", bytes_discarded=9, discarded_reason="expected <ACKR>")],
+    )
+    assert rows_of(Page(render([run])), "recoveries") == [
+        ["a", "journal", "12", "0", "6:2064", "64"],
+        ["b", "journal", "12", "9 from byte 4321 on: expected <ACKR>", "6:2064", "64"],
+    ]
+
+
+def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
+    run = demo_run()
+    traces = Page(render([run])).traces
+    lines = [name for name, trace in traces.items() if trace["mode"] == "lines"]
+    assert lines == list(NAMES)
+    for found in run.subscriptions:
+        line = traces[found.name]
+        at_kill = found.observed
+        assert line["x"] == [0, 0, 1, 1, 2, 2, 4, 4, 4]
+        assert line["y"] == [1, 0, 701, 700, 704, 2, at_kill, at_kill, at_kill]
+        assert traces[f"{found.name}: observed"]["x"] == [(KILL_MS - BEGIN_MS) / 1_000]
+        assert traces[f"{found.name}: observed"]["y"] == [found.observed]
+        assert traces[f"{found.name}: predicted"]["y"] == [found.predicted_at_kill]
+
+
+@pytest.mark.parametrize(
+    ("observed", "found"),
+    [
+        (683, "683 came back, so it was not written."),
+        (12, "12 came back, so it was written."),
+        (5, "5 came back, which neither says."),
+    ],
+)
+def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(observed, found):
+    run = demo_run(["a"])
+    inside = killed_inside_persist(run.subscriptions[0], not_written=683, written=12, observed=observed)
+    page = Page(render([replace(run, subscriptions=[inside])]))
+    assert rows_of(page, "outcomes")[0][3:5] == ["683 or, if written, 12", str(observed)]
+    assert page.traces["a: predicted"]["y"] == [12, 683]
+    assert page.traces["a: observed"]["y"] == [observed]
+    (told,) = [text for text in page.paragraphs if "inside a persist" in text]
+    assert told.startswith("a was killed inside a persist: 683 messages come back if it was not written, 12 if it was.")
+    assert told.endswith(found)
+
+
+def test_a_persist_that_would_change_nothing_has_one_answer():
+    run = demo_run(["a"])
+    inside = killed_inside_persist(run.subscriptions[0], not_written=3, written=3, observed=3)
+    page = Page(render([replace(run, subscriptions=[inside])]))
+    assert page.paragraphs[-1].endswith("3 came back, as both say.")
+    assert page.traces["a: predicted"]["y"] == [3]
+
+
+def test_several_runs_are_all_listed_with_what_came_of_them():
+    runs = [demo_run(seed=seed) for seed in (1, 2, 3)]
+    wrong = replace(runs[1].subscriptions[0], observed=5, lost=2)
+    runs[1] = replace(runs[1], subscriptions=[wrong, *runs[1].subscriptions[1:]])
+    page = Page(render(runs))
+    assert page.tables["runs"] == [
+        ["seed", "killed after", *NAMES, "verdict"],
+        ["1", "3.90 s", "100 / 100", "111 / 111", "122 / 122", "equal"],
+        ["2", "3.90 s", "200 / 5", "211 / 211", "222 / 222", "NOT EQUAL, 2 lost"],
+        ["3", "3.90 s", "300 / 300", "311 / 311", "322 / 322", "equal"],
+    ]
+    assert (
+        page.paragraphs[0] == verdict(runs) == "2 of 3 predictions equal to observation, 2 lost acks, 0 invented acks"
+    )
+
+
+def test_a_single_run_needs_no_list():
+    assert "runs" not in Page(render([demo_run()])).tables
+
+
+def test_a_failure_is_marked_by_more_than_a_number():
+    run = demo_run(["a", "b"])
+    bad = replace(run, subscriptions=[run.subscriptions[0], replace(run.subscriptions[1], invented=1)])
+    assert ("p", "class", "holds") in Page(render([run])).attributes
+    attributes = Page(render([bad])).attributes
+    assert ("p", "class", "fails") in attributes
+    assert attributes.count(("tr", "class", "fails")) == 1
+
+
+def test_the_page_asks_nobody_for_anything():
+    page = Page(render([demo_run()]))
+    loading = [
+        (tag, value)
+        for tag, name, value in page.attributes
+        if name in {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+    ]
+    assert loading == [("link", "data:,")]
+    (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
+    assert "default-src 'none'" in policy
+    assert re.search(r"https?:|//\w", policy) is None
+
+
+def test_hostile_names_stay_text():
+    run = replace(
+        demo_run(HOSTILE_NAMES),
+        recoveries=[recovery(name, bytes_discarded=1, discarded_reason=name) for name in HOSTILE_NAMES],
+    )
+    run = replace(
+        run, subscriptions=[killed_inside_persist(o, not_written=9, written=2, observed=2) for o in run.subscriptions]
+    )
+    page = Page(render([run, run]))
+    for section in ("outcomes", "distribution", "recoveries"):
+        assert [row[0] for row in rows_of(page, section)] == list(HOSTILE_NAMES)
+    assert page.tables["runs"][0][2:5] == list(HOSTILE_NAMES)
+    # The library, and the plot: no name opened another, and none closed one of them.
+    assert len(page.scripts) == 2
+    assert not any(name == "onerror" for _, name, _ in page.attributes)
+    assert not any("<" in name for name in page.traces)
+
+
+def test_a_long_name_is_whole_in_the_table_and_cut_in_the_plot():
+    name = "x" * 200
+    page = Page(render([demo_run([name])]))
+    assert rows_of(page, "outcomes")[0][0] == name
+    assert next(iter(page.traces)) == "x" * 23 + "…"
+
+
+@pytest.mark.parametrize("run", [of_one_millisecond(demo_run()), replace(demo_run(), curve=[])], ids=["point", "empty"])
+def test_a_run_without_length_is_drawn(run):
+    page = Page(render([run]))
+    for found in run.subscriptions:
+        assert set(page.traces[found.name]["x"]) == {0}
+        assert page.traces[f"{found.name}: observed"]["y"] == [found.observed]
+
+
+def test_what_has_no_mean_has_a_dash():
+    page = Page(render([of_one_millisecond(demo_run(["a"]))]))
+    assert rows_of(page, "distribution") == [["a", "-", "-", "-", "1703"]]
+
+
+def test_a_run_without_subscriptions_is_a_page_too():
+    page = Page(render([replace(demo_run([]), curve=[])]))
+    assert rows_of(page, "outcomes") == []
+    assert page.traces == {}
+
+
+def test_predicted_is_one_number_unless_the_kill_fell_inside_a_persist():
+    assert predicted(outcome("a", redelivered=4)) == "4"

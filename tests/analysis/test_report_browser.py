@@ -1,0 +1,198 @@
+"""The report as a person sees it, in a headless Chromium: wide and narrow, light and dark, without a network."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import NoAlertPresentException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+
+from analysis.report import render
+from demo_runs import NAMES, demo_run, killed_inside_persist, of_one_millisecond
+
+CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+MISSING = [path.name for path in (CHROMIUM, DRIVER) if not path.exists()]
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} in /usr/bin"),
+]
+
+OPTIONS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars",
+)  # fmt: skip
+DESKTOP, TELEPHONE = 1280, 390
+HOSTILE_NAMES = ("<script>alert(1)</script>", "</script>", "<a href='x:y'>z</a>")
+
+
+class Rectangle(NamedTuple):
+    text: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other):
+        # Boxes reach a little beyond the ink.
+        across = min(self.right, other.right) - max(self.left, other.left)
+        down = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return across > 2 and down > 2
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(executable_path=str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open the page of some runs, of a width in pixels and a colour scheme."""
+
+    def open_page(*runs, width=DESKTOP, scheme="light"):
+        page = tmp_path / "report.html"
+        page.write_text(render(runs), encoding="utf-8")
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for log in ("browser", "performance"):
+            browser.get_log(log)
+        browser.get(page.as_uri())
+
+    return open_page
+
+
+def cells(browser, section):
+    rows = browser.find_elements(By.CSS_SELECTOR, f"#{section} tbody tr")
+    return [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in rows]
+
+
+def requests(browser):
+    messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
+    return [
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+        and not message["params"]["documentURL"].startswith("chrome:")
+    ]
+
+
+def labels(browser):
+    found = browser.execute_script(
+        "return [...document.querySelectorAll('#curve text')].filter(e => e.textContent).map(e => "
+        "{const r = e.getBoundingClientRect(); return [e.textContent, r.left, r.top, r.right, r.bottom]})"
+    )
+    return [Rectangle(*label) for label in found]
+
+
+def luminance(colour):
+    """Brightness of what the browser calls rgb(r, g, b), from 0 to 1."""
+    red, green, blue = (int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
+    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+
+
+def style(browser, selector, name):
+    script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    return browser.execute_script(script, selector, name)
+
+
+def inside(run):
+    """The run, killed inside each of its persists: the longest labels there are."""
+    found = [killed_inside_persist(o, not_written=683, written=12, observed=12) for o in run.subscriptions]
+    return type(run)(run.seed, run.kill, found, run.recoveries, run.curve, run.settings)
+
+
+def test_the_tables_show_the_values(browser, show):
+    runs = [demo_run(seed=2), demo_run(seed=3)]
+    show(*runs)
+    assert cells(browser, "outcomes") == [
+        [str(n) for n in (o.name, o.acked, o.durable, o.predicted_at_kill, o.observed, o.lost, o.invented)]
+        for o in runs[-1].subscriptions
+    ]
+    assert cells(browser, "runs")[0] == ["2", "3.90 s", "200 / 200", "211 / 211", "222 / 222", "equal"]
+    verdict = browser.find_element(By.ID, "verdict").text
+    assert verdict == "2 of 2 predictions equal to observation, 0 lost acks, 0 invented acks"
+
+
+def test_the_plot_has_a_line_for_each_subscription_and_the_kill(browser, show):
+    run = demo_run()
+    show(run)
+    lines = browser.find_elements(By.CSS_SELECTOR, "#curve .scatterlayer path.js-line")
+    assert len(lines) == len(NAMES)
+    assert all(line.size["width"] > 400 and line.size["height"] > 80 for line in lines)
+    texts = [label.text for label in labels(browser)]
+    assert texts.count("SIGKILL") == 1
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#curve .shapelayer path")) == 1
+    assert [text for text in texts if text in NAMES] == list(NAMES)
+    for found in run.subscriptions:
+        assert f"predicted {found.predicted_at_kill}observed {found.observed}" in texts
+
+
+def test_the_kill_is_where_the_lines_end(browser, show):
+    show(demo_run())
+    kill = browser.find_element(By.CSS_SELECTOR, "#curve .shapelayer path").rect
+    for line in browser.find_elements(By.CSS_SELECTOR, "#curve .scatterlayer path.js-line"):
+        assert line.rect["x"] + line.rect["width"] == pytest.approx(kill["x"] + kill["width"] / 2, abs=2)
+
+
+@pytest.mark.parametrize("width", [DESKTOP, TELEPHONE])
+@pytest.mark.parametrize(
+    "run",
+    [demo_run(), inside(demo_run()), inside(demo_run(["x" * 200, *HOSTILE_NAMES])), of_one_millisecond(demo_run())],
+    ids=["usual", "inside-persist", "names", "one-millisecond"],
+)
+def test_nothing_overlaps_sticks_out_or_complains(browser, show, run, width):
+    show(run, run, width=width)
+    found = labels(browser)
+    assert [(a.text, b.text) for a, b in combinations(found, 2) if a.overlaps(b)] == []
+    assert [label.text for label in found if label.left < 0 or label.right > width] == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") == width
+    assert browser.get_log("browser") == []
+
+
+def test_the_page_makes_no_request(browser, show):
+    show(demo_run())
+    assert requests(browser) == [browser.current_url]
+
+
+def test_hostile_names_open_no_dialog_and_are_read_as_they_are(browser, show):
+    show(demo_run(HOSTILE_NAMES))
+    with pytest.raises(NoAlertPresentException):
+        browser.switch_to.alert  # noqa: B018 - looking for it is what raises
+    assert [row[0] for row in cells(browser, "outcomes")] == list(HOSTILE_NAMES)
+    texts = [label.text for label in labels(browser)]
+    assert {"<script>alert(1)</scrip…", *HOSTILE_NAMES[1:]} < set(texts)
+    assert browser.find_elements(By.CSS_SELECTOR, "#curve a") == []
+    assert browser.get_log("browser") == []
+
+
+def test_the_page_and_its_plot_follow_the_colour_scheme(browser, show):
+    paper, ink = {}, {}
+    for scheme in ("light", "dark"):
+        show(demo_run(), scheme=scheme)
+        paper[scheme] = luminance(style(browser, "body", "backgroundColor"))
+        ink[scheme] = [
+            luminance(style(browser, "body", "color")),
+            luminance(style(browser, "#curve [class$=tick] text", "fill")),
+            luminance(style(browser, "#curve .annotation text", "fill")),
+        ]
+        assert style(browser, "#curve .main-svg", "backgroundColor") == "rgba(0, 0, 0, 0)"
+    assert paper["light"] > 0.9
+    assert paper["dark"] < 0.15
+    assert max(ink["light"]) < 0.2
+    assert min(ink["dark"]) > 0.8
