@@ -2,10 +2,8 @@
 
 from cursor.config import CursorConfig
 from cursor.managed import ManagedCursor
-from cursor.memory import MemoryStore
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
-from cursor.sqlite import SqliteStore
 from cursor.store import (
     LedgerFencedError,
     LedgerNotFoundError,
@@ -17,6 +15,8 @@ from cursor.store import (
     StoreLockedError,
     VersionMismatchError,
 )
+from cursor.stores.memory import MemoryStore
+from cursor.stores.sqlite import SqliteStore
 from cursor.subscription import Delivery, Subscription
 
 __all__ = [

@@ -8,8 +8,11 @@ power cut. A mutating call that raises `StoreError` may or may not have happened
 know reads back. A store whose sync has failed refuses every later call until it is opened anew, because the pages that
 it would read may not be those on the disk.
 
-Owners. A store is written by one process at a time; a second one gets `StoreLockedError` when it opens. Inside one
-process a ledger is taken over by `fence`: whoever held it before gets `LedgerFencedError` at its next append.
+Damage. Any call may find that the stored bytes are not what was written: `CorruptStateError`.
+
+Owners. A store on a disk is open once at a time: a second opener, in another process or the same, gets
+`StoreLockedError`. Inside one process a ledger is taken over by `fence`: whoever held it before gets
+`LedgerFencedError` at its next append.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class StoreError(AckStateError):
 
 
 class StoreLockedError(StoreError):
-    """Another process has the store open; nothing was touched."""
+    """The store is open already, in another process or in this one; nothing was touched."""
 
 
 class StoreFullError(StoreError):
@@ -86,7 +89,7 @@ class LedgerStore(Protocol):
         ...
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """Return the entries from `first` (included) to `end` (excluded).
+        """Return the entries from `first` (included) to `end` (excluded); an empty range is ``[]`` wherever it lies.
 
         Raises:
             LedgerNotFoundError: There is no such ledger, or one of the entries does not exist.
@@ -176,3 +179,18 @@ class Store(Protocol):
         Closing twice does nothing.
         """
         ...
+
+
+def check_path(path: str) -> None:
+    """Raise `ValueError` unless a path begins with a slash, ends without one and has no empty name."""
+    first, *names = path.split("/")
+    if first or not names or not all(names):
+        raise ValueError(f"not a metadata path: {path!r}")
+
+
+def children_prefix(path: str) -> str:
+    """Return what the paths below a path begin with; ``/`` itself is the top."""
+    if path == "/":
+        return path
+    check_path(path)
+    return f"{path}/"

@@ -44,7 +44,7 @@ def check_store(make_store: Callable[[], Store]) -> None:
         AssertionError: The message names the promise, what should have been and what was.
         ValueError: The storage was not empty.
 
-    >>> from cursor.memory import MemoryDisk, MemoryStore
+    >>> from cursor.stores.memory import MemoryDisk, MemoryStore
     >>> disk = MemoryDisk()
     >>> check_store(lambda: MemoryStore(disk))
     """

@@ -17,7 +17,7 @@ from analysis.crash.recover import recover
 from analysis.trace.events import EventKind
 from analysis.trace.recorder import Recorder, read_recording
 from cursor import ManagedCursor, MemoryStore, SqliteStore
-from cursor.memory import Fault, FaultKind, PowerCutError
+from cursor.stores.memory import Fault, FaultKind, PowerCutError
 from traces import last_state
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore
-from cursor.memory import Fault, FaultKind, PowerCutError
+from cursor.stores.memory import Fault, FaultKind, PowerCutError
 
 ENTRIES = 60
 CONFIG = CursorConfig(compaction_bytes_min=150)

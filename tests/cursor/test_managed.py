@@ -14,7 +14,7 @@ from ackstate import (
 from ackstate.wire import native
 from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
 from cursor.journal import cursor_path
-from cursor.memory import Fault, FaultKind
+from cursor.stores.memory import Fault, FaultKind
 
 P = Position
 

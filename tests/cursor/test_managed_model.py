@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ackstate import AckStateError, CorruptStateError, CursorFencedError, DeletedRanges, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, StoreError
 from cursor.journal import Journal
-from cursor.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 from planted import assert_caught
 
 pytestmark = pytest.mark.slow

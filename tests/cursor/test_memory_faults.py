@@ -2,7 +2,6 @@
 
 import pytest
 
-from cursor.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 from cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -11,6 +10,7 @@ from cursor.store import (
     StoreFullError,
     VersionMismatchError,
 )
+from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 
 MUTATIONS = {
     "create": lambda store: store.ledgers.create("new"),

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from cursor.sqlite import SqliteStore
 from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
+from cursor.stores.sqlite import SqliteStore
 
 DATABASE = "ackstate.sqlite3"
 UNFINISHED = "ackstate.sqlite3.new"
@@ -186,7 +186,7 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
 
 HOLDER = """
 import sys
-from cursor.sqlite import SqliteStore
+from cursor.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
@@ -233,7 +233,7 @@ def test_threads_share_a_store(tmp_path):
 
 APPENDER = """
 import sys
-from cursor.sqlite import SqliteStore
+from cursor.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 ledger_id = store.ledgers.create("billing")
 print(ledger_id, flush=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cursor.memory import MemoryDisk, MemoryStore, check_path
-from cursor.sqlite import SqliteStore
-from cursor.store import ABSENT, LedgerNotFoundError
+from cursor.store import ABSENT, LedgerNotFoundError, check_path
+from cursor.stores.memory import MemoryDisk, MemoryStore
+from cursor.stores.sqlite import SqliteStore
 from cursor.testing import check_store
 
 

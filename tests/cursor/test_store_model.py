@@ -6,9 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cursor.memory import MemoryDisk, MemoryStore
-from cursor.sqlite import SqliteStore
 from cursor.store import ABSENT, StoreError
+from cursor.stores.memory import MemoryDisk, MemoryStore
+from cursor.stores.sqlite import SqliteStore
 from tests.planted import assert_caught
 
 LEDGER_IDS = st.integers(0, 5)

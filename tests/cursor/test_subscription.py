@@ -8,8 +8,8 @@ import pytest
 
 from ackstate import Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
-from cursor.memory import Fault, FaultKind, PowerCutError
 from cursor.message_log import NO_DELAY
+from cursor.stores.memory import Fault, FaultKind, PowerCutError
 from delay import TopicDelayIndex
 from limits import DispatchGate, GateLimits, Rule
 

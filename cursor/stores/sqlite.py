@@ -1,7 +1,7 @@
 """The embedded default: one SQLite database in a directory of its own, open in one process at a time.
 
 Every mutating call is one transaction and one sync (WAL, ``synchronous=FULL``). What the directory holds, and
-what opening it checks, stands in `cursor.sqlite_database`.
+what opening it checks, stands in `cursor.stores.sqlite_database`.
 
 Entries live in a rowid table. Measured against ``WITHOUT ROWID`` at a page of 4 KiB: 1 KB entries take 1.4
 times their size and not 4.6 times, and appending 100 KB takes 0.37 ms and not 0.58 ms. Each ledger counts its
@@ -13,8 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.memory import check_path, children_prefix
-from cursor.sqlite_database import SqliteDatabase
 from cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -22,7 +20,10 @@ from cursor.store import (
     Store,
     Versioned,
     VersionMismatchError,
+    check_path,
+    children_prefix,
 )
+from cursor.stores.sqlite_database import SqliteDatabase
 
 if TYPE_CHECKING:
     import os

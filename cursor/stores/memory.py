@@ -21,6 +21,8 @@ from cursor.store import (
     StoreFullError,
     Versioned,
     VersionMismatchError,
+    check_path,
+    children_prefix,
 )
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ class MemoryStore:
     >>> ledger_id = store.ledgers.create("billing")
     >>> store.ledgers.append(ledger_id, b"acked")
     Traceback (most recent call last):
-    cursor.memory.PowerCutError: mutation 1: the process dies after it reached the disk
+    cursor.stores.memory.PowerCutError: mutation 1: the process dies after it reached the disk
     >>> MemoryStore(store.disk).ledgers.read(ledger_id, 0, 1)
     [b'acked']
     """
@@ -334,21 +336,6 @@ class _MemoryMetadata:
         with self._session.use() as disk:
             below = (value_path[len(prefix) :] for value_path in disk.values if value_path.startswith(prefix))
             return sorted({name.partition("/")[0] for name in below})
-
-
-def check_path(path: str) -> None:
-    """Raise `ValueError` unless a path begins with a slash, ends without one and has no empty name."""
-    first, *names = path.split("/")
-    if first or not names or not all(names):
-        raise ValueError(f"not a metadata path: {path!r}")
-
-
-def children_prefix(path: str) -> str:
-    """Return what the paths below a path begin with; ``/`` itself is the top."""
-    if path == "/":
-        return path
-    check_path(path)
-    return f"{path}/"
 
 
 if TYPE_CHECKING:
