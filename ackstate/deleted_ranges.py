@@ -7,13 +7,13 @@ bitmap operations on what is new.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right, insort
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
+from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.record_size import (
     firsts_bytes,
@@ -25,7 +25,7 @@ from ackstate.record_size import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 _NONE = BitMap()
@@ -231,8 +231,7 @@ class DeletedRanges:
     def runs(self) -> Iterator[Run]:
         """Yield every run, in order of position."""
         for ledger_id, bitmap in self.bitmaps():
-            firsts, lasts = _firsts(bitmap), _lasts(bitmap)
-            for first, last in zip(firsts, lasts, strict=True):
+            for first, last in zip(firsts(bitmap), lasts(bitmap), strict=True):
                 yield Run(ledger_id, first, last + 1)
 
     def run_containing(self, position: Position) -> Run | None:
@@ -243,11 +242,7 @@ class DeletedRanges:
         if position not in self:
             return None
         ledger_id, entry_id = position
-        bitmap = self._bitmaps[ledger_id]
-        end = entry_id + 1
-        before = _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
-        after = _gallop(limit=ENTRY_ID_MAX - entry_id, holds=lambda n: bitmap.contains_range(end, end + n))
-        return Run(ledger_id, entry_id - before, end + after)
+        return Run(ledger_id, *run_around(self._bitmaps[ledger_id], entry_id))
 
     def range_containing(self, position: Position) -> tuple[Position, Position] | None:
         """Return the first and the last position of the range that holds a position, both included, or None."""
@@ -301,14 +296,14 @@ class DeletedRanges:
             return 0
         right_of_new = new.shift(1) & held  # first entries of held ranges that a new entry joins
         left_of_new = new.shift(-1) & held  # last entries of held ranges that a new entry joins
-        firsts = _firsts(new) - left_of_new.shift(1)
-        lasts = _lasts(new) - right_of_new.shift(-1)
-        gained = len(firsts) - len(right_of_new)
+        new_firsts = firsts(new) - left_of_new.shift(1)
+        new_lasts = lasts(new) - right_of_new.shift(-1)
+        gained = len(new_firsts) - len(right_of_new)
         record_bytes = (
             gained * range_fixed_bytes(ledger_id)
-            + firsts_bytes(firsts)
+            + firsts_bytes(new_firsts)
             - firsts_bytes(right_of_new)
-            + lasts_bytes(lasts)
+            + lasts_bytes(new_lasts)
             - lasts_bytes(left_of_new)
         )
         held |= new
@@ -347,23 +342,6 @@ class DeletedRanges:
         )
 
 
-def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
-    """Collect entry ids, refusing what a bitmap would silently bend: fractions and numbers out of range.
-
-    Raises:
-        ValueError: An id is outside 0..2**32 - 1.
-        TypeError: Something is not an integer.
-    """
-    if isinstance(entry_ids, BitMap):
-        return entry_ids
-    if isinstance(entry_ids, array) and entry_ids.typecode == "I":
-        return BitMap(entry_ids)
-    try:
-        return BitMap(array("I", iter(entry_ids)))
-    except OverflowError as error:
-        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {error}") from None
-
-
 def _check_entry(ledger_id: int, entry_id: int) -> None:
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
@@ -371,34 +349,8 @@ def _check_entry(ledger_id: int, entry_id: int) -> None:
         raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside 0..{ENTRY_ID_MAX}")
 
 
-def _firsts(bitmap: BitMap) -> BitMap:
-    """Return the entries that begin a run."""
-    return bitmap - bitmap.shift(1)
-
-
-def _lasts(bitmap: BitMap) -> BitMap:
-    """Return the entries that end a run."""
-    return bitmap - bitmap.shift(-1)
-
-
 def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
     """Count the entries, the ranges and the record bytes of one ledger from nothing."""
-    firsts = _firsts(bitmap)
-    record_bytes = len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(_lasts(bitmap))
-    return len(bitmap), len(firsts), record_bytes
-
-
-def _gallop(*, limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest length up to `limit` for which `holds` is true; it is true up to there and false after.
-
-    Doubling, then halving: a run is usually far shorter than the ledger.
-    """
-    good, step = 0, 1
-    while good + step <= limit and holds(good + step):
-        good += step
-        step *= 2
-    while step:
-        if good + step <= limit and holds(good + step):
-            good += step
-        step //= 2
-    return good
+    range_firsts = firsts(bitmap)
+    ends_bytes = firsts_bytes(range_firsts) + lasts_bytes(lasts(bitmap))
+    return len(bitmap), len(range_firsts), len(range_firsts) * range_fixed_bytes(ledger_id) + ends_bytes

@@ -6,9 +6,10 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from ackstate.deleted_ranges import DeletedRanges, bitmap_of
-from ackstate.errors import CursorClosedError, InvalidPositionError
+from ackstate.entry_bitmap import bitmap_of
+from ackstate.errors import CursorClosedError
 from ackstate.position import Position, check_position
+from cursor.ack_state import AckState
 from cursor.config import CursorConfig
 from cursor.journal import Journal
 from cursor.outcome import CursorStats, PersistResult, Receipt, RecoveryReport, Route, Source
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
+    from ackstate.deleted_ranges import DeletedRanges
     from ackstate.ledger_map import LedgerMap
+    from cursor.ack_state import Unpersisted
     from cursor.journal import Recovered
     from cursor.store import Store
 
@@ -28,11 +31,9 @@ class _Plan:
     """One persist, decided under the lock and carried out outside it."""
 
     route: Route
-    mark_delete: Position
     content: DeletedRanges
-    properties: Mapping[str, int]
+    taken: Unpersisted
     number: int
-    acked_count: int
 
 
 @final
@@ -53,22 +54,13 @@ class ManagedCursor:
         self._persist_lock = threading.Lock()
         self._closed = False
         self._opened = object()
-        self._mark_delete = ledgers.previous(Position(ledgers.first_ledger_id, 0))
-        self._persisted_mark_delete = self._mark_delete
-        self._deleted = DeletedRanges()
-        # Invariant: the acks above the mark-delete that are not durable are those in _pending (accepted since the last
-        # plan) and those in _in_flight (being written). Neither shares an entry with the other or with the disk. They
-        # stay apart, so that each only ever grows until it is dropped whole, and their size with it.
-        self._pending = DeletedRanges()
-        self._in_flight = DeletedRanges()
-        self._properties: Mapping[str, int] = {}
-        # Counted since the open. Invariant: durable <= accepted, for numbers of acks as for numbers of messages.
+        self._state = AckState(ledgers)
+        # Counts the calls that changed something since the open. Invariant: durable <= accepted.
         self._accepted_number = self._durable_number = 0
-        self._acked_count = self._durable_count = 0
         self._last_persist_ms = now_ms
         self._bytes_persisted = self._persist_count = self._snapshot_count = 0
-        self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._mark_delete, 0)
-        self._read_position = ledgers.next_valid(self._mark_delete)
+        self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0)
+        self._read_position = ledgers.next_valid(self._state.mark_delete)
 
     @classmethod
     def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
@@ -111,12 +103,12 @@ class ManagedCursor:
     @property
     def mark_delete_position(self) -> Position:
         """Every entry up to it, included, is acked."""
-        return self._mark_delete
+        return self._state.mark_delete
 
     @property
     def persisted_mark_delete_position(self) -> Position:
         """The last durable mark-delete position; never ahead of `mark_delete_position`."""
-        return self._persisted_mark_delete
+        return self._state.persisted_mark_delete
 
     @property
     def read_position(self) -> Position:
@@ -126,7 +118,7 @@ class ManagedCursor:
     @property
     def deleted(self) -> DeletedRanges:
         """The acked entries above the mark-delete position: to be read, not changed."""
-        return self._deleted
+        return self._state.deleted
 
     @property
     def recovery_report(self) -> RecoveryReport:
@@ -136,24 +128,23 @@ class ManagedCursor:
     @property
     def redelivery_if_crashed(self) -> int:
         """Acked messages that a recovery from what is synced would not know, and so redeliver. Complexity: O(1)."""
-        return self._acked_count - self._durable_count
+        return self._state.redelivery_if_crashed
 
     @property
     def unpersisted_record_bytes(self) -> int:
         """Size of the ranges acked in memory and not durable, as Pulsar would write them. Complexity: O(1)."""
-        return self._pending.record_bytes + self._in_flight.record_bytes
+        return self._state.unpersisted_record_bytes
 
     @property
     def backlog(self) -> int:
         """Entries of the log that are not acked. Complexity: O(log ledgers)."""
         with self._lock:
-            behind = self._ledgers.count_between(self._mark_delete, self._ledgers.last_confirmed)
-            return behind - len(self._deleted)
+            return self._state.backlog
 
     def is_acked(self, position: Position) -> bool:
         """Tell whether an entry is acked, by itself or by the mark-delete."""
         with self._lock:
-            return position <= self._mark_delete or position in self._deleted
+            return self._state.is_acked(position)
 
     def durable(self, receipt: Receipt) -> bool:
         """Tell whether the ack survives a crash: whether a write that covers it has been synced.
@@ -169,12 +160,12 @@ class ManagedCursor:
         """Return the cursor's numbers, all of one instant."""
         with self._lock:
             return CursorStats(
-                redelivery_if_crashed=self.redelivery_if_crashed,
-                redelivery_unwritten=self.redelivery_if_crashed,
-                unpersisted_record_bytes=self.unpersisted_record_bytes,
-                range_count=self._deleted.range_count,
-                record_bytes=self._deleted.record_bytes,
-                backlog=self.backlog,
+                redelivery_if_crashed=self._state.redelivery_if_crashed,
+                redelivery_unwritten=self._state.redelivery_if_crashed,
+                unpersisted_record_bytes=self._state.unpersisted_record_bytes,
+                range_count=self._state.deleted.range_count,
+                record_bytes=self._state.deleted.record_bytes,
+                backlog=self._state.backlog,
                 bytes_persisted=self._bytes_persisted,
                 persist_count=self._persist_count,
                 snapshot_count=self._snapshot_count,
@@ -192,12 +183,7 @@ class ManagedCursor:
         check_position(position, entry_id_min=0)
         with self._lock:
             self._check_open()
-            if position <= self._mark_delete or position in self._deleted:
-                return self._receipt(0)
-            self._ledgers.check_written(position)
-            self._deleted.add(position)
-            self._pending.add(position)
-            return self._accept(1)
+            return self._accept(self._state.ack(position))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:  # noqa: ARG002
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
@@ -247,18 +233,12 @@ class ManagedCursor:
         position = Position(*position)
         with self._lock:
             self._check_open()
-            if position < self._mark_delete:
-                raise InvalidPositionError(
-                    f"mark-delete to {position} would go back from {self._mark_delete}; only a reset may"
-                )
-            if position.entry_id >= 0 and position != self._mark_delete:
-                self._ledgers.check_written(position)
-            elif not self._ledgers.has_ledger(position.ledger_id):
-                raise InvalidPositionError(f"ledger {position.ledger_id} is not in the message log")
-            covered = self._ledgers.count_between(self._mark_delete, position)
-            newly_acked = covered - self._move_mark_delete(position)
+            before = self._state.mark_delete
+            newly_acked = self._state.ack_up_to(position)
             if properties is not None:
-                self._properties = dict(properties)
+                self._state.properties = dict(properties)
+            if not newly_acked and (properties is not None or self._state.mark_delete != before):
+                self._accepted_number += 1
             return self._accept(newly_acked)
 
     def read(self, count_max: int) -> list[Position]:
@@ -272,7 +252,7 @@ class ManagedCursor:
             )
             last = self._ledgers.last_confirmed
             while len(positions) < count_max and position <= last:
-                run = self._deleted.run_containing(position)
+                run = self._state.deleted.run_containing(position)
                 if run is None:
                     positions.append(position)
                 else:
@@ -284,7 +264,7 @@ class ManagedCursor:
     def rewind(self, position: Position | None = None) -> None:
         """Read again from a position, or from the first entry that the mark-delete does not cover."""
         with self._lock:
-            first = self._ledgers.next_valid(self._mark_delete)
+            first = self._ledgers.next_valid(self._state.mark_delete)
             self._read_position = first if position is None else max(first, Position(*position))
 
     def is_dirty(self) -> bool:
@@ -316,13 +296,13 @@ class ManagedCursor:
         with self._persist_lock:
             plan = self._plan()
             if plan is None:
-                return PersistResult(Route.NOTHING, 0, 0, self._persisted_mark_delete)
+                return PersistResult(Route.NOTHING, 0, 0, self._state.persisted_mark_delete)
             written = 0
             try:
                 written = self._write(plan)
             finally:
                 if not written:
-                    self._abandon_plan()
+                    self._abandon()
             return self._commit(plan, written, now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> PersistResult | None:
@@ -340,62 +320,19 @@ class ManagedCursor:
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Receipt:
         with self._lock:
             self._check_open()
-            new = {ledger_id: self._not_acked(ledger_id, bitmap) for ledger_id, bitmap in candidates.items()}
-            for ledger_id, bitmap in new.items():
-                if bitmap:
-                    self._ledgers.check_written(Position(ledger_id, bitmap.max()))
-            for ledger_id, bitmap in new.items():
-                self._deleted.add_entries(ledger_id, bitmap)
-                self._pending.add_entries(ledger_id, bitmap)
-            return self._accept(sum(map(len, new.values())))
-
-    def _not_acked(self, ledger_id: int, candidates: BitMap) -> BitMap:
-        if ledger_id < self._mark_delete.ledger_id:
-            return bitmap_of(())
-        new = candidates - self._deleted.entries(ledger_id)
-        if ledger_id == self._mark_delete.ledger_id:
-            new.remove_range(0, self._mark_delete.entry_id + 1)
-        return new
+            return self._accept(self._state.ack_bitmaps(candidates))
 
     def _accept(self, newly_acked: int) -> Receipt:
-        self._advance_mark_delete()
-        self._acked_count += newly_acked
-        self._accepted_number += 1
-        return self._receipt(newly_acked)
-
-    def _receipt(self, newly_acked: int) -> Receipt:
+        """Answer an ack; one that changed nothing is as durable as everything before it."""
+        self._accepted_number += newly_acked > 0
+        self._read_position = max(self._read_position, self._ledgers.next_valid(self._state.mark_delete))
         return Receipt(self._accepted_number, newly_acked, self._opened)
-
-    def _advance_mark_delete(self) -> None:
-        """Move the mark-delete over every acked entry that follows it, across the ends of ledgers."""
-        reached = self._mark_delete
-        while (run := self._deleted.run_containing(self._ledgers.next_valid(reached))) is not None:
-            reached = Position(run.ledger_id, run.end - 1)
-        if reached != self._mark_delete:
-            self._move_mark_delete(reached)
-
-    def _move_mark_delete(self, position: Position) -> int:
-        """Set the mark-delete position and return how many entries up to it were acked one by one before."""
-        self._mark_delete = position
-        self._pending.remove_at_most(position)
-        self._read_position = max(self._read_position, self._ledgers.next_valid(position))
-        return self._deleted.remove_at_most(position)
 
     def _check_open(self) -> None:
         if self._closed:
             raise CursorClosedError(f"{self._journal.path}: the cursor is closed")
 
     def _restore(self, recovered: Recovered) -> None:
-        last = self._ledgers.last_confirmed
-        reached = recovered.deleted.last_range()
-        highest = reached[1] if reached else recovered.mark_delete
-        if highest > last and highest.entry_id >= 0:
-            raise InvalidPositionError(
-                f"{self._journal.path}: the durable state reaches {highest}, the message log ends at {last}"
-            )
-        self._mark_delete = self._persisted_mark_delete = recovered.mark_delete
-        self._deleted = recovered.deleted
-        self._properties = recovered.properties
         self._recovery_report = RecoveryReport(
             Source.JOURNAL,
             recovered.records_replayed,
@@ -405,8 +342,8 @@ class ManagedCursor:
             recovered.mark_delete,
             recovered.deleted.range_count,
         )
-        self._read_position = self._ledgers.next_valid(self._mark_delete)
-        self._advance_mark_delete()
+        self._state.restore(recovered.mark_delete, recovered.deleted, properties=recovered.properties)
+        self._read_position = self._ledgers.next_valid(self._state.mark_delete)
 
     def _plan(self) -> _Plan | None:
         """Take what the next record holds, at one instant; None if nothing waits."""
@@ -416,51 +353,32 @@ class ManagedCursor:
                 return None
             journal = self._journal
             outgrown = journal.delta_bytes > max(journal.snapshot_bytes, self._config.compaction_bytes_min)
-            snapshot = journal.needs_snapshot or outgrown
-            self._in_flight, self._pending = self._pending, DeletedRanges()
-            return _Plan(
-                Route.SNAPSHOT if snapshot else Route.DELTA,
-                self._mark_delete,
-                self._deleted.copy() if snapshot else self._in_flight,
-                self._properties,
-                self._accepted_number,
-                self._acked_count,
-            )
+            taken = self._state.begin_persist()
+            if journal.needs_snapshot or outgrown:
+                return _Plan(Route.SNAPSHOT, self._state.deleted.copy(), taken, self._accepted_number)
+            return _Plan(Route.DELTA, taken.new, taken, self._accepted_number)
 
     def _write(self, plan: _Plan) -> int:
         write = self._journal.write_snapshot if plan.route is Route.SNAPSHOT else self._journal.append_delta
-        return write(plan.mark_delete, plan.content, properties=plan.properties)
+        return write(plan.taken.mark_delete, plan.content, properties=plan.taken.properties)
 
-    def _abandon_plan(self) -> None:
-        """Put back what a failed write was to cover."""
+    def _abandon(self) -> None:
         with self._lock:
-            self._pending.update(self._in_flight)
-            self._pending.remove_at_most(self._mark_delete)
-            self._in_flight = DeletedRanges()
+            self._state.abandon_persist()
 
     def _commit(self, plan: _Plan, written: int, *, now_ms: int) -> PersistResult:
         with self._lock:
-            covered = plan.acked_count - self._durable_count
-            self._in_flight = DeletedRanges()
-            self._persisted_mark_delete = plan.mark_delete
+            covered = self._state.end_persist(plan.taken)
             self._durable_number = plan.number
-            self._durable_count = plan.acked_count
             self._last_persist_ms = now_ms
             self._bytes_persisted += written
             self._persist_count += 1
             self._snapshot_count += plan.route is Route.SNAPSHOT
-            return PersistResult(plan.route, written, covered, plan.mark_delete)
+            return PersistResult(plan.route, written, covered, plan.taken.mark_delete)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
         with self._lock:
-            for ranges in (self._deleted, self._pending, self._in_flight):
-                ranges._check()
-            first = self._deleted.first_range()
-            assert first is None or first[0] > self._mark_delete or first[1] > self._mark_delete
-            assert self._persisted_mark_delete <= self._mark_delete
-            assert self._read_position > self._mark_delete
+            self._state._check()
+            assert self._read_position > self._state.mark_delete
             assert self._durable_number <= self._accepted_number
-            assert self._durable_count <= self._acked_count
-            beyond = self._pending.copy()
-            assert beyond.update(self._deleted) == len(self._deleted) - len(self._pending)

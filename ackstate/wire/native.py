@@ -202,6 +202,7 @@ class _Reader:
         self.end = end
 
     def take(self, size: int, what: str) -> bytes:
+        """Return the next `size` bytes, or refuse a record that ends before."""
         if size > self.end - self.offset:
             _corrupt(self.offset, f"{size} bytes of {what}", f"{self.end - self.offset} bytes")
         piece = self.data[self.offset : self.offset + size]

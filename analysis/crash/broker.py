@@ -203,6 +203,7 @@ class _Worker:
         self.cursor = subscription.cursor
 
     def dispatch(self, *, now_ms: int) -> None:
+        """Send each consumer, in a random order, what it has room for."""
         thinks_ms = _THINK_MS[self._habit]
         permits = _PUBLISH_BATCH_MAX // len(thinks_ms)
         for consumer in self._broker.random.sample(range(len(thinks_ms)), len(thinks_ms)):
@@ -223,6 +224,7 @@ class _Worker:
             self._record(EventKind.ACK, _runs([acked.position]), now_ms=now_ms, number=acked.consumer)
 
     def persist(self, *, now_ms: int) -> None:
+        """Persist if it is due."""
         if self.cursor.is_persist_due(now_ms=now_ms):
             self.persist_with(self.cursor.persist, now_ms=now_ms)
 

@@ -155,6 +155,7 @@ class _Steps:
         self._folded = folded
 
     def batch(self, key: tuple[str, str], *, followed_by: _Steps | None = None) -> pa.RecordBatch:
+        """Return the steps as rows of `CURVE_SCHEMA`; the last one lasts until the next chunk's first."""
         last_until = self.ts_ms[-1] if followed_by is None else followed_by.ts_ms[0]
         until_ms = np.where(self._alive, np.append(self.ts_ms[1:], last_until), self.ts_ms)
         crash = self._crash_of_step

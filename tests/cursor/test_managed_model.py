@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ackstate import AckStateError, CorruptStateError, CursorFencedError, DeletedRanges, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, StoreError
+from cursor.ack_state import AckState
 from cursor.journal import Journal
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 from planted import assert_caught
@@ -212,7 +213,7 @@ TestCursorModel = CursorMachine.TestCase
 
 
 def test_model_catches_acks_forgotten_by_a_failed_persist(monkeypatch):
-    monkeypatch.setattr(ManagedCursor, "_abandon_plan", lambda self: None)
+    monkeypatch.setattr(AckState, "abandon_persist", lambda self: None)
     assert_caught(CursorMachine, by=AssertionError, saying="the un-persisted bytes are wrong")
 
 
