@@ -182,7 +182,7 @@ class ManagedCursor:
         """
         check_position(position, entry_id_min=0)
         with self._lock:
-            self._check_open()
+            self.check_open()
             return self._accept(self._state.ack(position))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:  # noqa: ARG002
@@ -232,7 +232,7 @@ class ManagedCursor:
         check_position(position)
         position = Position(*position)
         with self._lock:
-            self._check_open()
+            self.check_open()
             before = self._state.mark_delete
             newly_acked = self._state.ack_up_to(position)
             if properties is not None:
@@ -244,7 +244,7 @@ class ManagedCursor:
     def read(self, count_max: int) -> list[Position]:
         """Return up to `count_max` entries from the read position on that are not acked, and move past them."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             positions: list[Position] = []
             # The log may have rolled since: what would have been the next entry never came to be.
             position = self._ledgers.next_valid(
@@ -317,9 +317,14 @@ class ManagedCursor:
         self._closed = True
         return result
 
+    def check_open(self) -> None:
+        """Raise `CursorClosedError` if the cursor is closed."""
+        if self._closed:
+            raise CursorClosedError(f"{self._journal.path}: the cursor is closed")
+
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Receipt:
         with self._lock:
-            self._check_open()
+            self.check_open()
             return self._accept(self._state.ack_bitmaps(candidates))
 
     def _accept(self, newly_acked: int) -> Receipt:
@@ -327,10 +332,6 @@ class ManagedCursor:
         self._accepted_number += newly_acked > 0
         self._read_position = max(self._read_position, self._ledgers.next_valid(self._state.mark_delete))
         return Receipt(self._accepted_number, newly_acked, self._opened)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise CursorClosedError(f"{self._journal.path}: the cursor is closed")
 
     def _restore(self, recovered: Recovered) -> None:
         self._recovery_report = RecoveryReport(
@@ -348,7 +349,7 @@ class ManagedCursor:
     def _plan(self) -> _Plan | None:
         """Take what the next record holds, at one instant; None if nothing waits."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             if not self.is_dirty():
                 return None
             journal = self._journal

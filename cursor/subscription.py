@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ackstate.position import Position
     from cursor.managed import ManagedCursor
     from cursor.message_log import Message, MessageLog
-    from cursor.outcome import Receipt
+    from cursor.outcome import PersistResult, Receipt
     from delay.tracker import DelayedDeliveryTracker
     from limits.gate import DispatchGate, Verdict
 
@@ -76,6 +76,7 @@ class Subscription:
             CursorClosedError: The cursor is closed.
             StoreError: The log could not be read; the messages concerned will be dispatched later.
         """
+        self.cursor.check_open()
         positions = self._take_replay(max_messages, now_ms=now_ms)
         for position in positions:
             self._send(position, consumer)
@@ -122,6 +123,17 @@ class Subscription:
         orphaned = [position for position, owner in self._in_flight.items() if owner == consumer]
         self._return(orphaned)
         return len(orphaned)
+
+    def close(self, *, now_ms: int) -> PersistResult | None:
+        """Persist everything, close the cursor and let go of the delay view; closing twice does nothing.
+
+        Raises:
+            As `ManagedCursor.close`; the subscription stays open then.
+        """
+        result = self.cursor.close(now_ms=now_ms)
+        if self._delays is not None:
+            self._delays.close()
+        return result
 
     def why_blocked(self) -> tuple[Verdict, ...]:
         """Return the rules that keep unread messages back, with their numbers; empty if none does."""

@@ -134,7 +134,7 @@ class Broker:
     def close(self, *, now_ms: int) -> None:
         """Persist everything, young or not."""
         for worker in self._workers:
-            worker.persist_with(worker.cursor.close, now_ms=now_ms)
+            worker.close(now_ms=now_ms)
 
     def record(self, subscription: str, events: Sequence[Event]) -> None:
         """Write events of one subscription, or of the topic, into the trace."""
@@ -226,9 +226,13 @@ class _Worker:
     def persist(self, *, now_ms: int) -> None:
         """Persist if it is due."""
         if self.cursor.is_persist_due(now_ms=now_ms):
-            self.persist_with(self.cursor.persist, now_ms=now_ms)
+            self._persist_with(self.cursor.persist, now_ms=now_ms)
 
-    def persist_with(self, persist: Callable[..., object], *, now_ms: int) -> None:
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything and close the subscription."""
+        self._persist_with(self._subscription.close, now_ms=now_ms)
+
+    def _persist_with(self, persist: Callable[..., object], *, now_ms: int) -> None:
         """Persist, with its beginning and its outcome in the trace."""
         self._persist_count += 1
         self._mark(EventKind.PERSIST_BEGUN, now_ms=now_ms)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ackstate import Position
+from ackstate import CursorClosedError, Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
 from cursor.message_log import NO_DELAY
 from cursor.stores.memory import Fault, FaultKind, PowerCutError
@@ -278,6 +278,19 @@ def test_a_reopened_log_begins_a_new_ledger():
     assert after[0] == Position(after[0].ledger_id, 0)
     assert after[0].ledger_id > before[0].ledger_id
     assert topic.dispatch(9) == [*before, *after]
+
+
+def test_closing_persists_and_lets_go_of_the_delay_view():
+    topic = Topic()
+    (position,) = topic.publish(NO_DELAY)
+    topic.dispatch(1)
+    topic.subscription.ack(position, now_ms=1)
+    assert topic.subscription.close(now_ms=1).messages_covered == 1
+    assert topic.subscription.close(now_ms=1) is None
+    with pytest.raises(CursorClosedError):
+        topic.dispatch(1)
+    with pytest.raises(ValueError, match="closed"):
+        topic.subscription._delays.scheduled_messages(1, now_ms=2)
 
 
 def test_positions_that_the_log_has_not_are_not_read():

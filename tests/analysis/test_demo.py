@@ -1,0 +1,45 @@
+"""The main job as a user starts it: real processes, a real SIGKILL, a real Spark, and every prediction true."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+KEYS = {
+    "name", "acked", "durable", "predicted_at_kill", "observed", "lost", "invented", "expected", "p50", "p99", "max",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flush_interval_ms", [1, 250])
+def test_every_prediction_comes_true(tmp_path, flush_interval_ms):
+    demo = subprocess.run(
+        [
+            sys.executable, "-m", "analysis.cli", "demo", "--json", "--seconds=2", "--repeat=3", "--seed=11",
+            f"--out={tmp_path}", f"--flush-interval-ms={flush_interval_ms}",
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert demo.returncode == 0, demo.stderr
+    summary = json.loads(demo.stdout)
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    repeat = summary["repeat"]
+    assert (repeat["runs"], repeat["equal"], repeat["lost"], repeat["invented"]) == (3, 3, 0, 0)
+    assert summary["seed"] == 13
+    assert [outcome["name"] for outcome in summary["subscriptions"]] == [
+        "eight-consumers",
+        "in-order",
+        "one-percent-stuck",
+    ]
+    for outcome in summary["subscriptions"]:
+        assert outcome.keys() >= KEYS
+        assert outcome["acked"] == outcome["durable"] + outcome["observed"] > 300
+        assert outcome["predicted_at_kill"] == outcome["observed"]
+        assert outcome["max"] >= outcome["p99"] >= outcome["p50"]
+        assert flush_interval_ms == 1 or outcome["expected"] > 100
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "trace.parquet").is_dir()

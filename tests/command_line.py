@@ -1,0 +1,72 @@
+"""Run `ackstate` in this process or in one of its own, and hold what it refuses to the promise: one line, no harm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+from analysis.cli import main
+from analysis.crash.broker import Broker, BrokerSettings
+from analysis.crash.directory import BrokerDirectory
+from analysis.trace.recorder import Recorder
+from cursor import SqliteStore
+
+T0_MS = 1_700_000_000_000
+ENTRY = [sys.executable, "-P", "-m", "analysis.cli"]
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run(capsys, *arguments):
+    """Run a command in this process."""
+    capsys.readouterr()
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as ended:
+        status = ended.code
+    return Outcome(status, *capsys.readouterr())
+
+
+def run_apart(*arguments, **options):
+    """Run a command in a process of its own."""
+    command = [*ENTRY, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **options)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def assert_one_line(outcome, *naming, status=2):
+    """One line on standard error that names the things, nothing on standard output."""
+    assert outcome.status == status, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("ackstate: ")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.endswith("\n")
+    assert "Traceback" not in outcome.err
+    for name in naming:
+        assert str(name) in outcome.err
+
+
+def tree(directory):
+    """Everything below a directory: names, kinds and bytes."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else path.is_symlink()
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+def killed_broker(path, *, begin_ms=T0_MS, steps=60):
+    """Leave what a broker leaves that dies between two persists: a store, and a recording with acks not durable."""
+    place = BrokerDirectory(path)
+    store = SqliteStore(place.store)
+    with Recorder(place.recording) as recorder:
+        settings = BrokerSettings(seed=3, flush_interval_ms=100)
+        broker = Broker(store, recorder, settings, now_ms=begin_ms)
+        for number in range(steps):
+            broker.step(now_ms=begin_ms + 6 * number)
+    store.close()
+    return place
