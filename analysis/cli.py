@@ -2,18 +2,24 @@
 
 Exit status: 0 all is well; 1 the answer is bad news (a prediction that did not come true, a lost or an invented ack);
 2 the command could not do its work, and one line on standard error says why; 130 interrupted.
+
+Whatever a command needs beyond the library is imported inside it, so that `broker` and `recover` need no Spark.
 """
 
 from __future__ import annotations
 
 import errno
+import json as json_format
+import logging
+import os
 import sys
 import time
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,259 +29,305 @@ from ackstate.errors import AckStateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from analysis.crash.broker import BrokerSettings
+    from analysis.crash.recover import Recovered
     from analysis.demo import DemoRun
 
 app = typer.Typer(
     name="ackstate",
-    no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
-    help="""The ack state of a subscription: what is durable, and what comes back if the broker dies now.
+    rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
+    pretty_exceptions_enable=False,
+    help="""The ack state of a subscription: what is durable, and what comes back if the
+broker dies now.
 
-Begin with `ackstate demo`: it kills a live broker, recovers it, lets Spark predict what comes back, and compares.
-The three steps by hand, in three commands:
+\b
+Begin with the demo. It kills a live broker, recovers it in a second process,
+lets Spark predict what comes back, compares, and writes a report:
+  ackstate demo
 
-    ackstate broker DIR &                 # a broker that acks and persists, and writes down all it does
+\b
+The same by hand. A broker acks and persists until SIGKILL; a second process
+recovers it and says which acked messages come back; Spark says it for every
+instant of the recording, the crash among them:
+  ackstate broker DIR & sleep 5; kill -9 $!
+  ackstate recover DIR
+  ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
 
-    kill -9 %1; ackstate recover DIR      # a second process recovers it
-
-    ackstate trace DIR/recording OUT; ackstate redelivery OUT
+\b
+Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
+lost or invented ack), 2 it could not be done and one line says why.
 """,
 )
 
+# Typer brings a Click of its own in some releases and uses the installed one in others; this is the base of its errors.
+_ClickError: type[Exception] = typer.BadParameter.mro()[2]
+# What the extra `spark` brings.
+_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly"})
+_INTERRUPTED = 130
+# What clocks and counters of 64 bits hold, added up as often as need be.
+_NUMBER_MAX = 10**15
+_SECONDS_MAX = 10**9
+# Of a subscription at a terminal; a longer one goes on in the next line.
+_NAME_WIDTH_MAX = 20
+
+
+def _path(text: str) -> Path:
+    """An empty path would be the current directory, which is never meant."""
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
+def _between(lowest: float, highest: float) -> Callable[[float], float]:
+    """Return a check of an option's value, both ends included; Typer's own fills the help with its bounds."""
+
+    def check(number: float) -> float:
+        # Written so that it holds for nan as well.
+        if not lowest <= number <= highest:
+            raise typer.BadParameter(f"{number} is not from {lowest} to {highest}")
+        return number
+
+    return check
+
+
+def _record_bytes_limit(number: int) -> int:
+    from limits import GateLimits
+
+    try:
+        return GateLimits(max_unpersisted_ack_record_bytes=number).max_unpersisted_ack_record_bytes
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+DIRECTORY = typer.Argument(metavar="DIR", parser=_path, help="The broker's directory: its store and its recording.")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Decides the workload and the moment of the kill.")]
+FlushOption = Annotated[
+    int,
+    typer.Option(metavar="MS", callback=_between(0, _NUMBER_MAX), help="Each cursor persists this often."),
+]
 
 
-@app.command()
-def demo(  # noqa: PLR0913 - each is an option of the command line
-    out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("out/demo"),
-    seed: Annotated[int, typer.Option(help="Decides the workload and the moment of the kill.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Kill and recover this often, with seeds one apart.")] = 1,
+@app.command(short_help="Kill a live broker, recover it, predict, compare.")
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=_path, help="Where the results go.")] = Path("out/demo"),
+    seed: SeedOption = 1,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", callback=_between(1, 1_000_000), help="Kill this often, with seeds one apart.")
+    ] = 1,
     seconds: Annotated[
-        float, typer.Option(min=1.0, max=3600.0, help="The kill falls in the last two thirds of this time.")
+        float,
+        typer.Option(metavar="S", callback=_between(1, 3_600), help="Kill in the last two thirds of this; 1 to 3600."),
     ] = 6.0,
-    flush_interval_ms: Annotated[
-        int, typer.Option(min=0, help="How often each cursor persists: what a crash redelivers grows with it.")
-    ] = 250,
-    json: JsonOption = False,  # noqa: FBT002 - a flag
+    flush_interval_ms: FlushOption = 250,
+    json: JsonOption = False,
 ) -> None:
     """Kill a live broker, recover it in a second process, and compare what comes back with what Spark predicts.
 
-    A broker with three subscriptions runs until SIGKILL at a seeded moment. A second process recovers the cursors from
-    the same directory: what had been acked and comes back is *observed*, counted by set difference. Spark computes
-    from the trace what a crash would bring back at every instant: *predicted*. They must be equal.
+    A broker with three subscriptions runs until SIGKILL at a seeded moment. A
+    second process recovers the cursors from the same directory: what had been
+    acked and comes back is observed, counted by set difference. Spark computes
+    from the trace what a crash would bring back at every instant: predicted.
+    They must be equal.
 
-    Writes `summary.json` and `report.html` into the results directory.
+    Writes summary.json and report.html, and leaves the broker's directory and
+    the trace beside them.
     """
     from analysis import demo as main_job
     from analysis.crash.broker import BrokerSettings
-    from analysis.redelivery.spark import local_session
     from analysis.report import render, verdict
+    from analysis.results import DemoDirectory
 
-    _make_directory(out)
+    results = DemoDirectory(out)
     lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
-    runs: list[DemoRun] = []
-    with _progress() as progress:
-        task = progress.add_task("starting Spark", total=1.0)
-        spark = local_session()
-        for index in range(repeat):
-
-            def show(what: str, share: float, number: int = index) -> None:
-                progress.update(task, description=f"{number + 1}/{repeat} {what}", completed=share)
-
-            settings = BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval_ms)
-            runs.append(main_job.run(spark, out, settings, lives_ms=lives_ms, progress=show))
-            if repeat > 1 and not json:
-                progress.console.print(_repeat_line(runs[-1]), highlight=False)
-    main_job.write_whole(out / "report.html", render(runs))
-    summary = main_job.dump_json(main_job.summary_json(runs))
-    main_job.write_whole(out / "summary.json", summary)
+    settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval_ms) for index in range(repeat)]
+    with results.claimed():
+        runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
+        main_job.write_whole(results.report, render(runs))
+        summary = main_job.dump_json(main_job.summary_json(runs))
+        main_job.write_whole(results.summary, summary)
     if json:
-        sys.stdout.write(summary)
+        _write(summary)
     else:
-        console = Console()
-        console.print(_outcome_table(runs[-1]))
-        console.print(verdict(runs), highlight=False)
-        console.print(f"{out / 'summary.json'}, {out / 'report.html'}", highlight=False, soft_wrap=True)
+        _show(_outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
     if not all(run.holds for run in runs):
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="What a crash would have brought back, at every instant.")
 def redelivery(
-    trace: Annotated[Path, typer.Argument(help="A Parquet trace: a directory or a file.")],
-    json: JsonOption = False,  # noqa: FBT002 - a flag
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", parser=_path, help="A Parquet trace, directory or file.")],
+    json: JsonOption = False,
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
-    Per subscription: expected (mean over time), p50, p99, max, and the number at each crash that the trace holds.
+    Per subscription: expected (mean over time), p50, p99, max, and the number
+    at each crash that the trace holds.
     """
     from analysis.redelivery import estimate
-    from analysis.redelivery.spark import local_session, readable_failures
+    from analysis.redelivery.spark import local_session, read_trace, readable_failures
     from analysis.trace.parquet import check_trace
 
+    # Before Spark, which takes seconds to start.
     check_trace(trace)
-    with _progress() as progress:
+    with _progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        with readable_failures(str(trace)):
-            steps = estimate.curve(local_session().read.parquet(str(trace))).cache()
-            summaries = sorted(estimate.summary(steps).collect())
-            crashes = sorted(estimate.crashes(steps).collect())
+        steps = estimate.curve(read_trace(local_session(), trace)).cache()
+        summaries = sorted(estimate.summary(steps).collect())
+        crashes = sorted(estimate.crashes(steps).collect())
     rows = [
         row.asDict() | {"crashes": [crash.asDict() for crash in crashes if crash[:2] == row[:2]]} for row in summaries
     ]
     if json:
-        _print_json({"subscriptions": rows})
-        return
-    columns = ("topic", "subscription", "expected", "p50", "p99", "max", "at each crash")
-    table = _table("Redelivery if crashed, over every instant of the trace", columns)
-    for row in rows:
-        expected = "-" if row["expected"] is None else f"{row['expected']:.1f}"
-        at_crashes = ", ".join(str(crash["at_crash"]) for crash in row["crashes"]) or "-"
-        numbers = (str(row[name]) for name in ("p50", "p99", "max"))
-        table.add_row(row["topic"], row["subscription"], expected, *numbers, at_crashes)
-    Console().print(table)
+        _write_json({"subscriptions": rows})
+    else:
+        topics = sorted({row["topic"] for row in rows})
+        for topic in topics:
+            _show(f"Redelivery if crashed, over every instant of {topic}")
+            _show(_redelivery_table([row for row in rows if row["topic"] == topic]))
 
 
-@app.command()
+@app.command(short_help="Turn a recording into a Parquet trace.")
 def trace(
-    recording: Annotated[Path, typer.Argument(help="A recording: the directory that a broker wrote.")],
-    out: Annotated[Path, typer.Argument(help="The Parquet trace to write; one that is there is replaced.")],
-    json: JsonOption = False,  # noqa: FBT002 - a flag
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", parser=_path, help="What a broker recorded.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="TRACE", parser=_path, help="The trace to write; one that is there is replaced.")
+    ],
+    json: JsonOption = False,
 ) -> None:
-    """Turn a live recording into a Parquet trace."""
+    """Turn a live recording, the directory of that name beside a broker's store, into a Parquet trace."""
     from analysis.trace.parquet import write_trace
     from analysis.trace.recorder import read_recording
 
     events = write_trace(read_recording(recording), out)
     if json:
-        _print_json({"trace": str(out), "events": events})
+        _write_json({"trace": str(out), "events": events})
     else:
-        Console().print(f"{out}: {events} events", highlight=False, soft_wrap=True)
+        _show(f"{out}: {events} events")
 
 
-@app.command()
-def broker(  # noqa: PLR0913 - each is an option of the command line
-    directory: Annotated[Path, typer.Argument(help="Where the store and the recording live; made if missing.")],
-    seconds: Annotated[float, typer.Option(min=0.0, help="Stop by itself after this time.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Decides the workload.")] = 1,
-    messages_per_second: Annotated[int, typer.Option(min=1, help="Publish rate.")] = 3_000,
-    entries_per_ledger_max: Annotated[int, typer.Option(min=1, help="Roll the message log after this many.")] = 2_500,
-    delayed_share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of delayed messages.")] = 0.1,
-    delay_ms_max: Annotated[int, typer.Option(min=1, help="Longest delay.")] = 400,
-    flush_interval_ms: Annotated[int, typer.Option(min=0, help="How often each cursor persists.")] = 250,
+@app.command(short_help="Run a small broker until it is killed.")
+def broker(
+    directory: Annotated[Path, DIRECTORY],
+    seconds: Annotated[
+        float, typer.Option(metavar="S", callback=_between(0, _SECONDS_MAX), help="End by itself after this.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload.")] = 1,
+    messages_per_second: Annotated[
+        int, typer.Option(metavar="N", callback=_between(1, _NUMBER_MAX), help="Publish rate.")
+    ] = 3_000,
+    entries_per_ledger_max: Annotated[
+        int, typer.Option(metavar="N", callback=_between(1, _NUMBER_MAX), help="Then the log rolls to a new ledger.")
+    ] = 2_500,
+    delayed_share: Annotated[
+        float, typer.Option(metavar="X", callback=_between(0, 1), help="Share of delayed messages, 0 to 1.")
+    ] = 0.1,
+    delay_ms_max: Annotated[
+        int, typer.Option(metavar="MS", callback=_between(1, _NUMBER_MAX), help="Longest delay.")
+    ] = 400,
+    flush_interval_ms: FlushOption = 250,
     max_unpersisted_ack_record_bytes: Annotated[
-        int, typer.Option(help="Dispatch stops before un-persisted ack records take more; below 1 is off.")
+        int,
+        typer.Option(metavar="N", callback=_record_bytes_limit, help="Stop sending at this many bytes; 0 is off."),
     ] = 16 * 1024,
     max_unacked_messages: Annotated[
-        int, typer.Option(min=0, help="Dispatch stops before more are unacked; 0 is off.")
+        int, typer.Option(metavar="N", callback=_between(0, _NUMBER_MAX), help="Stop sending at this many; 0 is off.")
     ] = 1_000,
 ) -> None:
-    """Run a small broker until it is killed: one topic, three subscriptions, a trace of all that they do.
+    """Run a small broker until it is killed: one topic, three subscriptions, a recording of all that they do.
 
-    On a directory that a killed broker left, it recovers first and goes on.
+    It says "ready" when it has begun. On a directory that a killed broker
+    left, it recovers first and goes on.
     """
-    from analysis.crash.broker import Broker, BrokerSettings, run
-    from analysis.crash.kill import READY, BrokerDirectory
-    from analysis.crash.recover import recover
-    from analysis.trace.recorder import Recorder, read_recording, segments
-    from cursor.sqlite import SqliteStore
+    from analysis.crash.broker import BrokerSettings
 
     settings = BrokerSettings(
         seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_ms_max, flush_interval_ms,
         max_unpersisted_ack_record_bytes, max_unacked_messages,
     )  # fmt: skip
-    place = BrokerDirectory(directory)
-    now_ms = _clock()
-    store = SqliteStore(place.store)
-    try:
-        earlier = segments(place.recording)
-        frames = list(read_recording(place.recording)) if earlier else []
-        with Recorder(place.recording) as recorder:
-            if earlier:
-                recover(store, frames, recorder=recorder, now_ms=now_ms())
-            live = Broker(store, recorder, settings, now_ms=now_ms())
-            sys.stdout.write(f"{READY}\n")
-            sys.stdout.flush()
-            run(live, now_ms=now_ms, until_ms=now_ms() + int(seconds * 1_000))
-    finally:
-        store.close()
+    _run_broker(directory, settings, lives_ms=int(seconds * 1_000))
 
 
-@app.command()
+@app.command(short_help="Recover what a dead broker left.")
 def recover(
-    directory: Annotated[Path, typer.Argument(help="What a broker left: its store and its recording.")],
-    json: JsonOption = False,  # noqa: FBT002 - a flag
+    directory: Annotated[Path, DIRECTORY],
+    json: JsonOption = False,
 ) -> None:
     """Recover every cursor that a dead broker left, and say which acked messages come back.
 
-    Opening a cursor takes it over from whoever had it, as a restarted broker does; no ack is changed.
+    Opening a cursor takes it over from whoever had it, as a restarted broker
+    does; no ack is changed. What comes back is noted in the recording, so that
+    recovering again finds nothing more.
     """
-    from analysis.crash.kill import BrokerDirectory
+    from analysis.crash.directory import BrokerDirectory, note_unseen_crash
     from analysis.crash.recover import recover as recover_all
-    from analysis.trace.recorder import Recorder, read_recording
-    from cursor.sqlite import SqliteStore
+    from analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
-    if not place.store.is_dir():
-        raise AckStateError(f"{directory}: no broker was here, expected a directory {place.store.name}")
-    store = SqliteStore(place.store)
-    try:
-        frames = list(read_recording(place.recording))
-        with Recorder(place.recording) as recorder:
-            results = recover_all(store, frames, recorder=recorder, now_ms=_clock()())
-    finally:
-        store.close()
+    with place.begun() as (store, frames), Recorder(place.recording) as recorder:
+        note_unseen_crash(recorder, frames)
+        results = recover_all(store, frames, recorder=recorder, now_ms=_clock()())
     if json:
-        _print_json({"subscriptions": [result.to_json() for result in results]})
+        _write_json({"subscriptions": [result.to_json() for result in results]})
     else:
-        columns = (
-            "subscription", "source", "records", "mark-delete", "ranges", "acked", "persisted", "redelivered", "lost",
-            "invented",
-        )  # fmt: skip
-        table = _table("Recovered", columns)
-        for result in results:
-            report = result.report
-            table.add_row(
-                result.subscription, report.source.value, str(report.records_replayed), result.mark_delete,
-                str(report.range_count),
-                *(str(n) for n in (result.acked, result.durable, result.observed, result.lost, result.invented)),
-            )  # fmt: skip
-        Console().print(table)
+        _show(_recovery_table(results), _redelivered_table(results))
     if any(result.lost or result.invented for result in results):
         raise typer.Exit(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every failure that is not a bug is one line on standard error."""
-    sys.exit(_status(lambda: app(arguments, standalone_mode=False, prog_name="ackstate")))
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A path may have bytes that are no text, and a terminal may have no lines for tables.
+        sys.stdout.reconfigure(errors="replace")
+    # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless somebody handles it.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    sys.exit(_status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate")))
 
 
 def _status(command: Callable[[], Any]) -> int:
     try:
         status = command()
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stdout.write(f"{error.format_message()}\n")
-        return 2
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return _complain("interrupted", status=130)
-    except click.ClickException as error:
-        return _complain(error.format_message())
-    except AckStateError as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(_os_error(error))
-    except ValueError as error:
-        return _complain(str(error))
-    return status if isinstance(status, int) else 0
+    except (typer.Abort, KeyboardInterrupt):
+        return _complain("interrupted", status=_INTERRUPTED)
+    except Exception as error:
+        explanation = _explanation(error)
+        if not explanation:
+            raise
+        return _complain(explanation)
+    # Typer turns Ctrl-C into this status and says nothing.
+    return _complain("interrupted", status=_INTERRUPTED) if status == _INTERRUPTED else status or 0
+
+
+def _explanation(error: Exception) -> str:
+    """Say what is wrong with what the user gave or has; nothing for a bug, which may show its traceback."""
+    match error:
+        case _ClickError():
+            return _usage_error(error)
+        case OSError():
+            return _os_error(error)
+        case ImportError(name=str(name)) if name.partition(".")[0] in _EXTRA:
+            return f"{name} is missing: install ackstate[spark]"
+        case AckStateError() | ValueError():
+            return str(error)
+    return ""
 
 
 def _complain(message: str, *, status: int = 2) -> int:
     line = " ".join(message.split())
-    sys.stderr.write(f"ackstate: {line}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"ackstate: {line}\n")
     return status
+
+
+def _usage_error(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return f"{error.format_message().rstrip('.')}{hint}"
 
 
 def _os_error(error: OSError) -> str:
@@ -285,11 +337,43 @@ def _os_error(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise AckStateError(f"{path}: not a directory") from None
+def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
+    """Run the main job once for each of the settings, with progress shown."""
+    from analysis import demo as main_job
+    from analysis.redelivery.spark import local_session, readable_failures
+    from analysis.results import DemoDirectory
+
+    runs: list[DemoRun] = []
+    with _progress() as progress, readable_failures(DemoDirectory(out).trace):
+        task = progress.add_task("starting Spark", total=1.0)
+        spark = local_session()
+        for number, each in enumerate(settings, start=1):
+
+            def show(what: str, share: float, number: int = number) -> None:
+                progress.update(task, description=f"{number}/{len(settings)} {what}", completed=share)
+
+            runs.append(main_job.run(spark, out, each, lives_ms=lives_ms, progress=show))
+            if len(settings) > 1:
+                progress.console.print(_repeat_line(runs[-1]), highlight=False, soft_wrap=True)
+    return runs
+
+
+def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
+    from analysis.crash.broker import Broker, run
+    from analysis.crash.directory import BrokerDirectory, note_unseen_crash
+    from analysis.crash.kill import READY
+    from analysis.crash.recover import recover as recover_all
+    from analysis.trace.recorder import Recorder
+
+    place = BrokerDirectory(directory)
+    now_ms = _clock()
+    with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
+        if frames:
+            note_unseen_crash(recorder, frames)
+            recover_all(store, frames, recorder=recorder, now_ms=now_ms())
+        live = Broker(store, recorder, settings, now_ms=now_ms())
+        _write(f"{READY}\n")
+        run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
 
 
 def _clock() -> Callable[[], int]:
@@ -299,15 +383,53 @@ def _clock() -> Callable[[], int]:
 
 
 def _progress() -> Progress:
-    """Progress goes to standard error, so that standard output holds the answer alone."""
+    """Progress goes to standard error, so that standard output holds the answer alone; only a terminal shows it."""
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 or column in ("subscription", "source") else "right")
+def _show(*parts: Table | str) -> None:
+    """Write tables and lines to standard output; no cell is ever cut, and where no terminal reads, none is wrapped."""
+    screen = Console()
+    width = screen.width
+    if not screen.is_terminal:
+        unlimited = screen.options.update(max_width=_NUMBER_MAX)
+        width = max(width, *(screen.measure(part, options=unlimited).maximum for part in parts))
+    text = StringIO()
+    console = Console(file=text, width=width, force_terminal=screen.is_terminal)
+    for part in parts:
+        console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+    _write(text.getvalue())
+
+
+def _write_json(value: dict[str, Any]) -> None:
+    _write(json_format.dumps(value, indent=2) + "\n")
+
+
+def _write(text: str) -> None:
+    """Write to standard output now, so that a failure is noticed while it can be told."""
+    if sys.stdout is None:
+        raise AckStateError("standard output is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more, with a traceback, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise AckStateError(f"standard output: {_os_error(error)}") from error
+
+
+def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
+    """Return a table whose first column is the subscription and the others numbers."""
+    # Without the outer frame all of the demo's columns fit into 80.
+    table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    # Rich would break names before it breaks sentences.
+    width = max(map(cell_len, ["subscription", *subscriptions]))
+    width = min(width, _NAME_WIDTH_MAX) if Console().is_terminal else width
+    table.add_column("subscription", width=width, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
     return table
 
 
@@ -315,13 +437,13 @@ def _outcome_table(run: DemoRun) -> Table:
     from analysis.report import predicted
 
     title = f"Killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed})"
-    columns = ("subscription", "acked", "persisted", "predicted at the kill", "observed", "lost acks", "invented acks")
-    table = _table(title, columns)
+    names = [outcome.name for outcome in run.subscriptions]
+    table = _table(
+        title, names, "acked", "persisted", "predicted\nat the kill", "observed", "lost\nacks", "invented\nacks"
+    )
     for outcome in run.subscriptions:
         numbers = (outcome.observed, outcome.lost, outcome.invented)
-        table.add_row(
-            outcome.name, str(outcome.acked), str(outcome.durable), predicted(outcome), *map(str, numbers)
-        )
+        table.add_row(outcome.name, str(outcome.acked), str(outcome.durable), predicted(outcome), *map(str, numbers))
     return table
 
 
@@ -332,10 +454,55 @@ def _repeat_line(run: DemoRun) -> str:
     return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    from analysis.demo import dump_json
+def _redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
+    for row in rows:
+        # A trace of a single millisecond has no duration, and so no mean and no quantiles.
+        expected = "-" if row["expected"] is None else f"{row['expected']:.1f}"
+        numbers = ("-" if row[name] is None else str(row[name]) for name in ("p50", "p99", "max"))
+        at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
+        table.add_row(row["subscription"], expected, *numbers, at_crashes)
+    return table
 
-    sys.stdout.write(dump_json(value))
+
+def _at_crash(crash: dict[str, Any]) -> str:
+    """Return both answers where the crash fell inside a persist."""
+    if not crash["persisting_at_crash"]:
+        return str(crash["at_crash"])
+    return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
+
+
+def _recovery_table(results: Sequence[Recovered]) -> Table:
+    table = _table(
+        "Recovered",
+        [result.subscription for result in results],
+        "from",
+        "records",
+        "torn bytes",
+        "mark-delete",
+        "ranges",
+    )
+    for result in results:
+        report = result.report
+        numbers = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
+        table.add_row(result.subscription, report.source.value, *map(str, numbers))
+    return table
+
+
+def _redelivered_table(results: Sequence[Recovered]) -> Table:
+    table = _table(
+        "What comes back",
+        [result.subscription for result in results],
+        "acked",
+        "persisted",
+        "redelivered",
+        "lost\nacks",
+        "invented\nacks",
+    )
+    for result in results:
+        numbers = (result.acked, result.durable, result.observed, result.lost, result.invented)
+        table.add_row(result.subscription, *map(str, numbers))
+    return table
 
 
 if __name__ == "__main__":

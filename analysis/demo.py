@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from analysis.crash.kill import BrokerDirectory, Kill, recover_elsewhere, run_and_kill
+from analysis.crash.kill import Kill, recover_elsewhere, run_and_kill
 from analysis.redelivery import estimate
+from analysis.redelivery.spark import read_trace
+from analysis.results import DemoDirectory
 from analysis.trace.parquet import write_trace
 from analysis.trace.recorder import read_recording
 
@@ -104,7 +105,8 @@ def run(
         AckStateError: Something that is not ours stands in the way, or a part failed; the message says which.
         OSError: The disk is full or failed.
     """
-    directory = BrokerDirectory(out / "broker")
+    results = DemoDirectory(out)
+    directory = results.broker
     directory.clear()
     progress("broker runs, then SIGKILL", 0.0)
     kill = run_and_kill(
@@ -113,10 +115,9 @@ def run(
     progress("a second process recovers", 0.0)
     recoveries = recover_elsewhere(directory)
     progress("recording to Parquet", 0.0)
-    trace = out / "trace.parquet"
-    write_trace(read_recording(directory.recording), trace)
+    write_trace(read_recording(directory.recording), results.trace)
     progress("Spark computes every instant", 0.0)
-    return _compare(spark, trace, kill=kill, recoveries=recoveries, settings=settings)
+    return _compare(spark, results.trace, kill=kill, recoveries=recoveries, settings=settings)
 
 
 def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
@@ -150,7 +151,10 @@ def write_whole(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)  # noqa: PTH105 - symmetrical with the trace
+        unfinished.replace(path)
+    except OSError as error:
+        # A write that finds no room does not say where.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -163,7 +167,7 @@ def dump_json(value: dict[str, Any]) -> str:
 def _compare(
     spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: BrokerSettings
 ) -> DemoRun:
-    steps = estimate.curve(spark.read.parquet(str(trace))).cache()
+    steps = estimate.curve(read_trace(spark, trace)).cache()
     try:
         summaries = {row["subscription"]: row for row in estimate.summary(steps).collect()}
         crashes = {row["subscription"]: row for row in estimate.crashes(steps).collect()}

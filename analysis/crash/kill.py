@@ -5,79 +5,33 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
+import selectors
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ackstate.errors import AckStateError
 from analysis.crash.broker import SUBSCRIPTIONS, TOPIC
 from analysis.trace.entry_set import histories
 from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Recorder, read_recording, segments
-from cursor.sqlite import SqliteStore
+from analysis.trace.recorder import Recorder, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from analysis.crash.broker import BrokerSettings
+    from analysis.crash.directory import BrokerDirectory
 
 READY = "ready"
 _POLL_S = 0.05
+# To be ready, and to end after having said something wrong; a busy machine needs seconds.
+_PATIENCE_S = 60.0
 
 
 class ChildFailedError(AckStateError):
     """A process that we started ended by itself; the message is what it said."""
-
-
-class DirectoryInUseError(AckStateError):
-    """A directory holds something that is not ours to replace; nothing in it was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerDirectory:
-    """Where a broker lives: its store and its recording.
-
-    Attributes:
-        path: The directory.
-    """
-
-    path: Path
-
-    @property
-    def store(self) -> Path:
-        """The store's directory."""
-        return self.path / "store"
-
-    @property
-    def recording(self) -> Path:
-        """The recording's directory."""
-        return self.path / "recording"
-
-    def clear(self) -> None:
-        """Remove what an earlier broker left here, after making sure that it is a broker's and that it is over.
-
-        Raises:
-            DirectoryInUseError: There is something else here.
-            StoreLockedError: A broker is running here.
-            UnsupportedVersionError: A newer release wrote the store.
-            StoreError: What stands in the store's place is no store of ours.
-        """
-        if not self.path.exists():
-            return
-        known = {self.store.name, self.recording.name}
-        strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name not in known)
-        if self.recording.exists():
-            ours = {segment.name for segment in segments(self.recording)}
-            strangers += sorted(entry.name for entry in self.recording.iterdir() if entry.name not in ours)
-        if strangers:
-            raise DirectoryInUseError(f"{self.path}: not a broker's directory, it holds {strangers[0]!r}")
-        if self.store.exists():
-            SqliteStore(self.store).close()
-        shutil.rmtree(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +66,12 @@ def run_and_kill(
         ChildFailedError: The broker ended before it was killed; the message is what it said.
     """
     moment_ms = random.Random(f"kill {settings.seed}").randint(*lives_ms)  # noqa: S311 - a moment, not a secret
-    # It ends by itself soon after, should its parent die first.
+    # It ends by itself soon after, should its parent die first where no kernel sees to that.
     options = ["--seconds", str(lives_ms[1] / 1_000 + 30)]
     options += [f"--{field.name.replace('_', '-')}={getattr(settings, field.name)}" for field in fields(settings)]
-    with _start("broker", str(directory.path), *options) as child:
+    with _start("broker", *options, "--", str(directory.path)) as child:
         try:
-            assert child.stdout is not None
-            if child.stdout.readline().strip() != READY:
+            if _first_line(child) != READY:
                 raise _failed(child, "broker")
             begun = time.monotonic()
             while (lived_ms := (time.monotonic() - begun) * 1_000) < moment_ms:
@@ -139,18 +92,22 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
     Raises:
         ChildFailedError: It could not; the message is what it said.
     """
-    with _start("recover", str(directory.path), "--json") as child:
-        assert child.stdout is not None
-        told = child.stdout.read()
-        if child.wait() != 0:
-            raise _failed(child, "recovery")
+    with _start("recover", "--json", "--", str(directory.path)) as child:
+        try:
+            told, complaint = child.communicate()
+        finally:
+            child.kill()
+    # Status 1 is a report as well: of acks that were lost or invented.
+    if child.returncode not in {0, 1} or not told:
+        raise ChildFailedError(f"the recovery failed: {_last_line(complaint) or child.returncode}")
     report: list[dict[str, Any]] = json.loads(told)["subscriptions"]
     return report
 
 
 def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-m", "analysis.cli", command, *arguments],
+        # Without -P a directory `cursor` in the current one would hide ours.
+        [sys.executable, "-P", "-m", "analysis.crash.child", str(os.getpid()), command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -159,16 +116,38 @@ def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def _first_line(child: subprocess.Popen[str]) -> str:
+    """Return the first line that a child says, empty if it ends without one.
+
+    Raises:
+        ChildFailedError: It says nothing for too long.
+    """
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        if not selector.select(_PATIENCE_S):
+            raise ChildFailedError(f"process {child.pid} said nothing for {_PATIENCE_S:.0f} s, and was killed")
+    return child.stdout.readline().strip()
+
+
 def _failed(child: subprocess.Popen[str], what: str) -> ChildFailedError:
-    _, said = child.communicate()
-    lines = said.strip().splitlines()
-    return ChildFailedError(f"the {what} ended by itself: {lines[-1] if lines else child.returncode}")
+    try:
+        _, complaint = child.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return ChildFailedError(f"the {what} did not say that it is {READY}, and was killed")
+    return ChildFailedError(f"the {what} ended by itself: {_last_line(complaint) or child.returncode}")
+
+
+def _last_line(complaint: str) -> str:
+    """Return what a command says last on standard error, without its name."""
+    return next(iter(complaint.strip().splitlines()[-1:]), "").removeprefix("ackstate: ")
 
 
 def _note_crash(directory: BrokerDirectory) -> int:
     """Write the crash of every subscription into the recording and return its time."""
-    recorded = histories(read_recording(directory.recording))
+    # The clock first: reading what was recorded takes a while in which nothing lived.
     now_ms = time.time_ns() // 1_000_000
+    recorded = histories(read_recording(directory.recording))
     ts_ms = max([now_ms, *(history.last_ts_ms for history in recorded.values())])
     with Recorder(directory.recording) as recorder:
         for subscription in SUBSCRIPTIONS:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.errors import AckStateError
-from analysis.trace.events import TraceError
+from analysis.trace.events import LIST_COLUMNS, EventKind, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 JAVA_MAJOR_MIN = 17
+_REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
 class SparkUnavailableError(AckStateError):
@@ -40,6 +43,8 @@ def local_session(*, cores: int = 2) -> SparkSession:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkUnavailableError(f"Spark is missing, install ackstate[spark]: {error}") from None
+    from py4j.protocol import Py4JError
+
     _check_java()
     # Workers would take the system's interpreter, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -50,27 +55,52 @@ def local_session(*, cores: int = 2) -> SparkSession:
         "spark.sql.shuffle.partitions": str(cores),
         # A record of ours is a chunk of up to 16,384 events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
+        # Workers would look for modules in the current directory first, and find a stranger's `limits.py` there.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+        # Damage inside a page may decompress to other numbers.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()}",
     }
     configuration = SparkConf().setMaster(f"local[{cores}]").setAppName("ackstate").setAll(list(settings.items()))
-    with tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as said, _own_interrupts():
         try:
             # The virtual machine greets every start with warnings that are none of the user's business.
             if SparkContext._gateway is None:
-                SparkContext._ensure_initialized(
-                    gateway=launch_gateway(configuration, popen_kwargs={"stderr": stderr})
-                )
+                output = {"stdout": said, "stderr": said}
+                with _interrupts_held_back():
+                    gateway = launch_gateway(configuration, popen_kwargs=output)  # type: ignore[no-untyped-call]
+                SparkContext._ensure_initialized(gateway=gateway)
             return SparkSession.builder.config(conf=configuration).getOrCreate()
-        except (PySparkException, OSError) as error:
-            stderr.seek(0)
-            told = stderr.read().decode(errors="replace").strip().splitlines() or str(error).splitlines()
-            raise SparkUnavailableError(f"Spark does not start: {told[-1]}") from error
+        except (PySparkException, Py4JError, OSError) as error:
+            said.seek(0)
+            told = said.read().decode(errors="replace")
+            reason = _reason(error) if isinstance(error, Py4JError) else _complaint(told) or _reason(error)
+            raise SparkUnavailableError(f"Spark does not start: {reason}") from error
+
+
+def read_trace(spark: SparkSession, path: Path) -> DataFrame:
+    """Return a trace, a file or a directory, as a DataFrame with columns as in `analysis.trace.events`.
+
+    What the files alone tell is checked at once, what stands in their rows while Spark reads them.
+
+    Raises:
+        TraceError: It is no trace, as `analysis.trace.parquet.check_trace`.
+        UnsupportedVersionError: A newer release wrote it.
+    """
+    from pyspark.sql import functions as F
+
+    from analysis.trace.parquet import check_trace, trace_files
+
+    check_trace(path)
+    rows = spark.read.parquet(*map(_literal, trace_files(path)))
+    complaint = F.raise_error(F.concat(F.lit("not a trace, damaged chunk "), F.col("chunk").cast("string")))
+    return rows.where(F.when(_is_sound(), F.lit(True)).otherwise(complaint.cast("boolean")))
 
 
 @contextmanager
-def readable_failures(what: str) -> Iterator[None]:
+def readable_failures(what: Path) -> Iterator[None]:
     """Turn what Spark raises into a `TraceError` of one line.
 
     Args:
@@ -82,8 +112,73 @@ def readable_failures(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise TraceError(f"{what}: Spark cannot read it, {lines[0] if lines else type(error).__name__}") from error
+        raise TraceError(f"{what}: Spark cannot read it, {_reason(error)}") from error
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Take back what Spark makes of Ctrl-C: it would first ask the virtual machine, on a connection that is busy."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C take effect after the block: a virtual machine that nobody is connected to yet would live on."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is signal.SIG_IGN:
+        yield
+        return
+    held_back: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: held_back.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held_back:
+            raise KeyboardInterrupt
+
+
+def _is_sound() -> Column:
+    """Whether a row's lists belong together: equally long, without nulls, and of kinds that this release knows."""
+    from pyspark.sql import functions as F
+
+    first, *others = _REPLAYED
+    sound = (F.size(first) > 0) & F.array_min("kind").between(min(EventKind), max(EventKind))
+    sound &= F.array_max("kind").between(min(EventKind), max(EventKind))
+    for name in others:
+        sound &= F.size(name) == F.size(first)
+    for name in _REPLAYED:
+        sound &= ~F.exists(name, F.isnull)
+    return F.coalesce(sound, F.lit(False))
+
+
+def _literal(file: Path) -> str:
+    """Return a file's path for Spark, which would take brackets and stars in it for a pattern, and `a:b` for a URL."""
+    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(file.absolute()))
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of a long story that says what happened: the exception, neither its frame nor the call."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any(line.startswith("Traceback ") for line in lines):
+        return lines[-1]
+    java = [line.partition("Exception: ")[2] for line in lines if line.startswith(":")]
+    return next(iter([*filter(None, java), *lines]), type(error).__name__)
+
+
+def _complaint(told: str) -> str:
+    """Return the line in which a process that did not start says why, empty if it said nothing."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    return next(
+        (line for line in lines if re.search("error|exception|unrecognized", line, re.IGNORECASE)), "".join(lines[-1:])
+    )
 
 
 def _check_java() -> None:
@@ -91,12 +186,23 @@ def _check_java() -> None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).is_file():
         where = f"in JAVA_HOME={home}" if home else "on the PATH"
-        raise SparkUnavailableError(f"no Java {where}: install Java {JAVA_MAJOR_MIN}, for example openjdk-17-jre-headless")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    version = re.search(r'version "(\d+)', told)
-    if version is None or int(version[1]) < JAVA_MAJOR_MIN:
-        found = version[1] if version else "unknown"
-        raise SparkUnavailableError(f"{java} is Java {found}: Spark needs Java {JAVA_MAJOR_MIN} or newer")
+        raise SparkUnavailableError(
+            f"no Java {where}: install Java {JAVA_MAJOR_MIN}, for example openjdk-17-jre-headless"
+        )
+    told = _output_of([java, "-version"])
+    # Java 8 calls itself 1.8.
+    version = re.search(r'version "(?:1\.)?(\d+)', told)
+    if version is None:
+        raise SparkUnavailableError(f"{java} does not say its version: {_complaint(told) or 'it says nothing'}")
+    if int(version[1]) < JAVA_MAJOR_MIN:
+        raise SparkUnavailableError(f"{java} is Java {version[1]}: Spark needs Java {JAVA_MAJOR_MIN} or newer")
+
+
+def _output_of(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr  # noqa: S603
+    except OSError as error:
+        raise SparkUnavailableError(f"{command[0]} does not run: {error.strerror}") from error
 
 
 def _log_settings() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ TRACE_SCHEMA = pa.schema(
     metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
 )
 _CHUNKS_PER_ROW_GROUP = 64
+_SUFFIX = ".parquet"
+# Spark passes files by whose names begin so: they are its own notes.
+_HIDDEN = ("_", ".")
 
 
 def write_trace(frames: Iterable[Frame], path: Path) -> int:
@@ -44,62 +48,117 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
 
     Raises:
         TraceError: There is no event, or what stands at `path` is no trace.
-        OSError: The disk is full or failed; nothing is left at `path`.
+        UnsupportedVersionError: A newer release wrote what stands at `path`.
+        OSError: The disk is full or failed; what stood at `path` still stands.
     """
-    if path.exists():
-        check_trace(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    check_replaceable(path)
+    target = Path(os.path.realpath(path))
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
-        events = _write_chunks(frames, unfinished / "part-00000.parquet")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        events = _write_chunks(frames, unfinished / f"part-00000{_SUFFIX}")
         if not events:
             raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(unfinished, path)  # noqa: PTH105 - the destination may be an empty directory
+        _put_in_place(unfinished, target)
+    except OSError as error:
+        # Arrow says what is wrong and not where.
+        raise error if error.filename else OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return events
 
 
-def check_trace(path: Path) -> int:
-    """Read the footers of a Parquet trace, a file or a directory, and return how many chunks it has.
+def check_replaceable(path: Path) -> None:
+    """Make sure that nothing but a trace would be lost if `path` were replaced; an empty directory is nothing.
 
     Raises:
-        TraceError: It is missing, empty, cut short, or has other columns.
+        TraceError: Something else stands there, or a trace with something else in it.
         UnsupportedVersionError: A newer release wrote it.
+        OSError: It cannot be looked into.
+    """
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())
+        strangers = [name for name in names if not name.endswith((_SUFFIX, ".crc")) and name != "_SUCCESS"]
+        if strangers:
+            raise TraceError(f"{path}: not a trace that can be replaced, it holds {strangers[0]!r}")
+        if not names:
+            return
+    if os.path.lexists(path):
+        check_trace(path)
+
+
+def trace_files(path: Path) -> list[Path]:
+    """Return the Parquet files of a trace, a file or a directory, in order of their names.
+
+    Raises:
+        TraceError: There are none.
+        OSError: The directory cannot be read.
     """
     if not path.exists():
         raise TraceError(f"{path}: no such trace")
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not path.is_dir():
+        if path.name.startswith(_HIDDEN):
+            raise TraceError(f"{path}: Spark reads no file whose name begins with {path.name[0]!r}")
+        return [path]
+    files = [file for file in path.iterdir() if file.name.endswith(_SUFFIX) and not file.name.startswith(_HIDDEN)]
     if not files:
         raise TraceError(f"{path}: no trace here, expected Parquet files")
-    chunks = sum(_check_file(file) for file in files)
-    if not chunks:
+    return sorted(files)
+
+
+def check_trace(path: Path) -> int:
+    """Read the footers of a Parquet trace and which chunks it has, and return how many.
+
+    Raises:
+        TraceError: It is missing, empty, cut short, has other columns, or lacks a chunk.
+        UnsupportedVersionError: A newer release wrote it.
+        OSError: The directory cannot be read.
+    """
+    found = Counter(key for file in trace_files(path) for key in _chunk_keys(file))
+    if not found:
         raise TraceError(f"{path}: the trace is empty")
-    return chunks
+    for (topic, subscription, chunk), count in found.items():
+        where = f"subscription {subscription!r} of {topic}" if subscription else topic
+        if count > 1:
+            raise TraceError(f"{path}: chunk {chunk} of {where} is there {count} times")
+        if chunk and (topic, subscription, chunk - 1) not in found:
+            raise TraceError(f"{path}: chunk {chunk - 1} of {where} is missing")
+    return len(found)
 
 
-def _check_file(file: Path) -> int:
+def _chunk_keys(file: Path) -> list[tuple[str, str, int]]:
+    """Check a file, and return topic, subscription and number of each chunk."""
+    if not file.is_file():
+        raise TraceError(f"{file}: not a file")
     try:
-        metadata = pq.read_metadata(file)
-        found = metadata.schema.to_arrow_schema()
-    except (pa.ArrowException, OSError) as error:
+        # Opened here, because Arrow takes no name whose bytes are not text.
+        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            _check_schema(file, parquet)
+            keys = parquet.read(["topic", "subscription", "chunk"])
+        return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+    # Arrow meets damage with errors of many kinds.
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
-    version = (metadata.metadata or {}).get(VERSION_KEY)
-    if version is not None and version.isdigit() and int(version) > TRACE_VERSION:
+
+
+def _check_schema(file: Path, parquet: pq.ParquetFile) -> None:
+    version = (parquet.metadata.metadata or {}).get(VERSION_KEY, str(TRACE_VERSION).encode())
+    if not version.isdigit():
+        raise TraceError(f"{file}: not a trace, its version is {version!r}")
+    if int(version) > TRACE_VERSION:
         raise UnsupportedVersionError(
             f"{file}: trace of version {int(version)}; this release reads up to {TRACE_VERSION}"
         )
+    found = parquet.schema_arrow
     for field in TRACE_SCHEMA:
-        index = found.get_field_index(field.name)
-        if index < 0:
-            raise TraceError(f"{file}: not a trace, column {field.name!r} is missing")
-        if _shape(found.field(index).type) != _shape(field.type):
-            raise TraceError(
-                f"{file}: not a trace, column {field.name!r} is {found.field(index).type}, expected {field.type}"
-            )
-    return int(metadata.num_rows)
+        matching = found.get_all_field_indices(field.name)
+        if len(matching) != 1:
+            many = "there several times" if matching else "missing"
+            raise TraceError(f"{file}: not a trace, column {field.name!r} is {many}")
+        kind = found.field(matching[0]).type
+        if _shape(kind) != _shape(field.type):
+            raise TraceError(f"{file}: not a trace, column {field.name!r} is {kind}, expected {field.type}")
 
 
 def _shape(kind: pa.DataType) -> tuple[bool, pa.DataType]:
@@ -108,12 +167,32 @@ def _shape(kind: pa.DataType) -> tuple[bool, pa.DataType]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    """Rename a new trace to where it belongs; an old one, which may be a file, is moved aside first."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}.replaced")
+    if not target.exists():
+        unfinished.rename(target)
+        return
+    target.rename(aside)
+    try:
+        unfinished.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink()
 
 
 def _write_chunks(frames: Iterable[Frame], file: Path) -> int:
     events = 0
-    with pq.ParquetWriter(file, TRACE_SCHEMA, compression="zstd") as writer:
+    # Spark checks the checksums too: damage inside a page is noticed, not computed with.
+    options = {"compression": "zstd", "write_page_checksum": True}
+    with file.open("wb") as sink, pq.ParquetWriter(sink, TRACE_SCHEMA, **options) as writer:
         rows: list[dict[str, object]] = []
         for row, count in _chunks(frames):
             events += count

@@ -54,7 +54,12 @@ class Recorder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._descriptor = os.open(self.path, flags, 0o644)
         self._names: dict[tuple[str, str], bytes] = {}
-        self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
+        try:
+            self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
+        except BaseException:
+            self.close()
+            self.path.unlink()
+            raise
 
     def record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
         """Append events that belong together, as one frame.
@@ -86,9 +91,12 @@ class Recorder:
         self.close()
 
     def _write(self, data: bytes) -> None:
-        written = os.write(self._descriptor, data)
-        while written < len(data):
-            written += os.write(self._descriptor, data[written:])
+        try:
+            written = os.write(self._descriptor, data)
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 class Frame(NamedTuple):
@@ -101,7 +109,7 @@ class Frame(NamedTuple):
 
 def segments(directory: Path) -> list[Path]:
     """Return a recording's segments in the order in which they were begun."""
-    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
 def read_recording(directory: Path) -> Iterator[Frame]:
@@ -114,21 +122,28 @@ def read_recording(directory: Path) -> Iterator[Frame]:
     paths = segments(directory)
     if not paths:
         raise TraceError(f"{directory}: no recording here, expected files such as 000001{_SUFFIX}")
-    for path in paths:
+    for number, path in enumerate(paths, start=1):
+        if int(path.stem) != number:
+            raise TraceError(f"{directory}: segment {number:06}{_SUFFIX} is missing")
         yield from _read_segment(path)
+
+
+def check_segment(path: Path) -> None:
+    """Make sure that a file is a segment which this release may judge, whether its frames are whole or not.
+
+    Raises:
+        TraceError: It is no segment.
+        UnsupportedVersionError: A newer release recorded it.
+    """
+    with path.open("rb") as file:
+        _check_header(path, file.read(_HEADER.size))
 
 
 def _read_segment(path: Path) -> Iterator[Frame]:
     data = path.read_bytes()
+    _check_header(path, data[: _HEADER.size])
     if len(data) < _HEADER.size:
         return  # The writer died before its header was whole: it recorded nothing.
-    magic, version = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise TraceError(f"{path}: not a recording, it begins with {magic!r}")
-    if version < 1:
-        raise TraceError(f"{path}: not a recording, its version is {version}")
-    if version > RECORDING_VERSION:
-        raise UnsupportedVersionError(f"{path}: recording of version {version}, this release reads up to 1")
     offset = _HEADER.size
     while len(data) - offset >= _FRAME.size:
         length, length_checksum, checksum = _FRAME.unpack_from(data, offset)
@@ -141,6 +156,20 @@ def _read_segment(path: Path) -> Iterator[Frame]:
             raise TraceError(f"{path}: the frame at byte {offset} does not fit its checksum")
         yield _decode_frame(payload, path, offset)
         offset += _FRAME.size + length
+
+
+def _check_header(path: Path, header: bytes) -> None:
+    if header[: len(_MAGIC)] != _MAGIC[: len(header)]:
+        raise TraceError(f"{path}: not a recording, it begins with {header[: len(_MAGIC)]!r}")
+    if len(header) < _HEADER.size:
+        return
+    _, version = _HEADER.unpack(header)
+    if version < 1:
+        raise TraceError(f"{path}: not a recording, its version is {version}")
+    if version > RECORDING_VERSION:
+        raise UnsupportedVersionError(
+            f"{path}: recording of version {version}; this release reads up to {RECORDING_VERSION}"
+        )
 
 
 def _length_checksum(length: int) -> int:

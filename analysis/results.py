@@ -1,0 +1,106 @@
+"""Where the demo puts its results: a directory that one demo at a time writes, and in which it replaces its own alone.
+
+Results appear by rename, so each that is there is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from analysis.crash.directory import BrokerDirectory, DirectoryInUseError
+from analysis.trace.parquet import check_replaceable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# How a summary and a report of ours are known; far enough into the page to find its title.
+_SUMMARY_KEY = "kill_ts_ms"
+_REPORT_TITLE = "<title>ackstate demo"
+_PAGE_HEAD_CHARACTERS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class DemoDirectory:
+    """The demo's results.
+
+    Attributes:
+        path: The directory.
+    """
+
+    path: Path
+
+    @property
+    def broker(self) -> BrokerDirectory:
+        """What the broker left."""
+        return BrokerDirectory(self.path / "broker")
+
+    @property
+    def trace(self) -> Path:
+        """The Parquet trace."""
+        return self.path / "trace.parquet"
+
+    @property
+    def summary(self) -> Path:
+        """The outcome, for programs."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The outcome, for people."""
+        return self.path / "report.html"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other demos out, and make sure that nothing but an earlier demo's results would be replaced.
+
+        The directory is made if it is missing. The kernel lets go of it when the process ends, however it ends.
+
+        Raises:
+            DirectoryInUseError: Another demo writes here, or something that is not a demo's stands in the way.
+            AckStateError: As `BrokerDirectory.check_replaceable` and `check_replaceable`.
+            OSError: The directory cannot be made or read.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise DirectoryInUseError(f"{self.path}: not a directory") from None
+        # The directory itself is locked: a lock file would stay behind, also in a directory that is not ours.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._lock(descriptor)
+            self._check()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DirectoryInUseError(f"{self.path}: another demo is running here") from None
+
+    def _check(self) -> None:
+        self.broker.check_replaceable()
+        check_replaceable(self.trace)
+        for file, is_ours in ((self.summary, _is_summary), (self.report, _is_report)):
+            if os.path.lexists(file) and not (file.is_file() and is_ours(file)):
+                raise DirectoryInUseError(f"{file}: not a demo's, and in the way of its results")
+
+
+def _is_summary(file: Path) -> bool:
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and _SUMMARY_KEY in found
+
+
+def _is_report(file: Path) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as page:
+        return _REPORT_TITLE in page.read(_PAGE_HEAD_CHARACTERS)
