@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ackstate.errors import AckStateError
+from analysis import tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rich.table import Table
+
     from analysis.crash.broker import BrokerSettings
-    from analysis.crash.recover import Recovered
     from analysis.demo import DemoRun
 
 app = typer.Typer(
@@ -68,8 +68,6 @@ _INTERRUPTED = 130
 # What clocks and counters of 64 bits hold, added up as often as need be.
 _NUMBER_MAX = 10**15
 _SECONDS_MAX = 10**9
-# Of a subscription at a terminal; a longer one goes on in the next line.
-_NAME_WIDTH_MAX = 20
 
 
 def _path(text: str) -> Path:
@@ -100,9 +98,16 @@ def _record_bytes_limit(number: int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-DIRECTORY = typer.Argument(metavar="DIR", parser=_path, help="The broker's directory: its store and its recording.")
+_DIRECTORY = typer.Argument(metavar="DIR", parser=_path, help="The broker's directory: its store and its recording.")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Decides the workload and the moment of the kill.")]
+RepeatOption = Annotated[
+    int, typer.Option(metavar="N", callback=_between(1, 1_000_000), help="Kill this often, with seeds one apart.")
+]
+LifeOption = Annotated[
+    float,
+    typer.Option(metavar="S", callback=_between(1, 3_600), help="Kill in the last two thirds of this; 1 to 3600."),
+]
 FlushOption = Annotated[
     int,
     typer.Option(metavar="MS", callback=_between(0, _NUMBER_MAX), help="Each cursor persists this often."),
@@ -113,13 +118,8 @@ FlushOption = Annotated[
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=_path, help="Where the results go.")] = Path("out/demo"),
     seed: SeedOption = 1,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", callback=_between(1, 1_000_000), help="Kill this often, with seeds one apart.")
-    ] = 1,
-    seconds: Annotated[
-        float,
-        typer.Option(metavar="S", callback=_between(1, 3_600), help="Kill in the last two thirds of this; 1 to 3600."),
-    ] = 6.0,
+    repeat: RepeatOption = 1,
+    seconds: LifeOption = 6.0,
     flush_interval_ms: FlushOption = 250,
     json: JsonOption = False,
 ) -> None:
@@ -150,7 +150,7 @@ def demo(
     if json:
         _write(summary)
     else:
-        _show(_outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
+        _show(tables.outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
     if not all(run.holds for run in runs):
         raise typer.Exit(1)
 
@@ -185,7 +185,7 @@ def redelivery(
         topics = sorted({row["topic"] for row in rows})
         for topic in topics:
             _show(f"Redelivery if crashed, over every instant of {topic}")
-            _show(_redelivery_table([row for row in rows if row["topic"] == topic]))
+            _show(tables.redelivery_table([row for row in rows if row["topic"] == topic]))
 
 
 @app.command(short_help="Turn a recording into a Parquet trace.")
@@ -209,7 +209,7 @@ def trace(
 
 @app.command(short_help="Run a small broker until it is killed.")
 def broker(
-    directory: Annotated[Path, DIRECTORY],
+    directory: Annotated[Path, _DIRECTORY],
     seconds: Annotated[
         float, typer.Option(metavar="S", callback=_between(0, _SECONDS_MAX), help="End by itself after this.")
     ] = 60.0,
@@ -251,7 +251,7 @@ def broker(
 
 @app.command(short_help="Recover what a dead broker left.")
 def recover(
-    directory: Annotated[Path, DIRECTORY],
+    directory: Annotated[Path, _DIRECTORY],
     json: JsonOption = False,
 ) -> None:
     """Recover every cursor that a dead broker left, and say which acked messages come back.
@@ -271,7 +271,7 @@ def recover(
     if json:
         _write_json({"subscriptions": [result.to_json() for result in results]})
     else:
-        _show(_recovery_table(results), _redelivered_table(results))
+        _show(tables.recovery_table(results), tables.redelivered_table(results))
     if any(result.lost or result.invented for result in results):
         raise typer.Exit(1)
 
@@ -354,7 +354,9 @@ def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms
 
             runs.append(main_job.run(spark, out, each, lives_ms=lives_ms, progress=show))
             if len(settings) > 1:
-                progress.console.print(_repeat_line(runs[-1]), highlight=False, soft_wrap=True)
+                # Above the bar; where there is none, its console is quiet.
+                lines = Console(stderr=True) if progress.disable else progress.console
+                lines.print(tables.repeat_line(runs[-1]), highlight=False, soft_wrap=True)
     return runs
 
 
@@ -384,9 +386,11 @@ def _clock() -> Callable[[], int]:
 
 def _progress() -> Progress:
     """Progress goes to standard error, so that standard output holds the answer alone; only a terminal shows it."""
-    console = Console(stderr=True)
+    is_terminal = Console(stderr=True).is_terminal
+    # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
+    console = Console(stderr=True, quiet=not is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not is_terminal)
 
 
 def _show(*parts: Table | str) -> None:
@@ -418,91 +422,6 @@ def _write(text: str) -> None:
         # What is still in the buffer would fail once more, with a traceback, when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise AckStateError(f"standard output: {_os_error(error)}") from error
-
-
-def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
-    """Return a table whose first column is the subscription and the others numbers."""
-    # Without the outer frame all of the demo's columns fit into 80.
-    table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
-    # Rich would break names before it breaks sentences.
-    width = max(map(cell_len, ["subscription", *subscriptions]))
-    width = min(width, _NAME_WIDTH_MAX) if Console().is_terminal else width
-    table.add_column("subscription", width=width, overflow="fold")
-    for number in numbers:
-        table.add_column(number, justify="right", overflow="fold")
-    return table
-
-
-def _outcome_table(run: DemoRun) -> Table:
-    from analysis.report import predicted
-
-    title = f"Killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed})"
-    names = [outcome.name for outcome in run.subscriptions]
-    table = _table(
-        title, names, "acked", "persisted", "predicted\nat the kill", "observed", "lost\nacks", "invented\nacks"
-    )
-    for outcome in run.subscriptions:
-        numbers = (outcome.observed, outcome.lost, outcome.invented)
-        table.add_row(outcome.name, str(outcome.acked), str(outcome.durable), predicted(outcome), *map(str, numbers))
-    return table
-
-
-def _repeat_line(run: DemoRun) -> str:
-    from analysis.report import predicted
-
-    pairs = "   ".join(f"{o.name} {predicted(o)} / {o.observed}" for o in run.subscriptions)
-    return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
-
-
-def _redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
-    for row in rows:
-        # A trace of a single millisecond has no duration, and so no mean and no quantiles.
-        expected = "-" if row["expected"] is None else f"{row['expected']:.1f}"
-        numbers = ("-" if row[name] is None else str(row[name]) for name in ("p50", "p99", "max"))
-        at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
-        table.add_row(row["subscription"], expected, *numbers, at_crashes)
-    return table
-
-
-def _at_crash(crash: dict[str, Any]) -> str:
-    """Return both answers where the crash fell inside a persist."""
-    if not crash["persisting_at_crash"]:
-        return str(crash["at_crash"])
-    return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
-
-
-def _recovery_table(results: Sequence[Recovered]) -> Table:
-    table = _table(
-        "Recovered",
-        [result.subscription for result in results],
-        "from",
-        "records",
-        "torn bytes",
-        "mark-delete",
-        "ranges",
-    )
-    for result in results:
-        report = result.report
-        numbers = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
-        table.add_row(result.subscription, report.source.value, *map(str, numbers))
-    return table
-
-
-def _redelivered_table(results: Sequence[Recovered]) -> Table:
-    table = _table(
-        "What comes back",
-        [result.subscription for result in results],
-        "acked",
-        "persisted",
-        "redelivered",
-        "lost\nacks",
-        "invented\nacks",
-    )
-    for result in results:
-        numbers = (result.acked, result.durable, result.observed, result.lost, result.invented)
-        table.add_row(result.subscription, *map(str, numbers))
-    return table
 
 
 if __name__ == "__main__":

@@ -65,6 +65,13 @@ class SubscriptionOutcome:
     predicted_if_written: int
 
     @property
+    def prediction(self) -> str:
+        """The prediction at the kill in words: both answers where the kill fell inside a persist."""
+        if not self.kill_inside_persist:
+            return str(self.predicted_at_kill)
+        return f"{self.predicted_if_not_written} or, if written, {self.predicted_if_written}"
+
+    @property
     def holds(self) -> bool:
         """Whether prediction equals observation and no ack was lost or invented."""
         return self.predicted_at_kill == self.observed and self.lost == self.invented == 0

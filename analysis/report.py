@@ -129,13 +129,6 @@ def verdict(runs: Sequence[DemoRun]) -> str:
     return f"{equal} of {len(runs)} predictions equal to observation, {lost} lost acks, {invented} invented acks"
 
 
-def predicted(outcome: SubscriptionOutcome) -> str:
-    """Return the prediction at the kill; both answers where the kill fell inside a persist."""
-    if not outcome.kill_inside_persist:
-        return str(outcome.predicted_at_kill)
-    return f"{outcome.predicted_if_not_written} or, if written, {outcome.predicted_if_written}"
-
-
 def _plot(run: DemoRun) -> str:
     """Return the plot with its library: a panel for each subscription, one below the other."""
     count = max(1, len(run.subscriptions))
@@ -245,7 +238,7 @@ def _mark_kill(figure: Any, kill_s: float, *, height: int) -> None:
 def _outcomes(run: DemoRun) -> str:
     return _table(
         ("subscription", "acked", "persisted", "predicted at the kill", "observed", "lost acks", "invented acks"),
-        [(o.name, o.acked, o.durable, predicted(o), o.observed, o.lost, o.invented) for o in run.subscriptions],
+        [(o.name, o.acked, o.durable, o.prediction, o.observed, o.lost, o.invented) for o in run.subscriptions],
         failing=[index for index, outcome in enumerate(run.subscriptions) if not outcome.holds],
     )
 
@@ -276,7 +269,7 @@ def _runs(runs: Sequence[DemoRun]) -> str:
     names = list(dict.fromkeys(outcome.name for run in runs for outcome in run.subscriptions))
     rows = []
     for run in runs:
-        pairs = {outcome.name: f"{predicted(outcome)} / {outcome.observed}" for outcome in run.subscriptions}
+        pairs = {outcome.name: f"{outcome.prediction} / {outcome.observed}" for outcome in run.subscriptions}
         lived = f"{run.kill.lived_ms / 1_000:.2f} s"
         rows.append((run.seed, lived, *(pairs.get(name, "-") for name in names), _run_verdict(run)))
     header = ("seed", "killed after", *names, "verdict")

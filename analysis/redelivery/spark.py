@@ -49,21 +49,8 @@ def local_session(*, cores: int = 2) -> SparkSession:
     # Workers would take the system's interpreter, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": str(cores),
-        # A record of ours is a chunk of up to 16,384 events.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
-        # Workers would look for modules in the current directory first, and find a stranger's `limits.py` there.
-        "spark.executorEnv.PYTHONSAFEPATH": "1",
-        # Damage inside a page may decompress to other numbers.
-        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()}",
-    }
-    configuration = SparkConf().setMaster(f"local[{cores}]").setAppName("ackstate").setAll(list(settings.items()))
+    configuration = SparkConf().setMaster(f"local[{cores}]").setAppName("ackstate")
+    configuration.setAll(list(_settings(cores=cores).items()))
     with tempfile.TemporaryFile() as said, _own_interrupts():
         try:
             # The virtual machine greets every start with warnings that are none of the user's business.
@@ -113,6 +100,23 @@ def readable_failures(what: Path) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise TraceError(f"{what}: Spark cannot read it, {_reason(error)}") from error
+
+
+def _settings(*, cores: int) -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(cores),
+        # A record of ours is a chunk of up to 16,384 events.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
+        # Workers would look for modules in the current directory first, and find a stranger's `limits.py` there.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+        # Damage inside a page may decompress to other numbers.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()}",
+    }
 
 
 @contextmanager
@@ -165,12 +169,15 @@ def _literal(file: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of a long story that says what happened: the exception, neither its frame nor the call."""
+    """Return in a line what a long story says: the exception and what caused it, neither its frames nor its codes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if any(line.startswith("Traceback ") for line in lines):
         return lines[-1]
-    java = [line.partition("Exception: ")[2] for line in lines if line.startswith(":")]
-    return next(iter([*filter(None, java), *lines]), type(error).__name__)
+    raised = [line for line in lines if line.startswith((": ", "Caused by: "))]
+    # The first exception and the one at the root; a message that is no exception stands for itself.
+    told = [line.partition("Exception: ")[2] or line for line in (*raised[:1], *raised[1:][-1:])] or lines[:1]
+    plain = [re.sub(r"^\[[\w.]+\] | *SQLSTATE: \w+$", "", line).rstrip(" .") for line in told]
+    return ": ".join(plain) or type(error).__name__
 
 
 def _complaint(told: str) -> str:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from analysis.demo import summary_json
-from analysis.report import predicted, render, verdict
+from analysis.report import render, verdict
 from demo_runs import (
     BEGIN_MS,
     KILL_MS,
@@ -234,4 +234,4 @@ def test_a_run_without_subscriptions_is_a_page_too():
 
 
 def test_predicted_is_one_number_unless_the_kill_fell_inside_a_persist():
-    assert predicted(outcome("a", redelivered=4)) == "4"
+    assert outcome("a", redelivered=4).prediction == "4"

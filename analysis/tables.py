@@ -1,0 +1,108 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.crash.recover import Recovered
+    from analysis.demo import DemoRun
+
+# Of a subscription at a terminal; a longer one goes on in the next line.
+_NAME_WIDTH_MAX = 17
+
+
+def outcome_table(run: DemoRun) -> Table:
+    """Return what the demo shows of one run."""
+    title = f"Killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed})"
+    names = [outcome.name for outcome in run.subscriptions]
+    table = _table(
+        title, names, "acked", "persisted", "predicted\nat the kill", "observed", "lost\nacks", "invented\nacks"
+    )
+    for outcome in run.subscriptions:
+        numbers = (outcome.observed, outcome.lost, outcome.invented)
+        table.add_row(outcome.name, str(outcome.acked), str(outcome.durable), outcome.prediction, *map(str, numbers))
+    return table
+
+
+def repeat_line(run: DemoRun) -> str:
+    """Return what the demo shows of one run of many."""
+    pairs = "   ".join(f"{o.name} {o.prediction} / {o.observed}" for o in run.subscriptions)
+    return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
+
+
+def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return redelivery if crashed, a row for each subscription of one topic.
+
+    Args:
+        rows: Columns as `analysis.redelivery.estimate.summary` has them, and ``crashes`` as `crashes` there has them.
+    """
+    table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
+    for row in rows:
+        # A trace of a single millisecond has no duration, and so no mean and no quantiles.
+        expected = "-" if row["expected"] is None else f"{row['expected']:.1f}"
+        numbers = ("-" if row[name] is None else str(row[name]) for name in ("p50", "p99", "max"))
+        at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
+        table.add_row(row["subscription"], expected, *numbers, at_crashes)
+    return table
+
+
+def recovery_table(results: Sequence[Recovered]) -> Table:
+    """Return how each cursor came by its state."""
+    table = _table(
+        "Recovered",
+        [result.subscription for result in results],
+        "from",
+        "records",
+        "torn bytes",
+        "mark-delete",
+        "ranges",
+    )
+    for result in results:
+        report = result.report
+        numbers = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
+        table.add_row(result.subscription, report.source.value, *map(str, numbers))
+    return table
+
+
+def redelivered_table(results: Sequence[Recovered]) -> Table:
+    """Return what comes back after a recovery, and what must not be."""
+    table = _table(
+        "What comes back",
+        [result.subscription for result in results],
+        "acked",
+        "persisted",
+        "redelivered",
+        "lost\nacks",
+        "invented\nacks",
+    )
+    for result in results:
+        numbers = (result.acked, result.durable, result.observed, result.lost, result.invented)
+        table.add_row(result.subscription, *map(str, numbers))
+    return table
+
+
+def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
+    """Return a table whose first column is the subscription and the others numbers."""
+    # Without the outer frame all of the demo's columns fit into 80.
+    table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    # Rich would break names before it breaks sentences.
+    width = max(map(cell_len, ["subscription", *subscriptions]))
+    width = min(width, _NAME_WIDTH_MAX) if Console().is_terminal else width
+    table.add_column("subscription", width=width, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
+    return table
+
+
+def _at_crash(crash: dict[str, Any]) -> str:
+    """Return both answers where the crash fell inside a persist."""
+    if not crash["persisting_at_crash"]:
+        return str(crash["at_crash"])
+    return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"

@@ -1,0 +1,343 @@
+"""The command line when all is well: what it prints, where, and what it leaves behind when it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from analysis import cli, tables
+from analysis.crash.directory import BrokerDirectory
+from analysis.results import DemoDirectory
+from command_line import ENTRY, killed_broker, run, run_apart, tree
+from demo_runs import demo_run, killed_inside_persist, outcome
+
+COMMANDS = ("demo", "redelivery", "trace", "broker", "recover")
+NAMES = ("eight-consumers", "in-order", "one-percent-stuck")
+
+
+class Terminal(io.StringIO):
+    """What a terminal of 80 columns would show."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    for name, setting in {"COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, setting)
+    return Terminal()
+
+
+def shown(terminal, monkeypatch, show, *arguments):
+    """Return the lines that a call shows at the terminal, without the marks for bold."""
+    with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(sys, "stdout", terminal)
+        show(*arguments)
+    return re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+
+
+def cells(lines):
+    """Return what stands in the columns of tables, cells that go on in the next line put together."""
+    rows, after_head = [], False
+    for line in lines:
+        columns = [cell.strip() for cell in line.split("│")]
+        if "╇" in line:
+            after_head = True
+        elif after_head and len(columns) > 1:
+            # A row begins where its numbers do: the first of them is never too wide.
+            if columns[1]:
+                rows.append(columns)
+            else:
+                rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], columns, strict=True)]
+    return rows
+
+
+def show_outcome(found):
+    """Show the demo's table, as the demo does in the end."""
+    cli._show(tables.outcome_table(found))
+
+
+# --- help
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help_teaches_within_80_columns(monkeypatch, capsys, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = run(capsys, *arguments)
+    assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "..." not in out.replace("[ARGS]...", "")
+    assert out.startswith("Usage: ackstate")
+
+
+def test_help_names_every_command_and_the_steps_by_hand(capsys):
+    out = run(capsys).out
+    for command in COMMANDS:
+        assert f"\n  {command} " in out
+        assert f"ackstate {command}" in out
+    assert "kill -9 $!" in out
+
+
+def test_every_option_stands_in_the_help_in_full(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(capsys, "broker", "--help").out
+    for option in ("--max-unpersisted-ack-record-bytes", "--entries-per-ledger-max", "--max-unacked-messages"):
+        assert option in out
+
+
+# --- tables
+
+
+@pytest.mark.parametrize("inside_persist", [True, False])
+def test_the_demo_table_has_every_cell_in_full(terminal, monkeypatch, inside_persist):
+    run_ = demo_run()
+    if inside_persist:
+        found = outcome("one-percent-stuck", redelivered=1_234_567)
+        found = killed_inside_persist(found, not_written=1_234_567, written=98_765, observed=98_765)
+        run_ = replace(run_, subscriptions=[*run_.subscriptions[:2], found])
+    lines = shown(terminal, monkeypatch, show_outcome, run_)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    expected = [
+        [o.name, str(o.acked), str(o.durable), str(o.predicted_at_kill), str(o.observed), "0", "0"]
+        for o in run_.subscriptions
+    ]
+    if inside_persist:
+        expected[2][3] = "1234567 or, if written, 98765"
+    assert cells(lines) == expected
+
+
+def test_a_name_too_long_for_the_terminal_goes_on_in_the_next_line(terminal, monkeypatch):
+    name = "billing-of-the-northern-provinces-and-all-islands"
+    lines = shown(terminal, monkeypatch, show_outcome, demo_run([name, "short"]))
+    assert max(map(len, lines)) <= 80
+    assert [row[0].replace(" ", "") for row in cells(lines)] == [name, "short"]
+
+
+@pytest.mark.slow
+def test_the_recovery_tables_have_every_cell_in_full(tmp_path, terminal, monkeypatch):
+    place = killed_broker(tmp_path / "broker")
+    told = json.loads(run_apart("recover", shutil.copytree(place.path, tmp_path / "copy"), "--json").out)
+    lines = shown(terminal, monkeypatch, cli.main, ["recover", str(place.path)])
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    recovered, redelivered = cells(lines)[:3], cells(lines)[3:]
+    for found, first, second in zip(told["subscriptions"], recovered, redelivered, strict=True):
+        report = found["report"]
+        assert first == [
+            found["subscription"], "journal", str(report["records_replayed"]), "0", found["mark_delete"],
+            str(report["range_count"]),
+        ]  # fmt: skip
+        assert second == [
+            found["subscription"],
+            *(str(found[key]) for key in ("acked", "durable", "observed")),
+            "0",
+            "0",
+        ]
+        assert found["observed"] > 0
+
+
+def test_a_pipe_gets_every_row_in_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    name = "billing-of-the-northern-provinces-and-all-islands-" * 3
+    show_outcome(demo_run([name, "short"]))
+    assert [row[0] for row in cells(capsys.readouterr().out.splitlines())] == [name, "short"]
+
+
+# --- by hand
+
+
+@pytest.mark.slow
+def test_json_is_all_that_standard_output_gets(tmp_path, capsys):
+    place = killed_broker(tmp_path / "broker")
+    status, out, err = run(capsys, "recover", place.path, "--json")
+    assert (status, err) == (0, "")
+    assert [found["subscription"] for found in json.loads(out)["subscriptions"]] == list(NAMES)
+    status, out, err = run(capsys, "trace", place.recording, tmp_path / "trace", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == {"trace": str(tmp_path / "trace"), "events": json.loads(out)["events"]}
+
+
+def test_recovering_again_finds_nothing_more(tmp_path, capsys):
+    place = killed_broker(tmp_path / "broker")
+    for redelivers in (True, False, False):
+        told = json.loads(run(capsys, "recover", place.path, "--json").out)
+        assert all((found["observed"] > 0) == redelivers for found in told["subscriptions"])
+        assert all(found["lost"] == found["invented"] == 0 for found in told["subscriptions"])
+
+
+@pytest.mark.slow
+def test_a_lost_ack_is_bad_news(tmp_path, capsys):
+    place = killed_broker(tmp_path / "broker")
+    killed_broker(tmp_path / "shorter", steps=40)
+    shutil.rmtree(place.store)
+    shutil.copytree(tmp_path / "shorter" / "store", place.store)
+    status, out, err = run(capsys, "recover", place.path, "--json")
+    assert (status, err) == (1, "")
+    assert all(found["lost"] > 0 for found in json.loads(out)["subscriptions"])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_by_hand_the_crash_is_predicted_as_it_is_observed(tmp_path, terminal, monkeypatch, capsys):
+    place = killed_broker(tmp_path / "broker")
+    told = json.loads(run(capsys, "recover", place.path, "--json").out)
+    observed = {found["subscription"]: found["observed"] for found in told["subscriptions"]}
+    assert run(capsys, "trace", place.recording, tmp_path / "trace").status == 0
+    status, out, err = run(capsys, "redelivery", tmp_path / "trace", "--json")
+    assert (status, err) == (0, "")
+    predicted = {
+        row["subscription"]: [c["at_crash"] for c in row["crashes"]] for row in json.loads(out)["subscriptions"]
+    }
+    assert predicted == {name: [count] for name, count in observed.items()}
+    lines = shown(terminal, monkeypatch, cli.main, ["redelivery", str(tmp_path / "trace")])
+    assert max(map(len, lines)) <= 80
+    assert {row[0]: row[-1] for row in cells(lines)} == {name: str(count) for name, count in observed.items()}
+
+
+@pytest.mark.slow
+def test_a_broker_goes_on_where_a_killed_one_was(tmp_path, capsys):
+    place = killed_broker(tmp_path / "broker")
+    assert run(capsys, "broker", place.path, "--seconds=0.05") == (0, "ready\n", "")
+    told = json.loads(run(capsys, "recover", place.path, "--json").out)
+    assert all(found["lost"] == found["invented"] == 0 for found in told["subscriptions"])
+
+
+# --- interrupted, killed
+
+
+@pytest.mark.slow
+def test_an_interrupted_broker_says_so_and_leaves_what_a_dead_one_does(tmp_path):
+    command = [*ENTRY, "broker", str(tmp_path / "broker"), "--seconds=60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
+        assert live.stdout.readline() == "ready\n"
+        live.send_signal(signal.SIGINT)
+        out, err = live.communicate(timeout=60)
+    assert (live.returncode, out, err) == (130, "", "ackstate: interrupted\n")
+    assert run_apart("recover", tmp_path / "broker").status == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "the demo alone"])
+def test_an_interrupted_demo_ends_in_a_line_and_nothing_lives_on(tmp_path, whole_group):
+    command = [*ENTRY, "demo", "--seconds=1", "--repeat=1000", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as live:
+        # One of the runs is over, so the next is under way.
+        assert live.stderr.readline().startswith("seed 1: equal")
+        if whole_group:
+            os.killpg(live.pid, signal.SIGINT)
+        else:
+            live.send_signal(signal.SIGINT)
+        out, err = live.communicate(timeout=60)
+    assert (live.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "ackstate: interrupted"
+    assert "Traceback" not in err
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {"broker", "trace.parquet"}
+    with DemoDirectory(tmp_path / "out").claimed():
+        pass
+
+
+WATCHED_JAVA = """#!/bin/sh
+case "$*" in
+*launcher.Main*) ;;
+*SparkSubmit*) echo $$ >"{pipe}" ;;
+esac
+exec "{java}" "$@"
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process ends that is not a child")
+def test_a_demo_interrupted_while_spark_starts_leaves_no_virtual_machine(tmp_path):
+    home = os.environ.get("JAVA_HOME")
+    watched = tmp_path / "home" / "bin" / "java"
+    watched.parent.mkdir(parents=True)
+    real = f"{home}/bin/java" if home else shutil.which("java")
+    watched.write_text(WATCHED_JAVA.format(pipe=tmp_path / "pipe", java=real))
+    watched.chmod(0o755)
+    os.mkfifo(tmp_path / "pipe")
+    command = [*ENTRY, "demo", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as live:
+        machine = os.pidfd_open(int((tmp_path / "pipe").read_text()))
+        live.send_signal(signal.SIGINT)
+        out, err = live.communicate(timeout=120)
+        ended, _, _ = select.select([machine], [], [], 60)
+        os.close(machine)
+    assert (live.returncode, out, err) == (130, "", "ackstate: interrupted\n")
+    assert ended
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from analysis.crash.broker import BrokerSettings
+from analysis.crash.directory import BrokerDirectory
+from analysis.crash.kill import run_and_kill
+
+told = []
+
+def waiting(_share):
+    if not told:
+        told.append(print("waiting", flush=True))
+
+run_and_kill(BrokerDirectory(Path(sys.argv[1])), BrokerSettings(), lives_ms=(60_000, 60_000), waiting=waiting)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process when its parent ends")
+def test_a_broker_dies_with_the_demo_that_started_it(tmp_path):
+    command = [sys.executable, "-P", "-c", PARENT, str(tmp_path / "broker")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "waiting\n"
+        broker_pid = int((tmp_path / "broker" / "store" / "LOCK").read_text())
+        broker = os.pidfd_open(broker_pid)
+        parent.kill()
+        ended, _, _ = select.select([broker], [], [], 30)
+        os.close(broker)
+    assert ended
+    BrokerDirectory(tmp_path / "broker").check_replaceable()
+
+
+# --- where it is started
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
+    for name in ("analysis", "cursor", "limits", "delay", "ackstate", "numpy", "pyarrow"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
+    before = tree(tmp_path)
+    outcome = run_apart("demo", "--seconds=1", "--json", "--out=-out", cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert json.loads(outcome.out) == json.loads((tmp_path / "-out" / "summary.json").read_text())
+    assert {path.name for path in (tmp_path / "-out").iterdir()} == {
+        "broker",
+        "report.html",
+        "summary.json",
+        "trace.parquet",
+    }
+    # A second demo replaces the first, and what stands beside it stays as it is.
+    assert run_apart("demo", "--seconds=1", "--json", "--out=-out", "--seed=2", cwd=tmp_path).status == 0
+    assert json.loads((tmp_path / "-out" / "summary.json").read_text())["seed"] == 2
+    shutil.rmtree(tmp_path / "-out")
+    assert tree(tmp_path) == before
