@@ -4,8 +4,8 @@ A ledger begins with a snapshot; deltas follow. A new ledger is made complete be
 compare-and-set, and the old one is deleted after, so a crash between any two steps leaves one readable journal. What
 such a crash leaves over is found by its owner's name and deleted at the next open.
 
-Opening takes the cursor over: it raises the pointer's term and fences the ledger, so that an earlier owner can neither
-swing nor append.
+Opening reads the journal and then takes the cursor over: it raises the pointer's term and fences the ledger, so that an
+earlier owner can neither swing nor append.
 """
 
 from __future__ import annotations
@@ -86,12 +86,16 @@ class Journal:
             StoreError: The storage failed.
         """
         journal = cls(store, topic=topic, subscription=subscription)
-        if not journal._take_over():
-            journal._delete_leftovers()
-            return journal, None
-        recovered = journal._replay()
-        journal._delete_leftovers()
-        return journal, recovered
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            found = store.metadata.get(journal.path)
+            if found is None:
+                journal._delete_leftovers()
+                return journal, None
+            recovered = journal._take_over(found)
+            if recovered is not None:
+                journal._delete_leftovers()
+                return journal, recovered
+        raise StoreError(f"{journal.path}: the pointer kept changing while the cursor was opened")
 
     @property
     def needs_snapshot(self) -> bool:
@@ -150,21 +154,32 @@ class Journal:
         self._chain = native.checksum(encoded)
         self._sequence += 1
 
-    def _take_over(self) -> bool:
-        """Raise the pointer's term so that no earlier owner can swing it; False where there is no pointer."""
-        for _ in range(_TAKEOVER_ATTEMPTS):
-            found = self._store.metadata.get(self.path)
-            if found is None:
-                return False
-            pointer = native.decode_pointer(found.data)
-            self._pointed_at, self._epoch, self._term = pointer.cursor_ledger_id, pointer.epoch, pointer.term + 1
-            taken = native.encode_pointer(replace(pointer, term=self._term))
-            try:
-                self._version = self._store.metadata.put(self.path, taken, expected_version=found.version)
-            except VersionMismatchError:
-                continue
-            return True
-        raise StoreError(f"{self.path}: the pointer kept changing while the cursor was opened")
+    def _take_over(self, found: Versioned) -> Recovered | None:
+        """Read the journal that a pointer names, then keep every earlier owner out; None if the pointer has changed.
+
+        What cannot be read is refused before anything is written.
+        """
+        pointer = native.decode_pointer(found.data)
+        ledgers, ledger_id = self._store.ledgers, pointer.cursor_ledger_id
+        self._pointed_at, self._epoch, self._term = ledger_id, pointer.epoch, pointer.term + 1
+        taken = native.encode_pointer(replace(pointer, term=self._term))
+        try:
+            entries = ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1)
+            recovered = fold(entries, what=f"journal of {self.path}", epoch=self._epoch)
+            self._version = self._store.metadata.put(self.path, taken, expected_version=found.version)
+            last = ledgers.fence(ledger_id)
+        except VersionMismatchError:
+            return None
+        except LedgerNotFoundError as error:
+            if self._store.metadata.get(self.path) != found:
+                return None
+            raise CorruptStateError(
+                f"journal of {self.path}", offset=0, expected="the cursor ledger", found=str(error)
+            ) from error
+        if last + 1 == len(entries):
+            return recovered
+        # The owner before appended until it was fenced.
+        return fold(ledgers.read(ledger_id, 0, last + 1), what=f"journal of {self.path}", epoch=self._epoch)
 
     def _swing(self, ledger_id: int) -> None:
         pointer = native.encode_pointer(Pointer(ledger_id, self._epoch, self._term))
@@ -184,18 +199,6 @@ class Journal:
 
     def _fenced(self) -> CursorFencedError:
         return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
-
-    def _replay(self) -> Recovered:
-        """Fence the ledger and fold its records: the snapshot, then each delta on top."""
-        assert self._pointed_at is not None
-        try:
-            last = self._store.ledgers.fence(self._pointed_at)
-            entries = self._store.ledgers.read(self._pointed_at, 0, last + 1)
-        except LedgerNotFoundError as error:
-            raise CorruptStateError(
-                f"journal of {self.path}", offset=0, expected="the cursor ledger", found=str(error)
-            ) from error
-        return fold(entries, what=f"journal of {self.path}", epoch=self._epoch)
 
     def _delete_leftovers(self) -> None:
         """Find this cursor's ledgers that a crash left without a pointer, and delete them."""

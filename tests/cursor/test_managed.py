@@ -217,6 +217,31 @@ def test_the_older_of_two_owners_is_fenced_and_does_no_harm(store, log):
     assert str(open_cursor(store, log).deleted) == "[(3:5..3:7]]"
 
 
+def test_an_append_that_comes_between_reading_and_fencing_is_recovered(log):
+    store = MemoryStore()
+    older = open_cursor(store, log)
+
+    class Interrupted:
+        """A store whose fence lets the older owner append first."""
+
+        class ledgers:  # noqa: N801 - stands where an attribute is expected
+            def __getattr__(self, name):
+                return getattr(store.ledgers, name)
+
+            def fence(self, ledger_id):
+                older.ack(P(3, 4), now_ms=1)
+                older.persist(now_ms=1)
+                return store.ledgers.fence(ledger_id)
+
+        ledgers, metadata, close = ledgers(), store.metadata, store.close
+
+    newer = open_cursor(Interrupted(), log)
+    assert newer.is_acked(P(3, 4))
+    older.ack(P(3, 5), now_ms=2)
+    with pytest.raises(CursorFencedError):
+        older.persist(now_ms=2)
+
+
 def test_a_receipt_belongs_to_the_cursor_that_gave_it(store, log):
     receipt = open_cursor(store, log).ack(P(3, 4), now_ms=1)
     with pytest.raises(ValueError, match="not given by this open cursor"):
@@ -269,8 +294,10 @@ def test_damage_before_a_valid_record_is_refused(store, log, damage):
         cursor.ack(P(3, entry), now_ms=1)
         cursor.persist(now_ms=1)
     rewrite_journal(store, damage)
+    before = store.mutation_count
     with pytest.raises(CorruptStateError, match="journal of /managed-ledgers/orders/billing"):
         open_cursor(store, log)
+    assert store.mutation_count == before, "what cannot be read was written to"
 
 
 def test_a_missing_journal_is_not_a_new_cursor(store, log):
@@ -291,8 +318,10 @@ def test_a_damaged_pointer_is_not_a_new_cursor(store, log):
 def test_a_newer_record_is_refused_even_at_the_end(store, log):
     open_cursor(store, log)
     rewrite_journal(store, lambda entries: [*entries, entries[0][:4] + b"\x02" + entries[0][5:]])
+    before = store.mutation_count
     with pytest.raises(UnsupportedVersionError):
         open_cursor(store, log)
+    assert store.mutation_count == before
 
 
 def test_a_state_beyond_the_message_log_is_refused(store, log):
