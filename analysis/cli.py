@@ -137,16 +137,16 @@ def demo(
     from analysis import demo as main_job
     from analysis.crash.broker import BrokerSettings
     from analysis.report import render, verdict
-    from analysis.results import DemoDirectory
+    from analysis.results import DemoDirectory, write_whole
 
     results = DemoDirectory(out)
     lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
     settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval_ms) for index in range(repeat)]
     with results.claimed():
         runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
-        main_job.write_whole(results.report, render(runs))
-        summary = main_job.dump_json(main_job.summary_json(runs))
-        main_job.write_whole(results.summary, summary)
+        write_whole(results.report, render(runs))
+        summary = _json_text(main_job.summary_json(runs))
+        write_whole(results.summary, summary)
     if json:
         _write(summary)
     else:
@@ -260,13 +260,12 @@ def recover(
     does; no ack is changed. What comes back is noted in the recording, so that
     recovering again finds nothing more.
     """
-    from analysis.crash.directory import BrokerDirectory, note_unseen_crash
+    from analysis.crash.directory import BrokerDirectory
     from analysis.crash.recover import recover as recover_all
     from analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
     with place.begun() as (store, frames), Recorder(place.recording) as recorder:
-        note_unseen_crash(recorder, frames)
         results = recover_all(store, frames, recorder=recorder, now_ms=_clock()())
     if json:
         _write_json({"subscriptions": [result.to_json() for result in results]})
@@ -362,7 +361,7 @@ def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms
 
 def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
     from analysis.crash.broker import Broker, run
-    from analysis.crash.directory import BrokerDirectory, note_unseen_crash
+    from analysis.crash.directory import BrokerDirectory
     from analysis.crash.kill import READY
     from analysis.crash.recover import recover as recover_all
     from analysis.trace.recorder import Recorder
@@ -371,7 +370,6 @@ def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> 
     now_ms = _clock()
     with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
         if frames:
-            note_unseen_crash(recorder, frames)
             recover_all(store, frames, recorder=recorder, now_ms=now_ms())
         live = Broker(store, recorder, settings, now_ms=now_ms())
         _write(f"{READY}\n")
@@ -407,8 +405,12 @@ def _show(*parts: Table | str) -> None:
     _write(text.getvalue())
 
 
+def _json_text(value: dict[str, Any]) -> str:
+    return json_format.dumps(value, indent=2) + "\n"
+
+
 def _write_json(value: dict[str, Any]) -> None:
-    _write(json_format.dumps(value, indent=2) + "\n")
+    _write(_json_text(value))
 
 
 def _write(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,28 +146,6 @@ def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
         },
         "settings": asdict(last.settings),
     }
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Raises:
-        OSError: The disk is full or failed; what stood at `path` still stands.
-    """
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        # A write that finds no room does not say where.
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def dump_json(value: dict[str, Any]) -> str:
-    """Return JSON for people and programs."""
-    return json.dumps(value, indent=2) + "\n"
 
 
 def _compare(

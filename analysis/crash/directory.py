@@ -9,23 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ackstate.errors import AckStateError
-from analysis.trace.entry_set import histories
-from analysis.trace.events import Event, EventKind
 from analysis.trace.recorder import check_segment, read_recording, segments
 from cursor.stores.sqlite import SqliteStore
+from cursor.stores.sqlite_database import STORE_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from analysis.trace.recorder import Frame, Recorder
-
-_DATABASE = "ackstate.sqlite3"
-_STORE_NAMES = {"LOCK"} | {
-    f"{base}{suffix}" for base in (_DATABASE, f"{_DATABASE}.new") for suffix in ("", "-journal", "-wal", "-shm")
-}
-# After these a subscription has been recovered, or its crash is noted already.
-_ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
+    from analysis.trace.recorder import Frame
 
 
 class DirectoryInUseError(AckStateError):
@@ -130,29 +122,12 @@ class BrokerDirectory:
             store.close()
 
     def _strangers(self) -> Iterator[str]:
-        ours = {self.store: _STORE_NAMES, self.recording: {segment.name for segment in segments(self.recording)}}
+        ours = {self.store: STORE_FILES, self.recording: {segment.name for segment in segments(self.recording)}}
         for entry in sorted(self.path.iterdir()):
             if entry not in ours or entry.is_symlink() or not entry.is_dir():
                 yield entry.name
             else:
                 yield from sorted(inside.name for inside in entry.iterdir() if inside.name not in ours[entry])
-
-
-def note_unseen_crash(recorder: Recorder, frames: Iterable[Frame]) -> None:
-    """Note the crash of a broker that nobody saw die: its recording ends with acks that no persist covers.
-
-    Args:
-        recorder: Of the same recording.
-        frames: The recording so far.
-    """
-    frames = list(frames)
-    last_kinds = {(frame.topic, frame.subscription): frame.events[-1].kind for frame in frames if frame.events}
-    recorded = histories(frames)
-    open_ended = [key for key in recorded if last_kinds.get(key) not in _ENDINGS]
-    if any(len(recorded[key].accepted - recorded[key].promised) for key in open_ended):
-        for topic, subscription in open_ended:
-            ts_ms = recorded[topic, subscription].last_ts_ms
-            recorder.record(topic, subscription, [Event(ts_ms, EventKind.CRASH)])
 
 
 def _size(recording: Path) -> int:

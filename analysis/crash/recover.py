@@ -12,12 +12,16 @@ from cursor import ManagedCursor, MessageLog
 from cursor.journal import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.ledger_map import LedgerMap
     from analysis.trace.recorder import Frame, Recorder
     from cursor.outcome import RecoveryReport
     from cursor.store import Store
+
+
+# After these a subscription has been recovered, or its crash is noted already.
+_ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +66,16 @@ def recover(store: Store, frames: Iterable[Frame], *, recorder: Recorder | None 
         store: What the dead broker left.
         frames: Its recording; without one, every recovered ack counts as invented, so give an empty one only for a
             store that was never acked on.
-        recorder: Gets the RECOVER and REDELIVER events, so that the trace can go on.
+        recorder: Gets the RECOVER and REDELIVER events, so that the trace can go on, and before them the crash if
+            nobody has noted it.
         now_ms: The present.
 
     Raises:
         CorruptStateError, UnsupportedVersionError, InvalidPositionError, StoreError: As `ManagedCursor.open`.
     """
     recorded = histories(frames)
+    if recorder is not None:
+        _note_unseen_crash(recorder, recorded)
     results = []
     for topic, subscription in _cursors(store):
         ledgers = MessageLog.open(store, topic=topic).ledgers
@@ -97,6 +104,14 @@ def recover(store: Store, frames: Iterable[Frame], *, recorder: Recorder | None 
             recorder.record(topic, subscription, events)
         cursor.close(now_ms=now_ms)
     return results
+
+
+def _note_unseen_crash(recorder: Recorder, recorded: Mapping[tuple[str, str], SubscriptionHistory]) -> None:
+    """Note the crash of a broker that nobody saw die: its recording ends with acks that no persist covers."""
+    open_ended = {key: history for key, history in recorded.items() if history.last_kind not in _ENDINGS}
+    if any(len(history.accepted - history.promised) for history in open_ended.values()):
+        for (topic, subscription), history in open_ended.items():
+            recorder.record(topic, subscription, [Event(history.last_ts_ms, EventKind.CRASH)])
 
 
 def _cursors(store: Store) -> Iterator[tuple[str, str]]:

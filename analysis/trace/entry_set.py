@@ -67,6 +67,7 @@ class SubscriptionHistory:
         self.promised = EntrySet()
         self._begun = EntrySet()
         self.last_ts_ms = 0
+        self.last_kind: EventKind | None = None
 
     def follow(self, frame: Frame) -> None:
         """Take the next events in."""
@@ -84,7 +85,7 @@ class SubscriptionHistory:
                 case EventKind.REDELIVER:
                     self.accepted.remove_run(*run)
                     self.promised.remove_run(*run)
-            self.last_ts_ms = event.ts_ms
+            self.last_ts_ms, self.last_kind = event.ts_ms, event.kind
 
 
 def histories(frames: Iterable[Frame]) -> dict[tuple[str, str], SubscriptionHistory]:

@@ -36,6 +36,8 @@ _LOCK = "LOCK"
 _UNFINISHED = "ackstate.sqlite3.new"
 # What a crash while a store is made can leave behind, beside LOCK.
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
+STORE_FILES = _LEFTOVERS | {_LOCK, _DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"}
+"""Every name that a store's directory may hold."""
 
 # The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
 _HEADER_SIZE = 100

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.errors import AckStateError
-from analysis.demo import write_whole
-from analysis.results import DemoDirectory
+from analysis.results import DemoDirectory, write_whole
 from analysis.trace.events import VERSION_KEY
 from analysis.trace.parquet import TRACE_SCHEMA, write_trace
 from analysis.trace.recorder import read_recording
