@@ -313,9 +313,13 @@ class ManagedCursor:
         """
         if self._closed:
             return None
-        result = self.persist(now_ms=now_ms)
-        self._closed = True
-        return result
+        while True:
+            result = self.persist(now_ms=now_ms)
+            with self._lock:
+                # An ack that came in while the last record was written wants a record of its own.
+                if not self.is_dirty():
+                    self._closed = True
+                    return result
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""

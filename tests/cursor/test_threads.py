@@ -65,6 +65,22 @@ def test_acks_that_arrive_while_a_persist_writes_wait_for_the_next():
     assert str(crashed.deleted) == "[(1:4..1:5]]"
 
 
+def test_an_ack_that_arrives_while_the_cursor_closes_is_persisted_too():
+    store, log = GatedStore(), LedgerMap.from_counts({1: 10})
+    cursor = open_cursor(store, log)
+    cursor.ack(Position(1, 5), now_ms=1)
+    store.ledgers.begun.clear()
+    store.ledgers.go_on.clear()
+    closer = threading.Thread(target=cursor.close, kwargs={"now_ms": 1})
+    closer.start()
+    assert store.ledgers.begun.wait(timeout=30)
+    late = cursor.ack(Position(1, 7), now_ms=2)
+    store.ledgers.go_on.set()
+    closer.join()
+    assert cursor.durable(late)
+    assert open_cursor(MemoryStore(store.inner.disk), log).is_acked(Position(1, 7))
+
+
 @pytest.mark.slow
 def test_receipts_called_durable_survive_whatever_the_threads_do():
     store, log = MemoryStore(), LedgerMap.from_counts({1: ENTRIES})
