@@ -11,6 +11,7 @@ from ackstate.errors import (
 )
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.selection import Keep, Selection, select
 
 __all__ = [
     "AckStateError",
@@ -19,8 +20,11 @@ __all__ = [
     "CursorFencedError",
     "DeletedRanges",
     "InvalidPositionError",
+    "Keep",
     "LedgerMap",
     "Position",
     "Run",
+    "Selection",
     "UnsupportedVersionError",
+    "select",
 ]
