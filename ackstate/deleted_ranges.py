@@ -7,14 +7,15 @@ bitmap operations on what is new.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from array import array
+from bisect import bisect_left, bisect_right
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.record_size import (
     firsts_bytes,
     isolated_range_bytes,
@@ -54,9 +55,13 @@ class DeletedRanges:
     """
 
     def __init__(self) -> None:
-        # Invariant: no bitmap is empty; _ledger_ids is sorted(_bitmaps).
-        self._bitmaps: dict[int, BitMap] = {}
-        self._ledger_ids: list[int] = []
+        # Invariant: ids rise; _bitmaps[i] belongs to _ledger_ids[i] and is not empty. A dict would look up faster among
+        # thousands of ledgers, and take six times the memory beside the bitmaps.
+        self._ledger_ids = array("q")
+        self._bitmaps: list[BitMap] = []
+        # Acks come in bursts of one ledger. Invariant: None, or a ledger that is held and its bitmap.
+        self._recent_id: int | None = None
+        self._recent = _NONE
         self._entry_count = 0
         self._range_count = 0
         self._record_bytes = 0
@@ -78,11 +83,12 @@ class DeletedRanges:
         if not isinstance(position, tuple):
             return False
         ledger_id, entry_id = position
-        bitmap = self._bitmaps.get(ledger_id)
-        return bitmap is not None and 0 <= entry_id <= ENTRY_ID_MAX and index(entry_id) in bitmap
+        return 0 <= entry_id <= ENTRY_ID_MAX and index(entry_id) in self.entries(ledger_id)
 
     def __eq__(self, other: object) -> bool:
-        return self._bitmaps == other._bitmaps if isinstance(other, DeletedRanges) else NotImplemented
+        if not isinstance(other, DeletedRanges):
+            return NotImplemented
+        return self._ledger_ids == other._ledger_ids and self._bitmaps == other._bitmaps
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -100,18 +106,20 @@ class DeletedRanges:
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
 
-        Complexity: O(1) for the counters; a ledger's first entry costs O(log ledgers) more.
+        Complexity: O(1) in the ledger of the call before, O(log ledgers) in another, whatever is acked.
         """
         ledger_id, entry_id = position
-        if type(entry_id) is not int:
-            entry_id = index(entry_id)  # A bitmap would cut a fraction off: an ack that nobody made.
-        _check_entry(ledger_id, entry_id)
-        bitmap = self._bitmaps.get(ledger_id)
-        if bitmap is None:
-            bitmap = BitMap((entry_id,))
-            self._insert(ledger_id, bitmap)
-            self._count(1, 1, isolated_range_bytes(ledger_id, entry_id))
-            return 1
+        if type(ledger_id) is not int or type(entry_id) is not int:
+            ledger_id, entry_id = index(ledger_id), index(entry_id)  # A fraction cut off is an ack that nobody made.
+        if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
+            _check_entry(ledger_id, entry_id)
+            bitmap = self.entries(ledger_id)
+            if not bitmap:
+                self._insert(ledger_id, BitMap((entry_id,)))
+                self._count(1, 1, isolated_range_bytes(ledger_id, entry_id))
+                return 1
+            self._recent_id, self._recent = ledger_id, bitmap
+        bitmap = self._recent
         if entry_id in bitmap:
             return 0
         # A range ends just before, or begins just after, or both (then two become one), or neither.
@@ -176,9 +184,9 @@ class DeletedRanges:
             _check_entry(ledger_id, max(entry_id, 0))
         if lower[0] == upper[0]:
             return self.add_run(lower[0], max(lower[1], -1) + 1, max(upper[1], -1) + 1)
-        known = self._bitmaps.get(lower[0])
+        known = self.entries(lower[0])
         filled = 0
-        if known is not None and known.max() > lower[1]:
+        if known and known.max() > lower[1]:
             filled = self.add_run(lower[0], max(lower[1], -1) + 1, known.max() + 1)
         return filled + self.add_run(upper[0], 0, max(upper[1], -1) + 1)
 
@@ -189,22 +197,28 @@ class DeletedRanges:
     def remove_at_most(self, position: Position) -> int:
         """Forget every entry at or below a position and return how many there were.
 
+        Args:
+            position: Held or not; entry -1 forgets the ledgers below only.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+
         Complexity: bitmap operations over what is forgotten.
         """
+        check_position(position)
         ledger_id, entry_id = position
         below = bisect_left(self._ledger_ids, ledger_id)
-        removed = sum(self._drop(self._bitmaps[forgotten], forgotten) for forgotten in self._ledger_ids[:below])
-        for forgotten in self._ledger_ids[:below]:
-            del self._bitmaps[forgotten]
-        del self._ledger_ids[:below]
-        bitmap = self._bitmaps.get(ledger_id)
-        if bitmap is None or entry_id < bitmap.min():
+        removed = sum(map(self._drop, self._ledger_ids[:below], self._bitmaps[:below]))
+        self._forget_ledgers(below)
+        bitmap = self.entries(ledger_id)
+        if not bitmap or entry_id < bitmap.min():
             return removed
         if entry_id >= bitmap.max():
-            del self._bitmaps[ledger_id], self._ledger_ids[0]
-            return removed + self._drop(bitmap, ledger_id)
+            self._forget_ledgers(1)
+            return removed + self._drop(ledger_id, bitmap)
         forgotten_part = bitmap & BitMap(range(bitmap.min(), entry_id + 1))
-        removed += self._drop(forgotten_part, ledger_id)
+        removed += self._drop(ledger_id, forgotten_part)
         if entry_id in bitmap and entry_id + 1 in bitmap:
             # The cut went through a range: what remains of it begins anew, and what went had no end there.
             rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(entry_id + 1)
@@ -215,18 +229,21 @@ class DeletedRanges:
     def copy(self) -> DeletedRanges:
         """Return an independent copy. Complexity: O(bytes held)."""
         twin = DeletedRanges()
-        twin._bitmaps = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._bitmaps.items()}
-        twin._ledger_ids = self._ledger_ids.copy()
+        twin._ledger_ids = self._ledger_ids[:]
+        twin._bitmaps = [bitmap.copy() for bitmap in self._bitmaps]
         twin._count(self._entry_count, self._range_count, self._record_bytes)
         return twin
 
     def bitmaps(self) -> Iterator[tuple[int, BitMap]]:
         """Yield each ledger, in order, with its bitmap of acked entries: to be read, not changed."""
-        return ((ledger_id, self._bitmaps[ledger_id]) for ledger_id in self._ledger_ids)
+        return zip(self._ledger_ids, self._bitmaps, strict=True)
 
     def entries(self, ledger_id: int) -> BitMap:
-        """Return one ledger's acked entries, which may be none: to be read, not changed."""
-        return self._bitmaps.get(ledger_id, _NONE)
+        """Return one ledger's acked entries, which may be none: to be read, not changed. O(log ledgers)."""
+        at = bisect_left(self._ledger_ids, ledger_id)
+        if at == len(self._ledger_ids) or self._ledger_ids[at] != ledger_id:
+            return _NONE
+        return self._bitmaps[at]
 
     def runs(self) -> Iterator[Run]:
         """Yield every run, in order of position."""
@@ -242,7 +259,7 @@ class DeletedRanges:
         if position not in self:
             return None
         ledger_id, entry_id = position
-        return Run(ledger_id, *run_around(self._bitmaps[ledger_id], entry_id))
+        return Run(ledger_id, *run_around(self.entries(ledger_id), entry_id))
 
     def range_containing(self, position: Position) -> tuple[Position, Position] | None:
         """Return the first and the last position of the range that holds a position, both included, or None."""
@@ -253,15 +270,13 @@ class DeletedRanges:
         """Return the lowest range as ``(lower, upper]``, or None."""
         if not self._ledger_ids:
             return None
-        ledger_id = self._ledger_ids[0]
-        return self._open_closed(Position(ledger_id, self._bitmaps[ledger_id].min()))
+        return self._open_closed(Position(self._ledger_ids[0], self._bitmaps[0].min()))
 
     def last_range(self) -> tuple[Position, Position] | None:
         """Return the highest range as ``(lower, upper]``, or None."""
         if not self._ledger_ids:
             return None
-        ledger_id = self._ledger_ids[-1]
-        return self._open_closed(Position(ledger_id, self._bitmaps[ledger_id].max()))
+        return self._open_closed(Position(self._ledger_ids[-1], self._bitmaps[-1].max()))
 
     def span(self) -> tuple[Position, Position] | None:
         """Return the lower end of the first range and the upper end of the last, or None."""
@@ -278,15 +293,15 @@ class DeletedRanges:
         low = bisect_left(self._ledger_ids, first[0])
         high = bisect_right(self._ledger_ids, last[0])
         total = 0
-        for ledger_id in self._ledger_ids[low:high]:
+        for ledger_id, bitmap in zip(self._ledger_ids[low:high], self._bitmaps[low:high], strict=True):
             start = max(first[1], 0) if ledger_id == first[0] else 0
             end = min(last[1], ENTRY_ID_MAX) + 1 if ledger_id == last[0] else ENTRY_ID_MAX + 1
-            total += self._bitmaps[ledger_id].range_cardinality(start, end) if start < end else 0
+            total += bitmap.range_cardinality(start, end) if start < end else 0
         return total
 
     def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
-        held = self._bitmaps.get(ledger_id)
-        if held is None:
+        held = self.entries(ledger_id)
+        if not held:
             if candidates:
                 self._insert(ledger_id, candidates.copy())
                 self._count(*_accounting(ledger_id, candidates))
@@ -311,10 +326,15 @@ class DeletedRanges:
         return len(new)
 
     def _insert(self, ledger_id: int, bitmap: BitMap) -> None:
-        self._bitmaps[index(ledger_id)] = bitmap
-        insort(self._ledger_ids, ledger_id)
+        at = bisect_left(self._ledger_ids, ledger_id)
+        self._ledger_ids.insert(at, ledger_id)
+        self._bitmaps.insert(at, bitmap)
 
-    def _drop(self, forgotten: BitMap, ledger_id: int) -> int:
+    def _forget_ledgers(self, count: int) -> None:
+        del self._ledger_ids[:count], self._bitmaps[:count]
+        self._recent_id = None
+
+    def _drop(self, ledger_id: int, forgotten: BitMap) -> int:
         entries, ranges, record_bytes = _accounting(ledger_id, forgotten)
         self._count(-entries, -ranges, -record_bytes)
         return entries
@@ -331,8 +351,10 @@ class DeletedRanges:
 
     def _check(self) -> None:
         """Assert that the counters equal a full recount. Complexity: O(ranges)."""
-        assert self._ledger_ids == sorted(self._bitmaps)
-        assert all(self._bitmaps.values())
+        assert list(self._ledger_ids) == sorted(set(self._ledger_ids))
+        assert len(self._ledger_ids) == len(self._bitmaps)
+        assert all(self._bitmaps)
+        assert self._recent_id is None or self.entries(self._recent_id) is self._recent
         runs = list(self.runs())
         assert self._entry_count == sum(end - first for _, first, end in runs)
         assert self._range_count == len(runs)
@@ -343,9 +365,9 @@ class DeletedRanges:
 
 
 def _check_entry(ledger_id: int, entry_id: int) -> None:
-    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+    if not 0 <= index(ledger_id) <= LEDGER_ID_MAX:
         raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
-    if not 0 <= entry_id <= ENTRY_ID_MAX:
+    if not 0 <= index(entry_id) <= ENTRY_ID_MAX:
         raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside 0..{ENTRY_ID_MAX}")
 
 

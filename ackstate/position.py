@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import index
 from typing import NamedTuple
 
 LEDGER_ID_MAX = 2**63 - 1
@@ -60,8 +61,10 @@ def check_position(position: Position, *, entry_id_min: int = -1) -> None:
         ValueError: An id is out of range.
     """
     ledger_id, entry_id = position
-    if not (isinstance(ledger_id, int) and isinstance(entry_id, int)):
-        raise TypeError(f"ids of a position are integers, found {ledger_id!r} and {entry_id!r}")
+    try:
+        ledger_id, entry_id = index(ledger_id), index(entry_id)
+    except TypeError:
+        raise TypeError(f"ids of a position are integers, found {ledger_id!r} and {entry_id!r}") from None
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
     if not entry_id_min <= entry_id <= ENTRY_ID_MAX:

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
 _MINUS_ONE_BYTES = 10
+# By the count of binary digits, 0 to 64: this is asked for with every ack.
+_VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
 _ENTRY_ID_END = 2**32
 
 
 def varint_bytes(number: int) -> int:
     """Return the length of a non-negative number as a protobuf varint, in bytes."""
-    return (number.bit_length() + 6) // 7 or 1
+    return _VARINT_BYTES[number.bit_length()]
 
 
 def range_fixed_bytes(ledger_id: int) -> int:
@@ -38,12 +40,12 @@ def range_fixed_bytes(ledger_id: int) -> int:
 
 def range_first_bytes(first: int) -> int:
     """Return what a range's lower end takes when `first` is its first acked entry."""
-    return varint_bytes(first - 1) if first else _MINUS_ONE_BYTES
+    return _VARINT_BYTES[(first - 1).bit_length()] if first else _MINUS_ONE_BYTES
 
 
 def range_last_bytes(last: int) -> int:
     """Return what a range's upper end takes when `last` is its last acked entry."""
-    return varint_bytes(last)
+    return _VARINT_BYTES[last.bit_length()]
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:

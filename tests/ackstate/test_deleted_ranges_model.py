@@ -155,3 +155,12 @@ def test_model_catches_a_removal_that_keeps_the_last_entry(monkeypatch):
     remove = DeletedRanges.remove_at_most
     monkeypatch.setattr(DeletedRanges, "remove_at_most", lambda self, p: remove(self, Position(p[0], max(p[1] - 1, 0))))
     assert_caught(DeletedRangesMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_an_ack_that_goes_to_a_forgotten_ledger(monkeypatch):
+    def forget_but_remember(self, count):
+        del self._ledger_ids[:count], self._bitmaps[:count]
+
+    monkeypatch.setattr(DeletedRanges, "_forget_ledgers", forget_but_remember)
+    assert_caught(DeletedRangesMachine, by=AssertionError)
