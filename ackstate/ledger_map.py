@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, final
@@ -72,6 +73,11 @@ class LedgerMap:
         """The last entry of the log; with no entry at all, the position before the first."""
         return self._last_confirmed
 
+    @property
+    def first_position(self) -> Position:
+        """The position before the first entry that was not trimmed, in the first ledger even if that is empty."""
+        return Position(self.first_ledger_id, -1)
+
     def counts(self) -> dict[int, int]:
         """Return ledger id -> entry count, in order: what `from_counts` takes."""
         ends = [*self._starts[1:], self._end]
@@ -84,7 +90,9 @@ class LedgerMap:
 
         Raises:
             ValueError: The count is negative, or the ledger would pass entry id 2**32 - 1.
+            TypeError: The count is not an integer.
         """
+        count = operator.index(count)
         if count < 0 or self._open_count + count > ENTRY_ID_MAX + 1:
             raise ValueError(f"cannot append {count} entries to ledger {self.current_ledger_id}")
         self._open_count += count
@@ -109,12 +117,17 @@ class LedgerMap:
 
     def trim(self, before_ledger_id: int) -> None:
         """Forget every ledger below `before_ledger_id`; the open ledger stays in any case."""
-        index = min(bisect_left(self._ledger_ids, before_ledger_id), len(self._ledger_ids) - 1)
-        del self._ledger_ids[:index], self._starts[:index]
+        kept_from = min(bisect_left(self._ledger_ids, before_ledger_id), len(self._ledger_ids) - 1)
+        del self._ledger_ids[:kept_from], self._starts[:kept_from]
 
     def has_ledger(self, ledger_id: int) -> bool:
         """Tell whether the log has the ledger, empty or not; a trimmed one it has not."""
         return self._index(ledger_id) is not None
+
+    def find_next_ledger(self, ledger_id: int) -> int | None:
+        """Return the first ledger above an id, empty or not, or None."""
+        at = bisect_right(self._ledger_ids, ledger_id)
+        return self._ledger_ids[at] if at < len(self._ledger_ids) else None
 
     def entry_count(self, ledger_id: int) -> int:
         """Return how many entries the ledger has; 0 for one that is unknown or trimmed."""
@@ -164,6 +177,30 @@ class LedgerMap:
             holder = bisect_right(self._starts, self._starts[index]) - 1
             return Position(self._ledger_ids[holder], 0)
         return Position(self.current_ledger_id, self._open_count)
+
+    def is_valid(self, position: Position) -> bool:
+        """Tell whether a reader may stand at a position: its entry exists, or is the next that will be written."""
+        return position in self or position == (self.current_ledger_id, self._open_count)
+
+    def position_after(self, position: Position, count: int) -> Position:
+        """Return the position that has `count` entries above `position` up to and with it; at most `last_confirmed`.
+
+        With count 0 it is the position just before the next valid one.
+
+        Raises:
+            ValueError: The count is negative.
+
+        Source: ``getPositionAfterN`` with its start excluded; start from `previous` to have the start counted.
+        """
+        if count < 0:
+            raise ValueError(f"cannot go {count} entries on from {Position(*position)}")
+        if count == 0:
+            return min(self.previous(self.next_valid(position)), self._last_confirmed)
+        wanted = self._entries_up_to(position) + count
+        if wanted >= self._end:
+            return self._last_confirmed
+        holder = bisect_left(self._starts, wanted) - 1
+        return Position(self._ledger_ids[holder], wanted - self._starts[holder] - 1)
 
     def count_between(self, lower: Position, upper: Position) -> int:
         """Count the entries in ``(lower, upper]``: above `lower` and not above `upper`.

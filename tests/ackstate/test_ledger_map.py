@@ -44,6 +44,14 @@ def test_arithmetic_agrees_with_a_list_of_all_entries(counts, trim_before):
         following = [entry for entry in entries if entry > position]
         to_come = P(last_ledger, counts[last_ledger])
         assert log.next_valid(position) == (following[0] if following else to_come)
+        assert log.is_valid(position) == (position in entries or position == to_come)
+        assert log.find_next_ledger(position.ledger_id) == min(
+            (i for i in counts if i > position.ledger_id), default=None
+        )
+        for count in range(1, 5):
+            assert log.position_after(position, count) == (
+                following[count - 1] if count <= len(following) else log.last_confirmed
+            )
         for upper in EVERY_POSITION[::3]:
             assert log.count_between(position, upper) == sum(position < entry <= upper for entry in entries)
 
@@ -64,6 +72,17 @@ def test_an_empty_log_ends_before_its_first_entry():
     assert log.next_valid(P(3, -1)) == P(3, 0)
 
 
+def test_no_entries_on_is_just_before_the_next_valid_position():
+    log = LedgerMap.from_counts({3: 2, 4: 0, 5: 1})
+    assert log.position_after(P(3, 0), 0) == P(3, 0)
+    assert log.position_after(P(3, 1), 0) == P(3, 1)
+    assert log.position_after(P(1, 7), 0) == P(3, -1)
+    assert log.position_after(P(9, 9), 0) == log.last_confirmed
+    assert log.first_position == P(3, -1)
+    with pytest.raises(ValueError, match="-1 entries on from 3:0"):
+        log.position_after(P(3, 0), -1)
+
+
 def test_what_was_never_written_is_refused():
     log = LedgerMap.from_counts({3: 2, 7: 1})
     log.check_written(P(3, 1))
@@ -80,7 +99,13 @@ def test_nonsense_counts_are_refused(counts):
 
 def test_a_refused_call_changes_nothing():
     log = LedgerMap.from_counts({3: 2})
-    for refused in (lambda: log.append(-1), lambda: log.append(2**32), lambda: log.roll(3), lambda: log.roll(2**63)):
-        with pytest.raises(ValueError):
+    for refused in (
+        lambda: log.append(-1),
+        lambda: log.append(2**32),
+        lambda: log.roll(3),
+        lambda: log.roll(2**63),
+        lambda: log.append(1.5),
+    ):
+        with pytest.raises((ValueError, TypeError)):
             refused()
     assert log.counts() == {3: 2}
