@@ -18,11 +18,11 @@ from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.record_size import (
     firsts_bytes,
-    isolated_range_bytes,
     lasts_bytes,
     range_first_bytes,
     range_fixed_bytes,
     range_last_bytes,
+    ranges_bytes,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +65,26 @@ class DeletedRanges:
         self._entry_count = 0
         self._range_count = 0
         self._record_bytes = 0
+
+    @classmethod
+    def from_bitmaps(cls, bitmaps: Iterable[tuple[int, BitMap]]) -> DeletedRanges:
+        """Build from ledgers, in order and each once, with their acked entries.
+
+        Args:
+            bitmaps: Given away: whoever made them must not touch them again. An empty one counts as none.
+
+        Raises:
+            ValueError: A ledger id is out of range or does not rise.
+            TypeError: A ledger id is not an integer.
+        """
+        ranges = cls()
+        for ledger_id, bitmap in bitmaps:
+            _check_entry(ledger_id, 0)
+            if ranges._ledger_ids and ledger_id <= ranges._ledger_ids[-1]:
+                raise ValueError(f"ledger ids must rise, found {ledger_id} after {ranges._ledger_ids[-1]}")
+            if bitmap:
+                ranges._hold(ledger_id, bitmap)
+        return ranges
 
     @property
     def range_count(self) -> int:
@@ -115,8 +135,7 @@ class DeletedRanges:
             _check_entry(ledger_id, entry_id)
             bitmap = self.entries(ledger_id)
             if not bitmap:
-                self._insert(ledger_id, BitMap((entry_id,)))
-                self._count(1, 1, isolated_range_bytes(ledger_id, entry_id))
+                self._hold(ledger_id, BitMap((entry_id,)))
                 return 1
             self._recent_id, self._recent = ledger_id, bitmap
         bitmap = self._recent
@@ -303,8 +322,7 @@ class DeletedRanges:
         held = self.entries(ledger_id)
         if not held:
             if candidates:
-                self._insert(ledger_id, candidates.copy())
-                self._count(*_accounting(ledger_id, candidates))
+                self._hold(ledger_id, candidates.copy())
             return len(candidates)
         new = candidates - held
         if not new:
@@ -325,7 +343,9 @@ class DeletedRanges:
         self._count(len(new), gained, record_bytes)
         return len(new)
 
-    def _insert(self, ledger_id: int, bitmap: BitMap) -> None:
+    def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
+        """Put in a ledger that is not held."""
+        self._count(*_accounting(ledger_id, bitmap))
         at = bisect_left(self._ledger_ids, ledger_id)
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
@@ -374,5 +394,4 @@ def _check_entry(ledger_id: int, entry_id: int) -> None:
 def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
     """Count the entries, the ranges and the record bytes of one ledger from nothing."""
     range_firsts = firsts(bitmap)
-    ends_bytes = firsts_bytes(range_firsts) + lasts_bytes(lasts(bitmap))
-    return len(bitmap), len(range_firsts), len(range_firsts) * range_fixed_bytes(ledger_id) + ends_bytes
+    return len(bitmap), len(range_firsts), ranges_bytes(ledger_id, bitmap, range_firsts)

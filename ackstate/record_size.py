@@ -26,6 +26,8 @@ _MINUS_ONE_BYTES = 10
 # By the count of binary digits, 0 to 64: this is asked for with every ack.
 _VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
 _ENTRY_ID_END = 2**32
+# From these numbers on a varint is one byte longer.
+_LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
 
 
 def varint_bytes(number: int) -> int:
@@ -62,9 +64,16 @@ def firsts_bytes(firsts: BitMap) -> int:
     Complexity: one rank query for each length that a varint can have.
     """
     total = len(firsts) + (_MINUS_ONE_BYTES - 1) * (0 in firsts)
-    return total + sum(firsts.range_cardinality(2**bits + 1, _ENTRY_ID_END) for bits in (7, 14, 21, 28))
+    return total + sum(firsts.range_cardinality(longer + 1, _ENTRY_ID_END) for longer in _LONGER_FROM)
 
 
 def lasts_bytes(lasts: BitMap) -> int:
     """Sum `range_last_bytes` over a bitmap of last entries."""
-    return len(lasts) + sum(lasts.range_cardinality(2**bits, _ENTRY_ID_END) for bits in (7, 14, 21, 28))
+    return len(lasts) + sum(lasts.range_cardinality(longer, _ENTRY_ID_END) for longer in _LONGER_FROM)
+
+
+def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:
+    """Return what all ranges of a ledger take, from its acked entries and those of them that begin a run."""
+    # As many runs end from an entry on as begin there, and one more if a run passes over it.
+    passing = sum(longer - 1 in bitmap and longer in bitmap for longer in _LONGER_FROM)
+    return len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(firsts) + passing

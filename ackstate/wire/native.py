@@ -139,7 +139,7 @@ def decode(data: bytes) -> Record:
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         _corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = _Reader(data, _HEADER.size, length - _CHECKSUM.size)
-    deleted = _decode_ledgers(reader, ledgers)
+    deleted = DeletedRanges.from_bitmaps(_decode_ledgers(reader, ledgers))
     named = _decode_properties(reader, properties)
     if reader.offset != reader.end:
         _corrupt(reader.offset, "the checksum", f"{reader.end - reader.offset} bytes more")
@@ -210,8 +210,7 @@ class _Reader:
         return piece
 
 
-def _decode_ledgers(reader: _Reader, count: int) -> DeletedRanges:
-    deleted = DeletedRanges()
+def _decode_ledgers(reader: _Reader, count: int) -> Iterator[tuple[int, BitMap]]:
     previous = -1
     for _ in range(count):
         at = reader.offset
@@ -220,8 +219,7 @@ def _decode_ledgers(reader: _Reader, count: int) -> DeletedRanges:
             _corrupt(at, f"a ledger id above {previous}", ledger_id)
         previous = ledger_id
         at = reader.offset
-        deleted.add_entries(ledger_id, _decode_bitmap(reader.take(size, "bitmap"), at))
-    return deleted
+        yield ledger_id, _decode_bitmap(reader.take(size, "bitmap"), at)
 
 
 def _decode_bitmap(portable: bytes, offset: int) -> BitMap:

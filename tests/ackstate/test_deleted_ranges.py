@@ -175,3 +175,17 @@ def test_entries_given_are_not_kept():
     given_ids[:] = 9
     given_bitmap.add(6)
     assert str(ranges) == "[(3:0..3:2],(4:4..4:5]]"
+
+
+def test_bitmaps_given_away_become_a_range_set():
+    ranges = DeletedRanges.from_bitmaps(
+        [(1, BitMap([0, 1, 7])), (2, BitMap()), (LEDGER_ID_MAX, BitMap([ENTRY_ID_MAX]))]
+    )
+    assert ranges == ranges_of((1, 0, 2), (1, 7, 8), (LEDGER_ID_MAX, ENTRY_ID_MAX, ENTRY_ID_MAX + 1))
+    ranges._check()
+
+
+@pytest.mark.parametrize("ledgers", [(2, 2), (2, 1), (-1,), (LEDGER_ID_MAX + 1,), (1.0,), ("1",)])
+def test_bitmaps_of_ledgers_that_do_not_rise_are_refused(ledgers):
+    with pytest.raises((ValueError, TypeError)):
+        DeletedRanges.from_bitmaps((ledger, BitMap([1])) for ledger in ledgers)
