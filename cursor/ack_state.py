@@ -71,8 +71,10 @@ class AckState:
 
     @property
     def backlog(self) -> int:
-        """Entries of the log that are not acked. Complexity: O(log ledgers)."""
-        return self._ledgers.count_between(self.mark_delete, self._ledgers.last_confirmed) - len(self.deleted)
+        """Entries of the log that are not acked. Complexity: O(log ledgers + trimmed ledgers with acks)."""
+        trimmed = self.deleted.cardinality(self.mark_delete, self._ledgers.first_position)
+        acked_one_by_one = len(self.deleted) - trimmed
+        return self._ledgers.count_between(self.mark_delete, self._ledgers.last_confirmed) - acked_one_by_one
 
     def is_acked(self, position: Position) -> bool:
         """Tell whether an entry is acked, by itself or by the mark-delete."""

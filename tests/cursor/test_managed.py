@@ -95,6 +95,24 @@ def test_the_mark_delete_chains_over_the_end_of_a_ledger_and_an_empty_one(store,
     assert cursor.backlog == 20 - 13
 
 
+def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
+    log = LedgerMap.from_counts({3: 2, 5: 2, 6: 0, 8: 3, 9: 0, 11: 1})
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 0), now_ms=1)
+    cursor.ack(P(5, 1), now_ms=1)
+    cursor.ack_entries(8, [1], now_ms=1)
+    assert cursor.backlog == 8 - 3
+    log.trim(8)
+    assert cursor.backlog == 4 - 1
+    cursor.ack(P(8, 0), now_ms=1)
+    assert cursor.mark_delete_position == P(8, 1)
+    assert str(cursor.deleted) == "[]"
+    cursor.ack(P(8, 2), now_ms=1)
+    assert (cursor.mark_delete_position, cursor.backlog) == (P(8, 2), 1)
+    cursor.ack(P(11, 0), now_ms=1)
+    assert (cursor.mark_delete_position, cursor.backlog) == (P(11, 0), 0)
+
+
 def test_an_ack_below_the_mark_delete_changes_nothing(store, log):
     cursor = open_cursor(store, log)
     cursor.mark_delete(P(3, 5), now_ms=1)
