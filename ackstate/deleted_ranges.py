@@ -17,6 +17,8 @@ from pyroaring import BitMap
 from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.record_size import (
+    MINUS_ONE_BYTES,
+    VARINT_BYTES,
     firsts_bytes,
     lasts_bytes,
     range_first_bytes,
@@ -59,9 +61,10 @@ class DeletedRanges:
         # thousands of ledgers, and take six times the memory beside the bitmaps.
         self._ledger_ids = array("q")
         self._bitmaps: list[BitMap] = []
-        # Acks come in bursts of one ledger. Invariant: None, or a ledger that is held and its bitmap.
+        # Acks come in bursts of one ledger. Invariant: None, or a ledger that is held, its bitmap and fixed bytes.
         self._recent_id: int | None = None
         self._recent = _NONE
+        self._recent_fixed = 0
         self._entry_count = 0
         self._range_count = 0
         self._record_bytes = 0
@@ -137,22 +140,25 @@ class DeletedRanges:
             if not bitmap:
                 self._hold(ledger_id, BitMap((entry_id,)))
                 return 1
-            self._recent_id, self._recent = ledger_id, bitmap
+            self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        # A range ends just before, or begins just after, or both (then two become one), or neither.
-        after_one = entry_id > 0 and entry_id - 1 in bitmap
-        before_one = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
-        record_bytes = -range_last_bytes(entry_id - 1) if after_one else range_first_bytes(entry_id)
-        record_bytes += -range_first_bytes(entry_id + 1) if before_one else range_last_bytes(entry_id)
-        if after_one == before_one:
-            gained = -1 if after_one else 1
-            self._range_count += gained
-            record_bytes += gained * range_fixed_bytes(ledger_id)
+        # What a range that begins here has at its lower end, one that ends just before has at its upper; so above.
+        low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
+        high = VARINT_BYTES[entry_id.bit_length()]
+        ends_before = entry_id > 0 and entry_id - 1 in bitmap
+        begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
         bitmap.add(entry_id)
         self._entry_count += 1
-        self._record_bytes += record_bytes
+        if ends_before is not begins_after:
+            self._record_bytes += high - low if ends_before else low - high
+        elif ends_before:
+            self._range_count -= 1
+            self._record_bytes -= self._recent_fixed + low + high
+        else:
+            self._range_count += 1
+            self._record_bytes += self._recent_fixed + low + high
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:

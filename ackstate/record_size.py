@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-_MINUS_ONE_BYTES = 10
-# By the count of binary digits, 0 to 64: this is asked for with every ack.
-_VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
+MINUS_ONE_BYTES = 10
+# The length of a varint by the number's count of binary digits, 0 to 64: each ack asks for two of them.
+VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
 _ENTRY_ID_END = 2**32
 # From these numbers on a varint is one byte longer.
 _LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
@@ -32,7 +32,7 @@ _LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
 
 def varint_bytes(number: int) -> int:
     """Return the length of a non-negative number as a protobuf varint, in bytes."""
-    return _VARINT_BYTES[number.bit_length()]
+    return VARINT_BYTES[number.bit_length()]
 
 
 def range_fixed_bytes(ledger_id: int) -> int:
@@ -42,12 +42,12 @@ def range_fixed_bytes(ledger_id: int) -> int:
 
 def range_first_bytes(first: int) -> int:
     """Return what a range's lower end takes when `first` is its first acked entry."""
-    return _VARINT_BYTES[(first - 1).bit_length()] if first else _MINUS_ONE_BYTES
+    return VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
 
 
 def range_last_bytes(last: int) -> int:
     """Return what a range's upper end takes when `last` is its last acked entry."""
-    return _VARINT_BYTES[last.bit_length()]
+    return VARINT_BYTES[last.bit_length()]
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
@@ -63,7 +63,7 @@ def firsts_bytes(firsts: BitMap) -> int:
 
     Complexity: one rank query for each length that a varint can have.
     """
-    total = len(firsts) + (_MINUS_ONE_BYTES - 1) * (0 in firsts)
+    total = len(firsts) + (MINUS_ONE_BYTES - 1) * (0 in firsts)
     return total + sum(firsts.range_cardinality(longer + 1, _ENTRY_ID_END) for longer in _LONGER_FROM)
 
 
