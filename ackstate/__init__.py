@@ -1,6 +1,8 @@
 """The ack state of one subscription: values, sets and codecs. Pure: no clock, file, lock or log in here."""
 
+from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges, Run
+from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import (
     AckStateError,
     CorruptStateError,
@@ -15,10 +17,12 @@ from ackstate.selection import Keep, Selection, select
 
 __all__ = [
     "AckStateError",
+    "BatchIndexes",
     "CorruptStateError",
     "CursorClosedError",
     "CursorFencedError",
     "DeletedRanges",
+    "DeliveryRuler",
     "InvalidPositionError",
     "Keep",
     "LedgerMap",

@@ -1,0 +1,223 @@
+"""Which messages of partly acked batches are still unacked?
+
+An entry of the message log may be a batch of messages, each acked by its index. The entry itself is acked once all of
+them are, so its state lives here only between the first of these acks and the last.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, insort
+from itertools import takewhile
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from pyroaring import BitMap
+
+from ackstate.position import Position, check_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_WORD_BITS = 64
+_WORD_MIN, _WORD_MAX = -(2**63), 2**63 - 1
+
+
+class _Ledger(NamedTuple):
+    """The partly acked batches of one ledger: entry id -> unacked indexes as a mask, and the same ids in order."""
+
+    unacked: dict[int, int]
+    entry_ids: BitMap
+
+
+@final
+class BatchIndexes:
+    """Position of each partly acked batch -> its unacked indexes, as words of bits: a 1 is a message still unacked.
+
+    >>> batches = BatchIndexes()
+    >>> batches.ack(Position(3, 7), [0b0111]), batches.ack(Position(3, 7), [0b1101])
+    (False, False)
+    >>> batches.unacked_words(Position(3, 7))
+    (5,)
+    >>> batches.ack(Position(3, 7), [0b1010]), len(batches)
+    (True, 0)
+
+    Bit j of word i is the message with index 64 * i + j. Words are signed 64-bit numbers as ``BitSet.toLongArray`` of
+    Java gives them: those after the last that is not 0 may be missing, and no words at all say that the whole batch is
+    acked. How many messages a batch has is not known here, so the first ack of a batch is held as it is given.
+
+    An ack is never taken back: every later one is ANDed with what is held. Apache Pulsar does so for individual acks;
+    for cumulative ones it replaces the words by those that acked more from the front, and so forgets the individual
+    acks behind.
+
+    A refused call changes nothing. Not safe for concurrent mutation.
+    """
+
+    def __init__(self) -> None:
+        # Invariant: ids rise and are the keys of _ledgers; every ledger holds a batch; every mask has a bit.
+        self._ledger_ids: list[int] = []
+        self._ledgers: dict[int, _Ledger] = {}
+
+    def __len__(self) -> int:
+        return sum(len(ledger.unacked) for ledger in self._ledgers.values())
+
+    def __contains__(self, position: object) -> bool:
+        if not isinstance(position, tuple):
+            return False
+        ledger_id, entry_id = position
+        return self._mask(ledger_id, entry_id) != 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchIndexes):
+            return NotImplemented
+        return self._ledgers == other._ledgers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<BatchIndexes of {len(self)} partly acked batches>"
+
+    def ack(self, position: Position, unacked_words: Iterable[int]) -> bool:
+        """Ack messages of one batch and tell whether that was the last of them.
+
+        Args:
+            position: The batch's entry, which is not acked as a whole.
+            unacked_words: The messages that this ack leaves unacked.
+
+        Returns:
+            True when nothing is left: the batch is forgotten, and its entry is to be acked.
+
+        Raises:
+            ValueError: An id is out of range, the entry id is -1, or a word does not fit signed 64 bits.
+            TypeError: An id or a word is not an integer.
+
+        Complexity: O(words); the first of a ledger costs O(log ledgers) more.
+        """
+        check_position(position, entry_id_min=0)
+        ledger_id, entry_id = map(index, position)
+        unacked = _mask_of(unacked_words)
+        held = self._mask(ledger_id, entry_id)
+        if held:
+            unacked &= held
+        if unacked:
+            self._hold(ledger_id, entry_id, unacked)
+        else:
+            self.discard(Position(ledger_id, entry_id))
+        return not unacked
+
+    def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> bool:
+        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are forgotten.
+
+        Complexity: as `ack`, then as `remove_at_most`.
+        """
+        complete = self.ack(position, unacked_words)
+        ledger_id, entry_id = map(index, position)
+        self.remove_at_most(Position(ledger_id, entry_id - 1))
+        return complete
+
+    def unacked_words(self, position: Position) -> tuple[int, ...] | None:
+        """Return a batch's words, the last of them not 0, or None if no message of it was acked, or all."""
+        mask = self._mask(*position)
+        return _words_of(mask) if mask else None
+
+    def items(self) -> Iterator[tuple[Position, tuple[int, ...]]]:
+        """Yield each batch with its words, in order of position."""
+        for ledger_id in self._ledger_ids:
+            unacked, entry_ids = self._ledgers[ledger_id]
+            for entry_id in entry_ids:
+                yield Position(ledger_id, entry_id), _words_of(unacked[entry_id])
+
+    def discard(self, position: Position) -> None:
+        """Forget one batch, if it is held: its entry was acked as a whole."""
+        ledger_id, entry_id = position
+        if not self._mask(ledger_id, entry_id):
+            return
+        unacked, entry_ids = self._ledgers[ledger_id]
+        del unacked[entry_id]
+        entry_ids.remove(entry_id)
+        if not unacked:
+            at = bisect_left(self._ledger_ids, ledger_id)
+            self._forget_ledgers(at, at + 1)
+
+    def remove_at_most(self, position: Position) -> int:
+        """Forget every batch at or below a position and return how many there were.
+
+        Args:
+            position: Held or not; entry -1 forgets the ledgers below only.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+
+        Complexity: O(what is forgotten), O(log ledgers) and one bitmap operation.
+        """
+        check_position(position)
+        ledger_id, entry_id = map(index, position)
+        below = bisect_left(self._ledger_ids, ledger_id)
+        forgotten = self._forget_ledgers(0, below)
+        if ledger_id not in self._ledgers:
+            return forgotten
+        unacked, entry_ids = self._ledgers[ledger_id]
+        if entry_ids.max() <= entry_id:
+            return forgotten + self._forget_ledgers(0, 1)
+        for entry in takewhile(lambda entry: entry <= entry_id, entry_ids):
+            del unacked[entry]
+            forgotten += 1
+        entry_ids.remove_range(0, entry_id + 1)
+        return forgotten
+
+    def copy(self) -> BatchIndexes:
+        """Return an independent copy. Complexity: O(batches)."""
+        twin = BatchIndexes()
+        twin._ledger_ids = self._ledger_ids[:]
+        twin._ledgers = {
+            ledger_id: _Ledger(unacked.copy(), entry_ids.copy())
+            for ledger_id, (unacked, entry_ids) in self._ledgers.items()
+        }
+        return twin
+
+    def _mask(self, ledger_id: int, entry_id: int) -> int:
+        """Return the unacked indexes of a batch, or 0 if it is not held."""
+        ledger = self._ledgers.get(ledger_id)
+        return ledger.unacked.get(entry_id, 0) if ledger else 0
+
+    def _hold(self, ledger_id: int, entry_id: int, mask: int) -> None:
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            insort(self._ledger_ids, ledger_id)
+            ledger = self._ledgers[ledger_id] = _Ledger({}, BitMap())
+        ledger.unacked[entry_id] = mask
+        ledger.entry_ids.add(entry_id)
+
+    def _forget_ledgers(self, first: int, end: int) -> int:
+        ledger_ids = self._ledger_ids[first:end]
+        del self._ledger_ids[first:end]
+        return sum(len(self._ledgers.pop(ledger_id).unacked) for ledger_id in ledger_ids)
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(batches)."""
+        assert self._ledger_ids == sorted(self._ledgers)
+        for unacked, entry_ids in self._ledgers.values():
+            assert unacked
+            assert list(entry_ids) == sorted(unacked)
+            assert all(mask > 0 for mask in unacked.values())
+
+
+def _mask_of(words: Iterable[int]) -> int:
+    checked = [_checked(word) for word in words]
+    return int.from_bytes(struct.pack(f"<{len(checked)}q", *checked), "little")
+
+
+def _checked(word: int) -> int:
+    try:
+        number = index(word)
+    except TypeError:
+        raise TypeError(f"words of unacked indexes are integers, found {word!r}") from None
+    if not _WORD_MIN <= number <= _WORD_MAX:
+        raise ValueError(f"word {number} of unacked indexes does not fit signed 64 bits")
+    return number
+
+
+def _words_of(mask: int) -> tuple[int, ...]:
+    count = -(-mask.bit_length() // _WORD_BITS)
+    return struct.unpack(f"<{count}q", mask.to_bytes(count * 8, "little"))

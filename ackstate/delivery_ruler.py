@@ -1,0 +1,167 @@
+"""Which positions were certainly delivered at least an age ago?
+
+Apache Pulsar has no such thing; its issue 19966 sketches one: keep the delivery time of a few entries, not of all, and
+use their positions as a ruler.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from operator import index
+from typing import final
+
+from ackstate.position import Position, check_position
+
+_MARKS_MAX_MIN = 128
+_MARKS_PER_CELL_OF_A_DOUBLING = 64
+_ANSWERS_MAX = 32
+
+
+@final
+class DeliveryRuler:
+    """Marks (time, position), rising in both: by the time, dispatch had sent everything up to the position, included.
+
+    >>> ruler = DeliveryRuler()
+    >>> for second, ledger_id in ((0, 3), (2, 4), (4, 5), (5, 6)):
+    ...     ruler.record(Position(ledger_id, 1), second * 1000)
+    >>> ruler.frontier(3000, now_ms=5000)
+    Position(ledger_id=4, entry_id=1)
+
+    A position is *old* at an age when it lies at or below `frontier` of that age, else *young*. Times are milliseconds
+    of any clock, negative or not. Not safe for concurrent mutation.
+
+    **Few marks for any traffic.** When there are more than `marks_max`, they are thinned. Let D be `marks_max` // 64. A
+    mark of age a, counted back from the newest, lies in a cell of w ms, where w is the largest power of two that is at
+    most a / D, or 1; of the marks of one cell the last stays. The positions of a dropped mark then count as sent at the
+    time of the next: later, so nothing becomes old too early. Cells begin at multiples of w, so that, as marks age, two
+    cells become one, and a mark hands its positions on within a cell that it was in from the start. Counted back from
+    the newest mark, cells would move on with it, and positions could be handed on for ever and never become old.
+
+    **How late.** A position sent t ms ago counts as sent at most t / D ms later than it was. So it becomes old at most
+    D / (D - 1) times the age, and a ms, after it was sent; as long as nothing was dropped, at the age exactly.
+
+    **How many are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long and
+    touches at most D + 1, so the marks of ages below 2D * 2**k are at most 2D + k * (D + 1). Of all marks the newest
+    7/8 of `marks_max` are kept at most, so that a record costs amortised O(1). For ages that these do not reach,
+    beyond 4 years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
+
+    Args:
+        marks_max: The most marks ever held; at least 128. More marks: finer, D grows with it.
+
+    Raises:
+        ValueError: `marks_max` is below 128.
+        TypeError: `marks_max` is not an integer.
+    """
+
+    def __init__(self, *, marks_max: int = 256) -> None:
+        self._marks_max = _integer("marks_max", marks_max)
+        if self._marks_max < _MARKS_MAX_MIN:
+            raise ValueError(f"marks_max is {marks_max}, and a ruler has at least {_MARKS_MAX_MIN} marks")
+        self._cells_per_doubling = self._marks_max // _MARKS_PER_CELL_OF_A_DOUBLING
+        # Invariant: both rise strictly; _positions[i] belongs to _times[i].
+        self._times: list[int] = []
+        self._positions: list[Position] = []
+        # Age -> the instant that was asked for, and the position known to be sent by then; the last asked at the end.
+        self._answers: dict[int, tuple[int, Position]] = {}
+
+    @property
+    def mark_count(self) -> int:
+        """How many marks are held."""
+        return len(self._times)
+
+    def __repr__(self) -> str:
+        return f"<DeliveryRuler of {self.mark_count} marks>"
+
+    def record(self, position: Position, now_ms: int) -> None:
+        """Say that dispatch has sent everything up to a position, included, by now.
+
+        Args:
+            position: At or below the last mark's it changes nothing: a redelivery, or a delayed message that left after
+                later ones. Its stretch of the log was dispatched before.
+            now_ms: Below the last mark's, because a clock went back, it counts as that: later, so younger, so safe.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id or the time is not an integer.
+
+        Complexity: amortised O(1).
+        """
+        check_position(position)
+        now_ms = _integer("now_ms", now_ms)
+        if self._positions and position <= self._positions[-1]:
+            return
+        if self._times and now_ms <= self._times[-1]:
+            self._positions[-1] = Position(*position)
+            return
+        self._times.append(now_ms)
+        self._positions.append(Position(*position))
+        if len(self._times) > self._marks_max:
+            self._thin()
+
+    def frontier(self, age_ms: int, now_ms: int) -> Position | None:
+        """Return the highest position such that everything up to it was certainly sent at least `age_ms` ago, or None.
+
+        For one age it never goes back while time does not: an answer stays true, so it is kept, for the 32 ages that
+        were asked for last, in case that the mark it came from is dropped.
+
+        Raises:
+            ValueError: The age is negative.
+            TypeError: The age or the time is not an integer.
+
+        Complexity: O(log marks).
+        """
+        age_ms, now_ms = _integer("age_ms", age_ms), _integer("now_ms", now_ms)
+        if age_ms < 0:
+            raise ValueError(f"age_ms is {age_ms}, and an age is 0 or more")
+        instant = now_ms - age_ms
+        counted = bisect_right(self._times, instant)
+        found = self._positions[counted - 1] if counted else None
+        known_at, known = self._answers.get(age_ms, (instant, None))
+        if known_at > instant:
+            return found
+        if known is not None and (found is None or found < known):
+            found = known
+        if found is not None:
+            self._keep_answer(age_ms, instant, found)
+        return found
+
+    def clear(self) -> None:
+        """Forget every mark, as after a reset of the cursor: what it delivered before says nothing any more."""
+        self._times.clear()
+        self._positions.clear()
+        self._answers.clear()
+
+    def _keep_answer(self, age_ms: int, instant: int, position: Position) -> None:
+        self._answers.pop(age_ms, None)
+        self._answers[age_ms] = (instant, position)
+        if len(self._answers) > _ANSWERS_MAX:
+            del self._answers[next(iter(self._answers))]
+
+    def _thin(self) -> None:
+        cells = map(self._cell, self._times)
+        kept = [i for i, (cell, following) in enumerate(pairwise(cells)) if cell != following]
+        kept.append(len(self._times) - 1)
+        kept = kept[-(self._marks_max - self._marks_max // 8) :]
+        self._times = [self._times[i] for i in kept]
+        self._positions = [self._positions[i] for i in kept]
+
+    def _cell(self, time: int) -> tuple[int, int]:
+        """Return the width of the cell of a mark, in bits, and its number among those of that width."""
+        age = self._times[-1] - time
+        width_bits = max((age // self._cells_per_doubling).bit_length() - 1, 0)
+        return width_bits, time >> width_bits
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(marks)."""
+        assert len(self._times) == len(self._positions) <= self._marks_max
+        assert all(before < after for before, after in pairwise(self._times))
+        assert all(before < after for before, after in pairwise(self._positions))
+        assert len(self._answers) <= _ANSWERS_MAX
+
+
+def _integer(name: str, number: int) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, found {number!r}") from None

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate import Position
+from ackstate.delivery_ruler import DeliveryRuler
+
+P = Position
+SECOND_MS = 1000
+
+
+def is_old(ruler, position, *, age_ms, now_ms):
+    frontier = ruler.frontier(age_ms, now_ms)
+    return frontier is not None and position <= frontier
+
+
+def test_the_story_of_pulsar_issue_19966():
+    """Delivered 3:1 at 0 s, 4:1 at 2 s, 5:1 at 4 s, 6:1 at 5 s; an ack becomes old after 3 s."""
+    ruler = DeliveryRuler()
+    for second, position in [(0, "3:1"), (2, "4:1"), (4, "5:1"), (5, "6:1")]:
+        ruler.record(P.parse(position), second * SECOND_MS)
+    assert not is_old(ruler, P.parse("5:20"), age_ms=3 * SECOND_MS, now_ms=5 * SECOND_MS)
+    assert is_old(ruler, P.parse("1:1"), age_ms=3 * SECOND_MS, now_ms=6 * SECOND_MS)
+    assert ruler.mark_count == 4
+
+
+def test_a_position_is_old_at_its_age_exactly():
+    ruler = DeliveryRuler()
+    ruler.record(P(3, 1), 1000)
+    ruler.record(P(3, 5), 3000)
+    assert ruler.frontier(2000, 2999) is None
+    assert ruler.frontier(2000, 3000) == P(3, 1)
+    assert ruler.frontier(2000, 4999) == P(3, 1)
+    assert ruler.frontier(2000, 5000) == P(3, 5)
+    assert ruler.frontier(0, 3000) == P(3, 5)
+    assert ruler.frontier(2000, 999) is None
+
+
+def test_a_ruler_without_marks_calls_nothing_old():
+    ruler = DeliveryRuler()
+    assert ruler.frontier(0, 2**70) is None
+    ruler.record(P(3, 1), 0)
+    ruler.clear()
+    assert ruler.frontier(0, 2**70) is None
+    ruler.record(P(2, 0), -5)  # After a seek back the same clock may deliver lower positions.
+    assert ruler.frontier(5, 0) == P(2, 0)
+
+
+def test_a_redelivery_is_no_mark():
+    ruler = DeliveryRuler()
+    ruler.record(P(3, 5), 10)
+    for position in (P(3, 5), P(3, 4), P(2, 9)):
+        ruler.record(position, 20)
+    assert ruler.mark_count == 1
+    assert ruler.frontier(0, 10) == P(3, 5)
+
+
+def test_one_time_has_one_mark():
+    ruler = DeliveryRuler()
+    ruler.record(P(3, 5), 10)
+    ruler.record(P(3, 7), 10)
+    assert ruler.mark_count == 1
+    assert ruler.frontier(0, 10) == P(3, 7)
+
+
+def test_a_clock_that_goes_back_makes_younger():
+    ruler = DeliveryRuler()
+    ruler.record(P(3, 5), 100)
+    ruler.record(P(3, 7), 40)
+    assert ruler.frontier(10, 60) is None
+    assert ruler.frontier(10, 109) is None
+    assert ruler.frontier(10, 110) == P(3, 7)
+
+
+def test_a_ruler_with_room_for_all_marks_is_exact():
+    ruler = DeliveryRuler(marks_max=128)
+    for entry in range(128):
+        ruler.record(P(3, entry), 100 * entry)
+    for now_ms in range(12_700, 30_000, 37):
+        assert ruler.frontier(12_345, now_ms) == P(3, min((now_ms - 12_345) // 100, 127))
+
+
+def test_an_answer_is_not_taken_back_when_its_mark_is_dropped():
+    """The 32 ages asked for last are remembered: with the clock where it was, each still has its answer."""
+    ruler = DeliveryRuler(marks_max=128)
+    for entry in range(129):
+        ruler.record(P(3, entry), entry)
+    ruler.clear()
+    for entry in range(128):
+        ruler.record(P(3, entry), entry)
+    ages = range(60, 92)
+    answers = [ruler.frontier(age, 127) for age in ages]
+    assert answers == [P(3, 127 - age) for age in ages]
+    ruler.record(P(3, 128), 128)
+    assert ruler.mark_count < 100
+    assert [ruler.frontier(age, 127) for age in ages] == answers
+    fresh = DeliveryRuler(marks_max=128)
+    for entry in range(129):
+        fresh.record(P(3, entry), entry)
+    assert [fresh.frontier(age, 127) for age in ages] != answers
+
+
+@pytest.mark.parametrize("marks_max", [127, 0, -1])
+def test_too_few_marks_are_refused(marks_max):
+    with pytest.raises(ValueError, match=str(marks_max)):
+        DeliveryRuler(marks_max=marks_max)
+
+
+def test_a_refused_call_changes_nothing():
+    ruler = DeliveryRuler()
+    ruler.record(P(3, 5), 10)
+    for refused, error, text in [
+        (lambda: ruler.record(P(3, 2**32), 20), ValueError, str(2**32)),
+        (lambda: ruler.record(P(-1, 0), 20), ValueError, "-1"),
+        (lambda: ruler.record(P(3, 6.5), 20), TypeError, "6.5"),
+        (lambda: ruler.record(P(3, 6), 20.5), TypeError, "20.5"),
+        (lambda: ruler.record(P(3, 6), None), TypeError, "None"),
+        (lambda: ruler.frontier(-1, 20), ValueError, "-1"),
+        (lambda: ruler.frontier(1.5, 20), TypeError, "1.5"),
+        (lambda: ruler.frontier(1, "20"), TypeError, "'20'"),
+        (lambda: DeliveryRuler(marks_max=128.0), TypeError, "128.0"),
+    ]:
+        with pytest.raises(error, match=text):
+            refused()
+    assert ruler.mark_count == 1
+    assert ruler.frontier(0, 20) == P(3, 5)
+
+
+# Bursts of records, each so many ms after the one before.
+bursts = st.lists(
+    st.tuples(st.integers(1, 90), st.sampled_from([0, 1, 1, 2, 7, 64, 1_000, 10**6])), min_size=1, max_size=8
+)
+ages = st.one_of(st.integers(0, 2_000), st.integers(0, 10**9))
+
+
+def records_of(bursts, *, start):
+    time = start
+    for count, step in bursts:
+        for _ in range(count):
+            time += step
+            yield time
+
+
+@given(
+    bursts=bursts,
+    start=st.sampled_from([0, -500, 2**63 - 400]),
+    marks_max=st.sampled_from([128, 191, 192, 256]),
+    age_ms=ages,
+    later=st.integers(0, 2_000),
+)
+def test_the_four_promises(bursts, start, marks_max, age_ms, later):
+    ruler = DeliveryRuler(marks_max=marks_max)
+    sent_at = list(records_of(bursts, start=start))
+    cells = marks_max // 64
+    frontiers = []
+    for entry, time in enumerate(sent_at):
+        ruler.record(P(3, entry), time)
+        assert ruler.mark_count <= marks_max
+        frontiers.append((time, ruler.frontier(age_ms, time)))
+    frontiers.append((sent_at[-1] + later, ruler.frontier(age_ms, sent_at[-1] + later)))
+    last_old = -1
+    for at, (now, frontier) in enumerate(frontiers):
+        sent = sent_at[: at + 1]
+        old = -1 if frontier is None else frontier.entry_id
+        assert old < 0 or now - sent[old] >= age_ms, "too young"
+        assert old >= last_old, "went back"
+        last_old = old
+        certainly_old_ms = age_ms * cells // (cells - 1) + 1
+        assert all(now - time < certainly_old_ms for time in sent[old + 1 :]), "late"
+
+
+@pytest.mark.parametrize("marks_max", [128, 256])
+def test_huge_jumps_of_time_keep_to_the_bound(marks_max):
+    ruler = DeliveryRuler(marks_max=marks_max)
+    times = sorted({sign * (2**power) + near for power in range(66) for near in (-3, -1, 0, 1, 5) for sign in (-1, 1)})
+    assert len(times) > marks_max
+    for entry, time in enumerate(times):
+        ruler.record(P(3, entry), time)
+        assert ruler.mark_count <= marks_max
+        assert ruler.frontier(0, time) == P(3, entry)
+        ruler._check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "step_ms"), [(500_000, 1), (500_000, 20)])
+def test_no_age_starves_under_continuous_traffic(count, step_ms):
+    ruler = DeliveryRuler()
+    for entry in range(count):
+        time = entry * step_ms
+        marks_before = ruler.mark_count
+        ruler.record(P(3, entry), time)
+        thinned = ruler.mark_count < marks_before
+        # Ages below 8 have a cell each ms; every doubling above touches at most 5 cells.
+        assert not thinned or ruler.mark_count <= 8 + 5 * math.ceil(math.log2((time + 1) / 8))
+        if thinned or entry % 9_973 == 0:
+            for age_ms in (0, 7, 100, 3_000, 60_000, 600_000, 3_600_000):
+                frontier = ruler.frontier(age_ms, time)
+                waited_ms = time if frontier is None else time - frontier.entry_id * step_ms
+                assert frontier is None or waited_ms >= age_ms
+                assert waited_ms < age_ms * 4 / 3 + 1 + step_ms

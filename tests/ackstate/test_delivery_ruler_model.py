@@ -1,0 +1,245 @@
+"""`DeliveryRuler` against the list of everything that was ever recorded: never too young, never back, hardly late."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from operator import itemgetter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ackstate import Position
+from ackstate.delivery_ruler import DeliveryRuler
+from planted import assert_caught
+
+AGES_MS = [0, 1, 2, 3, 7, 8, 20, 49, 50, 64, 100, 500, 1_000, 4_095, 4_096, 30_000, 1_000_000]
+
+
+def exact_frontier(records, age_ms, *, now_ms):
+    sent = bisect_right(records, now_ms - age_ms, key=itemgetter(0))
+    return records[sent - 1][1] if sent else None
+
+
+def at_or_above(position, other):
+    return other is None or (position is not None and position >= other)
+
+
+class DeliveryRulerMachine(RuleBasedStateMachine):
+    @initialize(
+        marks_max=st.sampled_from([128, 150, 192, 256]), start=st.sampled_from([0, -(10**6), 2**63 - 10**6, 12_345])
+    )
+    def begin(self, marks_max, start):
+        self.marks_max = marks_max
+        self.ruler = DeliveryRuler(marks_max=marks_max)
+        self.records = []  # (time, position), rising in both
+        self.times = set()
+        self.now_ms = start
+        self.next_position = Position(3, 0)
+        self.answers = {}
+
+    def record(self, position):
+        self.ruler.record(position, self.now_ms)
+        if self.records and position <= self.records[-1][1]:
+            return
+        time = max(self.now_ms, self.records[-1][0]) if self.records else self.now_ms
+        self.records.append((time, position))
+        self.times.add(time)
+
+    @rule(count=st.integers(1, 150), step_ms=st.sampled_from([0, 1, 1, 1, 2, 3, 8, 100]))
+    def dispatch(self, count, step_ms):
+        for _ in range(count):
+            self.now_ms += step_ms
+            self.record(self.next_position)
+            ledger_id, entry_id = self.next_position
+            self.next_position = Position(ledger_id, entry_id + 1)
+
+    @rule()
+    def roll_the_ledger(self):
+        self.next_position = Position(self.next_position.ledger_id + 2, 0)
+
+    @rule(data=st.data())
+    def redeliver(self, data):
+        if self.records:
+            self.record(data.draw(st.sampled_from(self.records))[1])
+
+    @rule(ms=st.sampled_from([1, 7, 100, 5_000, 10**6]))
+    def wait(self, ms):
+        self.now_ms += ms
+
+    @rule(ms=st.sampled_from([1, 40, 1_000]))
+    def set_the_clock_back(self, ms):
+        self.now_ms -= ms
+        self.answers.clear()
+
+    @rule()
+    def seek(self):
+        self.ruler.clear()
+        self.records.clear()
+        self.times.clear()
+        self.answers.clear()
+        self.next_position = Position(3, 0)
+
+    @rule(age_ms=st.sampled_from(AGES_MS))
+    def ask_with_an_earlier_clock(self, age_ms):
+        now_ms = self.now_ms - 50
+        frontier = self.ruler.frontier(age_ms, now_ms)
+        assert frontier is None or (frontier in [p for time, p in self.records if time <= now_ms - age_ms])
+
+    @invariant()
+    def answers_are_never_too_young_never_back_and_hardly_late(self):
+        clock_is_behind = bool(self.records) and self.now_ms < self.records[-1][0]
+        cells = self.marks_max // 64
+        for age_ms in AGES_MS:
+            frontier = self.ruler.frontier(age_ms, self.now_ms)
+            exact = exact_frontier(self.records, age_ms, now_ms=self.now_ms)
+            assert at_or_above(exact, frontier), "too young"
+            assert at_or_above(frontier, self.answers.get(age_ms)), "went back"
+            self.answers[age_ms] = frontier
+            if len(self.times) <= self.marks_max:
+                assert frontier == exact, "not exact, although nothing was dropped"
+            if not clock_is_behind:
+                late = exact_frontier(self.records, age_ms * cells // (cells - 1) + 1, now_ms=self.now_ms)
+                assert at_or_above(frontier, late), "late"
+
+    @invariant()
+    def is_bounded_and_in_order(self):
+        assert self.ruler.mark_count <= self.marks_max
+        self.ruler._check()
+
+
+TestDeliveryRulerModel = pytest.mark.slow(DeliveryRulerMachine.TestCase)
+
+
+@pytest.mark.parametrize(("marks_max", "ages_end"), [(128, 2**37), (256, 2**46)])
+def test_ages_within_the_range_are_hardly_late_when_the_oldest_marks_are_dropped(marks_max, ages_end):
+    """Marks thicker the newer they are, so that every cell has some, back to far beyond the range."""
+    ruler = DeliveryRuler(marks_max=marks_max)
+    records, cells = [], marks_max // 64
+    newest = 2**63 - 12_345
+    for entry, age in enumerate(sorted({int(1.05**power) for power in range(1_000)}, reverse=True)):
+        records.append((newest - age, Position(3, entry)))
+        ruler.record(records[-1][1], records[-1][0])
+    assert ruler.frontier(2**66, newest) is None  # There were such marks.
+    for age_ms in (int(1.3**power) for power in range(200)):
+        late_ms = age_ms * cells // (cells - 1) + 1
+        if late_ms < ages_end:
+            assert at_or_above(ruler.frontier(age_ms, newest), exact_frontier(records, late_ms, now_ms=newest))
+
+
+def thin_by(cell, keep):
+    """Return a thinning that keeps one mark of each cell, as `cell` tells them apart."""
+
+    def thin(self):
+        cells = [cell(self, time) for time in self._times]
+        borders = [i + 1 for i, (one, other) in enumerate(pairwise(cells)) if one != other]
+        kept = [keep(part) for part in pairwise([0, *borders, len(cells)])][-(self._marks_max * 7 // 8) :]
+        self._times = [self._times[i] for i in kept]
+        self._positions = [self._positions[i] for i in kept]
+
+    return thin
+
+
+def last_of(part):
+    return part[1] - 1
+
+
+def first_of(part):
+    return part[0]
+
+
+def anchored_at_the_newest(self, time):
+    width_bits = max(((self._times[-1] - time) // self._cells_per_doubling).bit_length() - 1, 0)
+    return width_bits, (self._times[-1] - time) >> width_bits
+
+
+def plant(monkeypatch, thin):
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin)
+    assert_caught(DeliveryRulerMachine, by=AssertionError)
+
+
+def test_the_planted_thinnings_differ_from_the_real_one_by_their_bug_only():
+    ruler, other = DeliveryRuler(), DeliveryRuler()
+    other._thin = thin_by(DeliveryRuler._cell, last_of).__get__(other)
+    for entry in range(3_000):
+        for each in (ruler, other):
+            each.record(Position(3, entry), entry**2)
+    assert ruler._times == other._times
+
+
+@pytest.mark.slow
+def test_model_catches_cells_counted_back_from_the_newest_mark(monkeypatch):
+    plant(monkeypatch, thin_by(anchored_at_the_newest, last_of))
+
+
+@pytest.mark.slow
+def test_model_catches_an_older_mark_that_stays_for_its_cell(monkeypatch):
+    plant(monkeypatch, thin_by(DeliveryRuler._cell, first_of))
+
+
+@pytest.mark.slow
+def test_model_catches_cells_twice_as_wide(monkeypatch):
+    plant(monkeypatch, thin_by(lambda self, time: twice_as_wide(DeliveryRuler._cell(self, time), time), last_of))
+
+
+def twice_as_wide(cell, time):
+    return cell[0] + 1, time >> (cell[0] + 1)
+
+
+@pytest.mark.slow
+def test_model_catches_a_thinning_that_drops_the_oldest_only(monkeypatch):
+    plant(monkeypatch, thin_by(lambda self, time: time, last_of))
+
+
+@pytest.mark.slow
+def test_model_catches_marks_without_a_bound(monkeypatch):
+    plant(monkeypatch, lambda self: None)
+
+
+@pytest.mark.slow
+def test_model_catches_a_clock_that_takes_the_marks_back(monkeypatch):
+    record = DeliveryRuler.record
+
+    def record_as_told(self, position, now_ms):
+        if self._times and now_ms < self._times[-1] and position > self._positions[-1]:
+            self._times[-1] = max(now_ms, *self._times[-2:-1], now_ms)
+        record(self, position, now_ms)
+
+    monkeypatch.setattr(DeliveryRuler, "record", record_as_told)
+    assert_caught(DeliveryRulerMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_a_redelivery_that_makes_a_mark_younger(monkeypatch):
+    record = DeliveryRuler.record
+
+    def record_all(self, position, now_ms):
+        if self._times and position <= self._positions[-1]:
+            self._times[-1] = max(now_ms, self._times[-1])
+        record(self, position, now_ms)
+
+    monkeypatch.setattr(DeliveryRuler, "record", record_all)
+    assert_caught(DeliveryRulerMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_answers_that_are_forgotten(monkeypatch):
+    monkeypatch.setattr(DeliveryRuler, "_keep_answer", lambda self, age_ms, instant, position: None)
+    assert_caught(DeliveryRulerMachine, by=AssertionError, saying="went back")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("off_by_ms", [-1, 1])
+def test_model_catches_an_age_that_is_off_by_one(monkeypatch, off_by_ms):
+    frontier = DeliveryRuler.frontier
+    monkeypatch.setattr(
+        DeliveryRuler, "frontier", lambda self, age_ms, now_ms: frontier(self, age_ms, now_ms + off_by_ms)
+    )
+    assert_caught(DeliveryRulerMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_model_catches_a_seek_that_remembers(monkeypatch):
+    monkeypatch.setattr(DeliveryRuler, "clear", lambda self: None)
+    assert_caught(DeliveryRulerMachine, by=AssertionError)
