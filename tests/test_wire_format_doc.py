@@ -56,11 +56,27 @@ def property_blocks(data, offset, count):
         offset = end
 
 
-def test_the_golden_record_reads_as_drawn():
-    data = (GOLDEN / "native-record-v1.bin").read_bytes()
-    assert fields(data, "## Native record, version 1") == {
+def batch_blocks(data, offset, count):
+    for _ in range(count):
+        found = fields(data, "A **batch block**", offset)
+        end = offset + 14 + 8 * found["word count"]
+        yield (
+            found["ledger id"],
+            found["entry id"],
+            struct.unpack(f"<{found['word count']}Q", data[offset + 14 : end]),
+            end,
+        )
+        offset = end
+
+
+@pytest.mark.parametrize(("version", "blocks_begin"), [(1, 56), (2, 60)])
+def test_the_golden_record_reads_as_drawn(version, blocks_begin):
+    data = (GOLDEN / f"native-record-v{version}.bin").read_bytes()
+    found = fields(data, "## Native record, version 2")
+    batch_count = found.pop("batch count")
+    assert found == {
         "magic": b"ACKR",
-        "version": 1,
+        "version": version,
         "kind": 2,
         "reserved": 0,
         "length": len(data),
@@ -72,11 +88,14 @@ def test_the_golden_record_reads_as_drawn():
         "ledger count": 2,
         "property count": 2,
     }
-    ledgers = list(ledger_blocks(data, 56, 2))
+    ledgers = list(ledger_blocks(data, blocks_begin, 2))
     assert [block[:2] for block in ledgers] == [(3, [43, 44]), (5, [0, 70_000])]
     properties = list(property_blocks(data, ledgers[-1][2], 2))
     assert [block[:2] for block in properties] == [("dedup", -1), ("sequence", 12)]
-    assert properties[-1][2] == len(data) - 4
+    batches = list(batch_blocks(data, properties[-1][2], batch_count)) if version == 2 else []
+    assert [block[:3] for block in batches] == [(3, 50, (0b1010, 2**64 - 1)), (5, 1, (4,))][: len(batches)]
+    assert len(batches) == 2 * (version - 1)
+    assert (batches or properties)[-1][-1] == len(data) - 4
     assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
 
 
@@ -117,7 +136,7 @@ def test_a_recording_reads_as_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        ("## Native record, version 1", 56),
+        ("## Native record, version 2", 60),
         ("## Cursor pointer, version 1", 36),
         ("Header, 12 bytes", 12),
         ("\nFrame:", 16),

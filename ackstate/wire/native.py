@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import google_crc32c
 from pyroaring import BitMap
 
+from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
@@ -22,18 +23,22 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_posit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"ACKR"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
+_BATCH_COUNT = struct.Struct("<I")  # from version 2 on, after the header
 _LEDGER = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
+_BATCH = struct.Struct("<QIH")
+_WORD_BYTES = 8
 _CHECKSUM = struct.Struct("<I")
 _SIZE_MIN = _HEADER.size + _CHECKSUM.size
 _LENGTH_MAX = 2**32 - 1
 _POINTER = struct.Struct("<4sB3xQQQ")
 POINTER_MAGIC = b"ACKP"
+POINTER_VERSION = 1
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -56,6 +61,7 @@ class Record:
         mark_delete: Every entry up to it, included, is acked.
         deleted: Acked entries above the mark-delete: all of them, or those that are new. Not to be changed.
         properties: What the latest mark-delete carried, name -> signed 64-bit number.
+        batch: Partly acked batches: all of them, or those that changed. Not to be changed.
     """
 
     kind: RecordKind
@@ -65,6 +71,7 @@ class Record:
     mark_delete: Position
     deleted: DeletedRanges
     properties: Mapping[str, int] = field(default_factory=dict)
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +98,11 @@ def encode(record: Record) -> bytes:
     """Write a record.
 
     Raises:
-        ValueError: A property's name or number, or the whole record, is too large for its field.
+        ValueError: A property's name or number, a batch, or the whole record, is too large for its field.
     """
     check_position(record.mark_delete)
-    body = b"".join([*_encode_ledgers(record.deleted), *_encode_properties(record.properties)])
+    blocks = [*_encode_ledgers(record.deleted), *_encode_properties(record.properties), *_encode_batch(record.batch)]
+    body = _BATCH_COUNT.pack(len(record.batch)) + b"".join(blocks)
     length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
@@ -135,20 +143,22 @@ def decode(data: bytes) -> Record:
         _corrupt(length - _CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # What follows holds for every record that `encode` wrote; a checksum that fits by chance is no reason to trust.
     if version < 1 or reserved or kind not in tuple(RecordKind):
-        _corrupt(4, "version 1, kind 1 or 2, reserved 0", (version, kind, reserved))
+        _corrupt(4, f"version 1 to {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         _corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = _Reader(data, _HEADER.size, length - _CHECKSUM.size)
+    batches = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "batch count"))[0] if version > 1 else 0
     deleted = DeletedRanges.from_bitmaps(_decode_ledgers(reader, ledgers))
     named = _decode_properties(reader, properties)
+    batch = _decode_batch(reader, batches)
     if reader.offset != reader.end:
         _corrupt(reader.offset, "the checksum", f"{reader.end - reader.offset} bytes more")
-    return Record(RecordKind(kind), epoch, sequence, chain, Position(ledger_id, entry_id), deleted, named)
+    return Record(RecordKind(kind), epoch, sequence, chain, Position(ledger_id, entry_id), deleted, named, batch)
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
     """Write a pointer."""
-    covered = _POINTER.pack(POINTER_MAGIC, VERSION, pointer.cursor_ledger_id, pointer.epoch, pointer.term)
+    covered = _POINTER.pack(POINTER_MAGIC, POINTER_VERSION, pointer.cursor_ledger_id, pointer.epoch, pointer.term)
     return covered + _CHECKSUM.pack(google_crc32c.value(covered))
 
 
@@ -165,8 +175,10 @@ def decode_pointer(data: bytes) -> Pointer:
     magic, version, ledger_id, epoch, term = _POINTER.unpack_from(data)
     if magic != POINTER_MAGIC:
         _corrupt(0, POINTER_MAGIC, magic, what="cursor pointer")
-    if version > VERSION:
-        raise UnsupportedVersionError(f"cursor pointer of version {version}; this release reads up to {VERSION}")
+    if version > POINTER_VERSION:
+        raise UnsupportedVersionError(
+            f"cursor pointer of version {version}; this release reads up to {POINTER_VERSION}"
+        )
     computed = google_crc32c.value(data[: _POINTER.size])
     if checksum(data) != computed:
         _corrupt(_POINTER.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}", what="cursor pointer")
@@ -191,6 +203,13 @@ def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:
         if number not in _INT64:
             raise ValueError(f"property {name!r}: {number} does not fit 64 bits")
         yield _PROPERTY.pack(len(text), number) + text
+
+
+def _encode_batch(batch: BatchIndexes) -> Iterator[bytes]:
+    for position, unacked_words in batch.items():
+        if len(unacked_words) > 0xFFFF:
+            raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
+        yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)
 
 
 class _Reader:
@@ -235,6 +254,7 @@ def _decode_bitmap(portable: bytes, offset: int) -> BitMap:
 
 def _decode_properties(reader: _Reader, count: int) -> dict[str, int]:
     properties: dict[str, int] = {}
+    previous = None
     for _ in range(count):
         at = reader.offset
         size, number = _PROPERTY.unpack(reader.take(_PROPERTY.size, "property header"))
@@ -243,10 +263,29 @@ def _decode_properties(reader: _Reader, count: int) -> dict[str, int]:
             name = text.decode()
         except UnicodeDecodeError as error:
             _corrupt(at, "a property name in UTF-8", str(error))
-        if properties and name <= max(properties):
-            _corrupt(at, "property names that rise", repr(name))
+        if previous is not None and name <= previous:
+            _corrupt(at, f"a property name above {previous!r}", repr(name))
+        previous = name
         properties[name] = number
     return properties
+
+
+def _decode_batch(reader: _Reader, count: int) -> BatchIndexes:
+    batch = BatchIndexes()
+    previous = Position(-1, -1)
+    for _ in range(count):
+        at = reader.offset
+        ledger_id, entry_id, size = _BATCH.unpack(reader.take(_BATCH.size, "batch header"))
+        position = Position(ledger_id, entry_id)
+        if not previous < position or ledger_id > LEDGER_ID_MAX:
+            _corrupt(at, f"a position above {previous}", position)
+        previous = position
+        at = reader.offset
+        unacked_words = struct.unpack(f"<{size}q", reader.take(size * _WORD_BYTES, "batch words"))
+        if not unacked_words or not unacked_words[-1]:
+            _corrupt(at, "words of unacked indexes, the last of them not 0", f"{size} words")
+        batch.ack(position, unacked_words)
+    return batch
 
 
 def _corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import AckStateError, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
+from ackstate import (
+    AckStateError,
+    BatchIndexes,
+    CorruptStateError,
+    DeletedRanges,
+    Position,
+    UnsupportedVersionError,
+)
 from ackstate.wire import native
 from ackstate.wire.native import Pointer, Record, RecordKind
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, positions
@@ -25,6 +33,13 @@ def ranges_of(members):
     return ranges
 
 
+def batch_of(unacked_words):
+    batch = BatchIndexes()
+    for position, words in unacked_words.items():
+        batch.ack(position, words)
+    return batch
+
+
 unsigned = st.integers(0, 2**64 - 1)
 records = st.builds(
     Record,
@@ -35,9 +50,10 @@ records = st.builds(
     st.builds(Position, st.integers(0, LEDGER_ID_MAX), st.integers(-1, ENTRY_ID_MAX)),
     st.lists(positions, max_size=20).map(ranges_of),
     st.dictionaries(st.text(max_size=8), st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.dictionaries(positions, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), max_size=5).map(batch_of),
 )
 
-SAMPLE = Record(
+SAMPLE_V1 = Record(
     RecordKind.DELTA,
     epoch=2,
     sequence=7,
@@ -46,6 +62,8 @@ SAMPLE = Record(
     deleted=ranges_of([Position(3, 43), Position(3, 44), Position(5, 0), Position(5, 70_000)]),
     properties={"dedup": -1, "sequence": 12},
 )
+
+SAMPLE = replace(SAMPLE_V1, batch=batch_of({Position(3, 50): [0b1010, -1], Position(5, 1): [4]}))
 
 
 def resealed(data):
@@ -63,20 +81,29 @@ def test_a_pointer_goes_there_and_back(pointer):
     assert native.decode_pointer(native.encode_pointer(pointer)) == pointer
 
 
-def test_version_1_still_decodes():
-    assert native.decode((GOLDEN / "native-record-v1.bin").read_bytes()) == SAMPLE
-    assert native.decode_pointer((GOLDEN / "cursor-pointer-v1.bin").read_bytes()) == Pointer(17, 2, 9)
+@pytest.mark.parametrize(("version", "record"), [(1, SAMPLE_V1), (2, SAMPLE)])
+def test_every_released_version_still_decodes(version, record):
+    assert native.decode((GOLDEN / f"native-record-v{version}.bin").read_bytes()) == record
 
 
-def test_version_1_is_still_what_is_written():
-    assert native.encode(SAMPLE) == (GOLDEN / "native-record-v1.bin").read_bytes()
-    assert native.encode_pointer(Pointer(17, 2, 9)) == (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
+def test_the_last_version_is_what_is_written():
+    assert native.encode(SAMPLE) == (GOLDEN / "native-record-v2.bin").read_bytes()
+
+
+def test_version_1_of_the_pointer_is_read_and_written():
+    golden = (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
+    assert native.decode_pointer(golden) == Pointer(17, 2, 9)
+    assert native.encode_pointer(Pointer(17, 2, 9)) == golden
 
 
 @pytest.mark.parametrize(
     ("data", "decode"),
-    [(native.encode(SAMPLE), native.decode), (native.encode_pointer(Pointer(17, 2, 9)), native.decode_pointer)],
-    ids=["record", "pointer"],
+    [
+        (native.encode(SAMPLE), native.decode),
+        ((GOLDEN / "native-record-v1.bin").read_bytes(), native.decode),
+        (native.encode_pointer(Pointer(17, 2, 9)), native.decode_pointer),
+    ],
+    ids=["record", "record of version 1", "pointer"],
 )
 def test_every_cut_and_every_flipped_bit_is_found(data, decode):
     for length in range(len(data)):
@@ -111,22 +138,23 @@ def test_arbitrary_bytes_raise_only_our_own_errors(data):
             decode(data)
 
 
-@given(st.binary(max_size=120), st.integers(0, 5), st.integers(0, 5))
-def test_an_arbitrary_body_behind_a_fitting_checksum_raises_only_our_own_errors(body, ledgers, properties):
+@given(st.binary(max_size=120), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+def test_an_arbitrary_body_behind_a_fitting_checksum_raises_only_our_own_errors(body, ledgers, properties, batches):
+    body = batches.to_bytes(4, "little") + body
     header = native._HEADER.pack(
-        native.MAGIC, 1, 2, 0, native._SIZE_MIN + len(body), 0, 0, 0, 3, 4, ledgers, properties
+        native.MAGIC, 2, 2, 0, native._SIZE_MIN + len(body), 0, 0, 0, 3, 4, ledgers, properties
     )
     try:
         native.decode(resealed(header + body + bytes(4)))
     except AckStateError:
         return
-    assert ledgers + properties == 0 or body
+    assert ledgers + properties + batches == 0 or len(body) > 4
 
 
 def test_a_newer_version_says_so():
     newer = bytearray(native.encode(SAMPLE))
-    newer[4] = 2
-    with pytest.raises(UnsupportedVersionError, match="version 2"):
+    newer[4] = 3
+    with pytest.raises(UnsupportedVersionError, match="version 3"):
         native.decode(resealed(bytes(newer)))
 
 
@@ -143,3 +171,31 @@ def test_an_error_names_offset_expected_and_found():
 def test_properties_that_do_not_fit_are_refused(properties):
     with pytest.raises(ValueError):
         native.encode(replace(SAMPLE, properties=properties))
+
+
+def test_a_batch_of_more_words_than_the_field_counts_is_refused():
+    with pytest.raises(ValueError, match="batch 3:50 of 65536 words"):
+        native.encode(replace(SAMPLE, batch=batch_of({Position(3, 50): [1] * 65_536})))
+
+
+LAST_BATCH = len(native.encode(SAMPLE)) - 4 - 22
+
+
+@pytest.mark.parametrize(
+    ("offset", "damage", "expected"),
+    [
+        (0, struct.pack("<QI", 3, 50), "a position above 3:50"),
+        (0, struct.pack("<QI", 2, 60), "a position above 3:50"),
+        (0, struct.pack("<QI", LEDGER_ID_MAX + 1, 1), "a position above 3:50"),
+        (12, bytes([0]), "the last of them not 0"),
+        (12, bytes([3]), "24 bytes of batch words"),
+        (14, bytes([0]), "the last of them not 0"),
+    ],
+)
+def test_damage_in_a_batch_block_is_named(offset, damage, expected):
+    data = bytearray(native.encode(SAMPLE))
+    begin = LAST_BATCH + offset
+    data[begin : begin + len(damage)] = damage
+    with pytest.raises(CorruptStateError, match=expected) as caught:
+        native.decode(resealed(bytes(data)))
+    assert LAST_BATCH <= caught.value.offset <= LAST_BATCH + 14

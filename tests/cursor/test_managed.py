@@ -335,7 +335,7 @@ def test_a_damaged_pointer_is_not_a_new_cursor(store, log):
 
 def test_a_newer_record_is_refused_even_at_the_end(store, log):
     open_cursor(store, log)
-    rewrite_journal(store, lambda entries: [*entries, entries[0][:4] + b"\x02" + entries[0][5:]])
+    rewrite_journal(store, lambda entries: [*entries, entries[0][:4] + bytes([native.VERSION + 1]) + entries[0][5:]])
     before = store.mutation_count
     with pytest.raises(UnsupportedVersionError):
         open_cursor(store, log)
