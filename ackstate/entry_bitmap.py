@@ -10,6 +10,9 @@ from pyroaring import BitMap
 
 from ackstate.position import ENTRY_ID_MAX
 
+# A run up to here is added entry by entry; a longer one costs a call of its own.
+_NARROW = 32
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -29,22 +32,32 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     """
     if isinstance(entry_ids, BitMap):
         return entry_ids
+    if isinstance(entry_ids, range):
+        if not entry_ids:
+            return BitMap()
+        _check_ends(*sorted((entry_ids[0], entry_ids[-1])))
+        return BitMap(entry_ids)
     try:
         numbers = np.asarray(memoryview(entry_ids))  # type: ignore[arg-type]
     except TypeError:
         return _collected(entry_ids)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise TypeError(f"entry ids are a row of integers, found {numbers.ndim} dimensions of {numbers.dtype}")
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() <= ENTRY_ID_MAX:
-        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {numbers.min()} to {numbers.max()}")
+    if numbers.size:
+        _check_ends(numbers.min(), numbers.max())
     return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
 
 
 def _collected(entry_ids: Iterable[int]) -> BitMap:
     try:
-        return _bitmap_of_row(np.frombuffer(array("I", iter(entry_ids)), np.uint32))
+        return _bitmap_of_row(np.frombuffer(array("I", entry_ids), np.uint32))
     except OverflowError as error:
         raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {error}") from None
+
+
+def _check_ends(lowest: int, highest: int) -> None:
+    if not 0 <= lowest <= highest <= ENTRY_ID_MAX:
+        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {lowest} to {highest}")
 
 
 def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
@@ -62,6 +75,28 @@ def firsts(bitmap: BitMap) -> BitMap:
 def lasts(bitmap: BitMap) -> BitMap:
     """Return the entries that end a run."""
     return bitmap - bitmap.shift(-1)
+
+
+def runs_of(bitmap: BitMap) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Return the first and the last entry of each run, both included, in order."""
+    return np.frombuffer(firsts(bitmap).to_array(), np.uint32), np.frombuffer(lasts(bitmap).to_array(), np.uint32)
+
+
+def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]) -> BitMap:
+    """Return the entries of runs that rise and do not overlap, given the first and the last of each, both included.
+
+    Complexity: O(runs), and up to 32 entries in each.
+    """
+    further = last - first
+    wide = np.flatnonzero(further >= _NARROW)
+    width = further + 1
+    width[wide] = 0
+    # Narrow runs are laid out entry by entry, all at once: counting on through all of them, anew in each.
+    begins = np.repeat(first - np.cumsum(width) + width, width)
+    bitmap = BitMap(array("I", (begins + np.arange(len(begins), dtype=begins.dtype)).astype(np.uint32).tobytes()))
+    for begin, end in zip(first[wide].tolist(), last[wide].tolist(), strict=True):
+        bitmap.add_range(begin, end + 1)
+    return bitmap
 
 
 def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:

@@ -1,17 +1,14 @@
-"""Which ranges are kept when there are more than may be persisted?
-
-All of it is bitmap algebra, a ledger at a time: no run becomes a Python object, nothing is sorted. The entries at
-which `length` acked ones begin, ``starts(length)``, shrink from one length to a longer one by one shift and one AND,
-and their runs are the runs that are at least that long. So the length that the limit cuts at is found by bisection.
-"""
+"""Which ranges are kept when there are more than may be persisted?"""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.entry_bitmap import firsts, lasts
+from ackstate.entry_bitmap import bitmap_of_runs, firsts, runs_of
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -58,7 +55,7 @@ def select(ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOW
         ValueError: The limit is negative.
         TypeError: The limit is not an integer, or `keep` is no `Keep`.
 
-    Complexity: a few bitmap operations a ledger for LOWEST; for WIDEST as many as the widest run has binary digits.
+    Complexity: O(ranges) for WIDEST, without a sort; a few bitmap operations a ledger that is kept for LOWEST.
     """
     if not isinstance(range_count_max, int) or not isinstance(keep, Keep):
         raise TypeError(f"range_count_max is an int and keep a Keep, found {range_count_max!r} and {keep!r}")
@@ -84,59 +81,18 @@ def _lowest(ranges: DeletedRanges, count: int) -> DeletedRanges:
 
 
 def _widest(ranges: DeletedRanges, count: int) -> DeletedRanges:
-    length, starts = _longest_with_more_than(count, dict(ranges.bitmaps()))
-    # Where exactly `length` entries stand alone is one isolated start; longer runs have several and are all kept.
-    isolated = {ledger_id: firsts(bitmap) & lasts(bitmap) for ledger_id, bitmap in starts.items()}
-    room = count - (_run_count(starts) - sum(map(len, isolated.values())))
-    kept = DeletedRanges()
-    for ledger_id, bitmap in starts.items():
-        equals = isolated[ledger_id]
-        taken = equals if len(equals) <= room else _below(equals, equals[room])
-        room -= len(taken)
-        kept.add_entries(ledger_id, _grown((bitmap - equals) | taken, length))
-    return kept
-
-
-def _longest_with_more_than(count: int, bitmaps: dict[int, BitMap]) -> tuple[int, dict[int, BitMap]]:
-    """Return the greatest length that more than `count` runs have or pass, and where so many acked entries begin."""
-    length, starts = 1, bitmaps
-    step = 1
-    while True:
-        longer = _shrunk(starts, step)
-        if _run_count(longer) <= count:
-            break
-        length, starts = length + step, longer
-        step = length
-    # From here on `length` has more than `count` runs and `length + step` has not.
-    while step > 1:
-        half = step // 2
-        longer = _shrunk(starts, half)
-        if _run_count(longer) > count:
-            length, starts = length + half, longer
-            step -= half
-        else:
-            step = half
-    return length, starts
-
-
-def _shrunk(starts: dict[int, BitMap], step: int) -> dict[int, BitMap]:
-    """Return where runs longer by `step` begin, given where runs of a length not below `step` do."""
-    longer = ((ledger_id, bitmap & bitmap.shift(-step)) for ledger_id, bitmap in starts.items())
-    return {ledger_id: bitmap for ledger_id, bitmap in longer if bitmap}
-
-
-def _grown(starts: BitMap, length: int) -> BitMap:
-    """Return all entries of the stretches of `length` that begin at `starts`."""
-    grown, reached = starts, 1
-    while reached < length:
-        step = min(reached, length - reached)
-        grown = grown | grown.shift(step)
-        reached += step
-    return grown
-
-
-def _run_count(bitmaps: dict[int, BitMap]) -> int:
-    return sum(bitmap.difference_cardinality(bitmap.shift(1)) for bitmap in bitmaps.values())
+    ledger_ids, firsts_of, lasts_of = zip(*((i, *runs_of(bitmap)) for i, bitmap in ranges.bitmaps()), strict=True)
+    ends = np.cumsum([len(column) for column in firsts_of])
+    first, last = np.concatenate(firsts_of), np.concatenate(lasts_of)
+    width = last - first  # One less than the entries, which 32 bits may not hold.
+    narrowest = np.partition(width, -count)[-count]
+    kept = width > narrowest
+    equal = np.flatnonzero(width == narrowest)
+    kept[equal[: count - np.count_nonzero(kept)]] = True
+    first, last = first[kept], last[kept]
+    cuts = np.concatenate(([0], np.cumsum(kept)[ends - 1])).tolist()
+    parts = [part for part in zip(ledger_ids, cuts, cuts[1:], strict=False) if part[1] < part[2]]
+    return DeletedRanges.from_bitmaps((i, bitmap_of_runs(first[a:b], last[a:b])) for i, a, b in parts)
 
 
 def _below(bitmap: BitMap, entry_id: int) -> BitMap:

@@ -95,6 +95,9 @@ def test_limits_of_the_ids_are_accepted():
         lambda ranges: ranges.add_entries(1, np.array([True, False])),
         lambda ranges: ranges.add_entries(1, np.array([[3, 4], [6, 7]])),
         lambda ranges: ranges.add_entries(1, array("d", [3.0])),
+        lambda ranges: ranges.add_entries(1, range(3, -2, -1)),
+        lambda ranges: ranges.add_entries(1, range(ENTRY_ID_MAX, ENTRY_ID_MAX + 2)),
+        lambda ranges: ranges.add_entries(1, "34"),
         lambda ranges: ranges.add_entries(1, None),
         lambda ranges: ranges.remove_at_most(P(1, 6.5)),
         lambda ranges: ranges.remove_at_most(P(2, -2)),
@@ -166,6 +169,14 @@ def test_entries_of_any_form_are_the_same(form, entries):
     assert ranges.add_entries(3, form(entries)) == sum(one_by_one.add(P(3, entry)) for entry in entries)
     assert ranges == one_by_one
     ranges._check()
+
+
+@given(first=st.integers(0, 20), end=st.integers(-1, 30), step=st.sampled_from([-7, -2, -1, 1, 2, 5]))
+def test_entries_of_a_range_are_the_same(first, end, step):
+    ranges, one_by_one = DeletedRanges(), DeletedRanges()
+    entries = range(first, end, step)
+    assert ranges.add_entries(3, entries) == sum(one_by_one.add(P(3, entry)) for entry in entries)
+    assert ranges == one_by_one
 
 
 def test_entries_given_are_not_kept():
