@@ -143,6 +143,14 @@ class LedgerMap:
     def __iter__(self) -> Iterator[int]:
         return iter(self._ledger_ids)
 
+    def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
+        """Return the ledgers above the lower id and below the upper one, in order; neither need be known.
+
+        Complexity: O(log ledgers), and what is returned.
+        """
+        low = bisect_right(self._ledger_ids, lower_ledger_id)
+        return self._ledger_ids[low : bisect_left(self._ledger_ids, upper_ledger_id)]
+
     def previous(self, position: Position) -> Position:
         """Return the position just before: in its ledger, else the last entry of the nearest one that has any.
 

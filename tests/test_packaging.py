@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"ackstate", "analysis", "cursor", "delay", "limits"}
-HEAVY = {"pyspark", "pyarrow", "pandas", "numpy", "plotly", "typer", "rich", "fastapi", "kazoo"}
+HEAVY = {"pyspark", "pyarrow", "pandas", "plotly", "typer", "rich", "fastapi", "kazoo"}
 
 
 @pytest.mark.slow
@@ -34,6 +34,7 @@ def test_the_wheel_ships_the_packages_and_nothing_else(tmp_path):
     assert "analysis/redelivery/log4j2.properties" in names
     assert "ackstate = analysis.cli:main" in entry_points
     assert "Provides-Extra: spark" in metadata
+    assert "ackstate/wire/pulsar/cursor_state.proto" in names
 
 
 @pytest.mark.slow

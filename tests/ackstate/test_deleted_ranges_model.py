@@ -9,54 +9,25 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap
 
 import ackstate.deleted_ranges
 from ackstate import DeletedRanges, Position, Run
+from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo
 from planted import assert_caught
 from strategies import ENTRY_ID_MAX, entry_ids, ledger_ids, positions
-
-
-def position_info_class():
-    """Build Pulsar's `PositionInfo`, as far as its ranges go, from the documented field numbers."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="ranges.proto", syntax="proto2")
-    nested = file.message_type.add(name="NestedPositionInfo")
-    nested.field.add(name="ledgerId", number=1, type=field.TYPE_INT64, label=field.LABEL_REQUIRED)
-    nested.field.add(name="entryId", number=2, type=field.TYPE_INT64, label=field.LABEL_REQUIRED)
-    interval = file.message_type.add(name="MessageRange")
-    for number, name in enumerate(("lowerEndpoint", "upperEndpoint"), 1):
-        interval.field.add(
-            name=name,
-            number=number,
-            type=field.TYPE_MESSAGE,
-            type_name="NestedPositionInfo",
-            label=field.LABEL_REQUIRED,
-        )
-    info = file.message_type.add(name="PositionInfo")
-    info.field.add(
-        name="individualDeletedMessages", number=3, type=field.TYPE_MESSAGE, type_name="MessageRange",
-        label=field.LABEL_REPEATED,
-    )  # fmt: skip
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("PositionInfo"))
-
-
-PositionInfo = position_info_class()
 
 
 def protobuf_bytes(runs):
     info = PositionInfo()
     for ledger_id, first, end in runs:
-        interval = info.individualDeletedMessages.add()
-        interval.lowerEndpoint.ledgerId = interval.upperEndpoint.ledgerId = ledger_id
-        interval.lowerEndpoint.entryId = first - 1
-        interval.upperEndpoint.entryId = end - 1
-    return len(info.SerializeToString())
+        interval = info.individual_deleted_messages.add()
+        interval.lower_endpoint.ledger_id = interval.upper_endpoint.ledger_id = ledger_id
+        interval.lower_endpoint.entry_id = first - 1
+        interval.upper_endpoint.entry_id = end - 1
+    return len(info.SerializePartialToString())
 
 
 def runs_of(model):

@@ -56,6 +56,12 @@ def test_arithmetic_agrees_with_a_list_of_all_entries(counts, trim_before):
             assert log.count_between(position, upper) == sum(position < entry <= upper for entry in entries)
 
 
+@given(counts_of_ledgers, st.integers(-1, 10), st.integers(-1, 10))
+def test_the_ledgers_between_two_ids_leave_both_out(counts, lower, upper):
+    log = LedgerMap.from_counts(counts)
+    assert log.ledgers_between(lower, upper) == [ledger for ledger in counts if lower < ledger < upper]
+
+
 def test_the_last_confirmed_entry_stays_when_an_empty_ledger_follows():
     log = LedgerMap.from_counts({3: 2})
     log.roll(5)

@@ -1,0 +1,29 @@
+"""Pulsar's own bytes: what it wrote is read here, and what is written here it reads.
+
+A `PositionInfo` is an entry of a cursor ledger, a `CursorInfo` the cursor's record in the metadata store.
+"""
+
+from ackstate.wire.pulsar.codec import (
+    decode_cursor_info,
+    decode_position_info,
+    encode_cursor_info,
+    encode_position_info,
+)
+from ackstate.wire.pulsar.compression import Compression, MissingCodecError
+from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_ranges
+from ackstate.wire.pulsar.records import CursorInfo, PositionInfo
+
+__all__ = [
+    "Compression",
+    "CursorInfo",
+    "LimitRule",
+    "Limits",
+    "MissingCodecError",
+    "PositionInfo",
+    "RangeForm",
+    "decode_cursor_info",
+    "decode_position_info",
+    "encode_cursor_info",
+    "encode_position_info",
+    "limit_ranges",
+]

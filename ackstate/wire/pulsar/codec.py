@@ -1,0 +1,312 @@
+"""Records to bytes and back. The lists of ranges take a fast road of their own, all else the protobuf runtime."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.wire.pulsar.compression import Compression, compress, decompress, is_compressed
+from ackstate.wire.pulsar.cursor_state_pb2 import (
+    BatchedEntryDeletionIndexInfo,
+    LongListMap,
+    LongProperty,
+    ManagedCursorInfo,
+    MessageRange,
+    NestedPositionInfo,
+    StringProperty,
+)
+from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
+from ackstate.wire.pulsar.limits import UNLIMITED, Limits, RangeForm, apply_limits
+from ackstate.wire.pulsar.range_list import RangeRows, decode_range_list, encode_range_list
+from ackstate.wire.pulsar.range_words import WORD_COUNT_MAX, bitmap_of_words, words_of
+from ackstate.wire.pulsar.records import NO_LEDGER, CursorInfo, PositionInfo
+from ackstate.wire.pulsar.resolve import resolve
+from ackstate.wire.pulsar.scan import CURSOR_INFO, POSITION_INFO, RefusedError, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ackstate.ledger_map import LedgerMap
+
+_Message = TypeVar("_Message", PositionInfoMessage, ManagedCursorInfo)
+
+COMPRESSION_THRESHOLD_BYTES = 16_384
+
+
+class _Layout(NamedTuple):
+    """Where in a record the list of ranges stands: behind its single numbers, which it may have or not."""
+
+    number_tags: bytes
+    ranges_tag: int
+
+
+_POSITION_INFO = _Layout(b"\x08\x10", 0x1A)
+_CURSOR_INFO = _Layout(b"\x08\x10\x18", 0x22)
+
+
+def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
+    """Write an entry of a cursor ledger, byte for byte as Pulsar 4.2 and 5.0 do.
+
+    Args:
+        info: What to write.
+        form: How the acked entries are written; a state that leaves the words form empty is written as a list.
+        limits: What is kept of it.
+
+    Raises:
+        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` holds a field that is known.
+
+    Complexity: O(ranges) for a list, a few ns for each entry from 0 to a ledger's last acked one for words.
+    """
+    selection, form = apply_limits(info.deleted, form=form, limits=limits)
+    as_list = form is RangeForm.LIST
+    head = PositionInfoMessage(ledger_id=info.position.ledger_id, entry_id=info.position.entry_id)
+    tail = PositionInfoMessage(
+        properties=_properties(info.properties),
+        batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
+        individual_deleted_message_ranges=() if as_list else _word_lists(selection.kept),
+    )
+    ranges = encode_range_list(selection.kept, tag=_POSITION_INFO.ranges_tag) if as_list else []
+    return _assembled(head, ranges, tail, info.unknown)
+
+
+def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> PositionInfo:
+    """Read an entry of a cursor ledger.
+
+    Args:
+        data: One whole entry; nothing may follow.
+        ledgers: The message log, for ranges across ledgers. Without it they count in their upper ledger only: fewer
+            acks, never more.
+
+    Raises:
+        CorruptStateError: The bytes are not such an entry. No other exception can escape.
+
+    Complexity: O(len(data)).
+    """
+    record = bytes(memoryview(data))
+    try:
+        message, rows = _parsed(record, PositionInfoMessage, _POSITION_INFO)
+        position = _checked_position(message.ledger_id, message.entry_id, "ledger_id")
+        return PositionInfo(
+            position,
+            _deleted(message, rows, ledgers, len(record)),
+            _batch(message),
+            _decoded_properties(message),
+            _unknown(message),
+        )
+    except RefusedError as refused:
+        raise locate(record, POSITION_INFO, refused) from None
+
+
+def encode_cursor_info(
+    info: CursorInfo,
+    *,
+    limits: Limits = UNLIMITED,
+    compression: Compression = Compression.NONE,
+    threshold_bytes: int = COMPRESSION_THRESHOLD_BYTES,
+) -> bytes:
+    """Write a cursor's record of the metadata store, byte for byte as Pulsar 4.2 and 5.0 do. Ranges are a list.
+
+    Args:
+        info: What to write.
+        limits: What is kept of it.
+        compression: How to compress it. A record with properties, of either kind, is never compressed: Pulsar
+            cannot open it again.
+        threshold_bytes: A record of this size or less is not compressed either.
+
+    Raises:
+        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` holds a field that is known.
+        MissingCodecError: The package for this compression is not installed.
+    """
+    selection, _ = apply_limits(info.deleted, form=RangeForm.LIST, limits=limits)
+    head = ManagedCursorInfo(cursors_ledger_id=info.cursors_ledger_id)
+    if info.mark_delete is not None:
+        head.mark_delete_ledger_id, head.mark_delete_entry_id = info.mark_delete
+    tail = ManagedCursorInfo(
+        properties=_properties(info.properties),
+        last_active=info.last_active_ms,
+        batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
+        cursor_properties=(StringProperty(name=name, value=text) for name, text in info.cursor_properties.items()),
+    )
+    ranges = encode_range_list(selection.kept, tag=_CURSOR_INFO.ranges_tag)
+    record = _assembled(head, ranges, tail, info.unknown)
+    if compression is Compression.NONE or len(record) <= threshold_bytes:
+        return record
+    return record if info.properties or info.cursor_properties else compress(record, compression)
+
+
+def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorInfo:
+    """Read a cursor's record of the metadata store, compressed or not.
+
+    Args:
+        data: One whole record; nothing may follow.
+        ledgers: As for `decode_position_info`.
+
+    Raises:
+        CorruptStateError: The bytes are not such a record; the offset counts in the decompressed record, if the
+            compression itself is in order.
+        UnsupportedVersionError: It is compressed in a way that is not known.
+        MissingCodecError: The package for its compression is not installed.
+        No other exception can escape.
+
+    Complexity: O(len(data)); a record is at most 128 times its compressed size.
+    """
+    record = bytes(memoryview(data))
+    if is_compressed(record):
+        record = decompress(record)
+    try:
+        message, rows = _parsed(record, ManagedCursorInfo, _CURSOR_INFO)
+        if message.cursors_ledger_id < NO_LEDGER:
+            found = message.cursors_ledger_id
+            raise RefusedError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
+        return CursorInfo(
+            message.cursors_ledger_id,
+            _mark_delete(message),
+            _deleted(message, rows, ledgers, len(record)),
+            _batch(message),
+            _decoded_properties(message),
+            message.last_active if message.HasField("last_active") else None,
+            {_text(each.name): _text(each.value) for each in message.cursor_properties},
+            _unknown(message),
+        )
+    except RefusedError as refused:
+        raise locate(record, CURSOR_INFO, refused) from None
+
+
+# Of a single field that comes more than once the last counts.
+_LAST = 2**63
+
+
+def _properties(properties: Mapping[str, int]) -> Iterator[LongProperty]:
+    return (LongProperty(name=name, value=number) for name, number in properties.items())
+
+
+def _batch_infos(batch: BatchIndexes, limits: Limits) -> Iterator[BatchedEntryDeletionIndexInfo]:
+    for (ledger_id, entry_id), words in islice(batch.items(), limits.batch_index_count_max):
+        position = NestedPositionInfo(ledger_id=ledger_id, entry_id=entry_id)
+        yield BatchedEntryDeletionIndexInfo(position=position, delete_set=words)
+
+
+def _word_lists(deleted: DeletedRanges) -> Iterator[LongListMap]:
+    return (LongListMap(key=ledger_id, values=words_of(bitmap)) for ledger_id, bitmap in deleted.bitmaps())
+
+
+def _assembled(head: _Message, ranges: list[bytearray], tail: _Message, unknown: bytes) -> bytes:
+    # Fields leave in the order of their numbers, as Pulsar's do; what is not known has the highest.
+    if unknown:
+        try:
+            known = type(tail).FromString(unknown).ListFields()
+        except DecodeError as error:
+            raise ValueError(f"unknown fields {unknown[:20]!r} are not protobuf: {error}") from None
+        if known:
+            raise ValueError(f"unknown fields {unknown[:20]!r} hold {known[0][0].name}")
+    return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
+
+
+def _parsed(record: bytes, message_type: type[_Message], layout: _Layout) -> tuple[_Message, RangeRows]:
+    """Return the record, and those of its ranges that were taken out of it because they could be read faster."""
+    begin = _end_of_numbers(record, layout.number_tags)
+    rows, end = decode_range_list(record, begin, tag=layout.ranges_tag)
+    message: _Message = message_type()
+    try:
+        message.ParseFromString(record[:begin] + record[end:])
+    except DecodeError as error:
+        raise RefusedError(None, expected="a record that protobuf can read", found=error) from None
+    if not message.IsInitialized():
+        raise RefusedError(None, expected="all required fields", found="a part of them")
+    left = RangeRows(*np.array([*map(_ends, message.individual_deleted_messages)], np.int64).reshape(-1, 4).T)
+    return message, RangeRows.joined((rows, left)) if len(left[0]) else rows
+
+
+def _end_of_numbers(record: bytes, tags: bytes) -> int:
+    """Return where the single numbers end that a record begins with, as far as they are well-formed."""
+    at = 0
+    while at < len(record) and record[at] in tags:
+        end = at + 1
+        while end < len(record) and record[end] >= 0x80:
+            end += 1
+        if end == len(record):
+            break
+        at = end + 1
+    return at
+
+
+def _ends(message: MessageRange) -> tuple[int, int, int, int]:
+    lower, upper = message.lower_endpoint, message.upper_endpoint
+    return lower.ledger_id, lower.entry_id, upper.ledger_id, upper.entry_id
+
+
+def _deleted(
+    message: PositionInfoMessage | ManagedCursorInfo, rows: RangeRows, ledgers: LedgerMap | None, record_bytes: int
+) -> DeletedRanges:
+    if len(rows.lower_ledger) or isinstance(message, ManagedCursorInfo):
+        return resolve(rows, ledgers, record_bytes=record_bytes)
+    return _deleted_of_words(message.individual_deleted_message_ranges)
+
+
+def _deleted_of_words(lists: Iterable[LongListMap]) -> DeletedRanges:
+    deleted, ledger_ids = DeletedRanges(), set()
+    for index, each in enumerate(lists):
+        if each.key < 0 or each.key in ledger_ids:
+            expected = "a ledger id of 0 or more, each once"
+            raise RefusedError("individual_deleted_message_ranges", index, expected=expected, found=each.key)
+        ledger_ids.add(each.key)
+        if len(each.values) > WORD_COUNT_MAX and any(each.values[WORD_COUNT_MAX:]):
+            expected = f"entries up to {ENTRY_ID_MAX}"
+            raise RefusedError("individual_deleted_message_ranges", index, expected=expected, found="higher ones")
+        deleted.add_entries(each.key, bitmap_of_words(each.values[:WORD_COUNT_MAX]))
+    return deleted
+
+
+def _batch(message: PositionInfoMessage | ManagedCursorInfo) -> BatchIndexes:
+    field = "batched_entry_deletion_index_info"
+    batch = BatchIndexes()
+    for index, each in enumerate(message.batched_entry_deletion_index_info):
+        position = _checked_position(each.position.ledger_id, each.position.entry_id, field, index, entry_id_min=0)
+        if not any(each.delete_set):
+            raise RefusedError(field, index, expected="an index that is not acked", found=f"none of {position}")
+        batch.discard(position)  # Of a position that comes twice, the last counts.
+        batch.ack(position, each.delete_set)
+    return batch
+
+
+def _decoded_properties(message: PositionInfoMessage | ManagedCursorInfo) -> dict[str, int]:
+    return {_text(each.name): each.value for each in message.properties}
+
+
+def _text(text: str) -> str:
+    # What is not UTF-8 the runtime hands out as bytes.
+    if not isinstance(text, str):
+        raise RefusedError(None, expected="text in UTF-8", found=text)
+    return text
+
+
+def _mark_delete(message: ManagedCursorInfo) -> Position | None:
+    ledger, entry = message.HasField("mark_delete_ledger_id"), message.HasField("mark_delete_entry_id")
+    if ledger != entry:
+        name = "mark_delete_ledger_id" if ledger else "mark_delete_entry_id"
+        raise RefusedError(name, _LAST, expected="both ids of the mark-delete position", found="one of them")
+    if not ledger:
+        return None
+    return _checked_position(message.mark_delete_ledger_id, message.mark_delete_entry_id, "mark_delete_ledger_id")
+
+
+def _checked_position(
+    ledger_id: int, entry_id: int, field: str, index: int = _LAST, entry_id_min: int = -1
+) -> Position:
+    if not (0 <= ledger_id <= LEDGER_ID_MAX and entry_id_min <= entry_id <= ENTRY_ID_MAX):
+        expected = f"a ledger id of 0 or more and an entry id of {entry_id_min} to {ENTRY_ID_MAX}"
+        raise RefusedError(field, index, expected=expected, found=f"{ledger_id}:{entry_id}")
+    return Position(ledger_id, entry_id)
+
+
+def _unknown(message: PositionInfoMessage | ManagedCursorInfo) -> bytes:
+    """Return the fields that the schema does not have, as they stood; the message is used up."""
+    for field in message.DESCRIPTOR.fields:
+        message.ClearField(field.name)
+    return message.SerializePartialToString()

@@ -1,0 +1,108 @@
+"""How much of the acked ranges does a record keep, by our rule and by that of each Pulsar version?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.selection import Selection, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyroaring import BitMap
+
+
+class RangeForm(Enum):
+    """How a `PositionInfo` holds the acked entries."""
+
+    LIST = "list"
+    """Field 3, a list of ranges: about 20 bytes a range."""
+
+    WORDS = "words"
+    """Field 6, a bit for each entry from 0 to a ledger's last acked one."""
+
+
+class LimitRule(Enum):
+    """What the limit on ranges counts. Versions are those of Apache Pulsar."""
+
+    EXACT = "exact"
+    """At most so many ranges, in either form."""
+
+    PULSAR_4_2 = "4.2"
+    """List: one range over the limit. Words: acked entries of whole ledgers; a ledger is kept while those before it
+    are not over the limit, so the ledger that crosses it is kept."""
+
+    PULSAR_5_0_M1 = "5.0.0-M1"
+    """List: exact. Words: as 4.2."""
+
+    PULSAR_5_0 = "5.0"
+    """List: exact. Words: acked entries of whole ledgers, up to the first ledger that would cross the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a record may hold.
+
+    Attributes:
+        range_count_max: As ``managedLedgerMaxUnackedRangesToPersist``; None is no limit.
+        batch_index_count_max: How many partly acked batches, lowest positions first, as
+            ``managedLedgerMaxBatchDeletedIndexToPersist``; None is no limit.
+        rule: What `range_count_max` counts.
+    """
+
+    range_count_max: int | None = None
+    batch_index_count_max: int | None = None
+    rule: LimitRule = LimitRule.EXACT
+
+    def __post_init__(self) -> None:
+        for name in ("range_count_max", "batch_index_count_max"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise ValueError(f"{name} is {limit}, and a limit is 0 or more")
+
+
+UNLIMITED = Limits()
+
+
+def limit_ranges(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> Selection:
+    """Return what a record of this form would keep, and how many acked entries that leaves out.
+
+    Where the words form would keep nothing, the record falls back to the list form and its rule, as Pulsar's does.
+    """
+    (kept, left_out), _ = apply_limits(deleted, form=form, limits=limits)
+    return Selection(kept.copy() if kept is deleted else kept, left_out)
+
+
+def apply_limits(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> tuple[Selection, RangeForm]:
+    """Return what is kept, which may be `deleted` itself, and the form it is written in."""
+    if limits.range_count_max is None:
+        return Selection(deleted, 0), form if deleted else RangeForm.LIST
+    if form is RangeForm.WORDS:
+        kept = _limited_words(deleted, limits.range_count_max, limits.rule)
+        if kept:
+            return Selection(kept, len(deleted) - len(kept)), form
+    one_over = limits.rule is LimitRule.PULSAR_4_2
+    return select(deleted, range_count_max=limits.range_count_max + one_over), RangeForm.LIST
+
+
+def _limited_words(deleted: DeletedRanges, limit: int, rule: LimitRule) -> DeletedRanges:
+    if rule is LimitRule.EXACT:
+        return select(deleted, range_count_max=limit).kept
+    kept = DeletedRanges()
+    for ledger_id, bitmap in _whole_ledgers(deleted, limit, including=rule is LimitRule.PULSAR_5_0):
+        kept.add_entries(ledger_id, bitmap)
+    return kept
+
+
+def _whole_ledgers(deleted: DeletedRanges, limit: int, *, including: bool) -> Iterator[tuple[int, BitMap]]:
+    """Yield the lowest ledgers whose acked entries, the ledger's own included or not, are not over the limit."""
+    before = 0
+    for ledger_id, bitmap in deleted.bitmaps():
+        reached = before + len(bitmap)
+        if (reached if including else before) > limit:
+            return
+        yield ledger_id, bitmap
+        before = reached

@@ -1,0 +1,69 @@
+"""The two records in which Pulsar keeps a cursor's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.position import LEDGER_ID_MAX, Position, check_position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NO_LEDGER = -1
+"""The `cursors_ledger_id` of a cursor whose whole state is in its metadata record."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionInfo:
+    """An entry of a cursor ledger: the whole state of the cursor at one moment.
+
+    Attributes:
+        position: The mark-delete position: every entry up to it, included, is acked.
+        deleted: Entries acked beside it; Pulsar may write some at or below it. Not to be changed.
+        batch: Unacked indexes of partly acked batches. Not to be changed.
+        properties: What the latest mark-delete carried, name -> signed 64-bit number.
+        unknown: Fields that this release does not know, as they stood; written back behind all others.
+    """
+
+    position: Position
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    properties: Mapping[str, int] = field(default_factory=dict)
+    unknown: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_position(self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    """A cursor's record in the metadata store.
+
+    Attributes:
+        cursors_ledger_id: The cursor ledger that holds the state; `NO_LEDGER` (-1) when it is in this record.
+        mark_delete: Every entry up to it, included, was acked when this was written; None if the record does not say.
+        deleted: As in `PositionInfo`.
+        batch: As in `PositionInfo`.
+        properties: As in `PositionInfo`.
+        last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record does not say.
+        cursor_properties: What the application attached to the cursor, name -> text.
+        unknown: As in `PositionInfo`.
+    """
+
+    cursors_ledger_id: int
+    mark_delete: Position | None = None
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    properties: Mapping[str, int] = field(default_factory=dict)
+    last_active_ms: int | None = None
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)
+    unknown: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not NO_LEDGER <= self.cursors_ledger_id <= LEDGER_ID_MAX:
+            raise ValueError(f"cursor ledger {self.cursors_ledger_id} is outside {NO_LEDGER}..{LEDGER_ID_MAX}")
+        if self.mark_delete is not None:
+            check_position(self.mark_delete)
