@@ -41,8 +41,9 @@ check: setup ## format, lint, types, imports and the fast tests, in under a minu
 spark: setup ## the tests that start Spark
 	$(PYTEST) -m spark
 
-soak: setup ## the model tests, with many more examples
+soak: setup ## the model tests with many more examples, and over a million inputs for the decoders
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
+	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \
