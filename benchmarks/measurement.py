@@ -1,0 +1,174 @@
+"""Runs a thing several times, and keeps, shows and writes what it took.
+
+A time is never asserted: it is the machine's. A count of bytes is, against its limit.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from os import sched_getaffinity
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ackstate import DeletedRanges
+    from benchmarks.peers import Peer
+
+T = TypeVar("T")
+
+RESULTS = Path(__file__).parent / "results"
+_LIBRARIES = ("google-crc32c", "intervaltree", "numpy", "protobuf", "pyroaring", "sortedcontainers")
+
+
+class Spread(NamedTuple):
+    """What several runs of one thing took."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+
+class Against(NamedTuple):
+    """What a figure is held against: a limit, or what the same work took otherwise, maybe from `figure` to `high`."""
+
+    name: str
+    figure: float
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of a table."""
+
+    what: str
+    unit: str
+    spread: Spread
+    against: Against | None
+    is_count: bool
+
+
+class Report:
+    """The figures of one benchmark, in order."""
+
+    def __init__(self, name: str, about: str) -> None:
+        self._name = name
+        self._about = about
+        self._figures: list[Figure] = []
+
+    def time(self, what: str, unit: str, spread: Spread, against: Against | None = None) -> Spread:
+        """Keep what something took and return it."""
+        self._figures.append(Figure(what, unit, spread, against, is_count=False))
+        return spread
+
+    def count(self, what: str, unit: str, number: float, against: Against | None = None) -> float:
+        """Keep a count and return it; one held against ``limit`` fails the command when it is above."""
+        spread = Spread(number, number, number, 1)
+        self._figures.append(Figure(what, unit, spread, against, is_count=True))
+        return number
+
+    def publish(self) -> None:
+        """Print the table, write ``results/<name>.json`` and the README's tables, then check the counts."""
+        written = {
+            "about": self._about,
+            "environment": environment(),
+            "figures": [_rounded(figure) for figure in self._figures],
+        }
+        RESULTS.mkdir(exist_ok=True)
+        text = json.dumps(written, indent=1, sort_keys=True)
+        (RESULTS / f"{self._name}.json").write_text(text + "\n")
+        Console(width=160).print(_terminal_table(self._name, written["figures"]))
+        print(self._about)
+        table.rewrite()
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        for figure in self._figures:
+            if figure.is_count and figure.against and figure.against.name == "limit":
+                assert figure.spread.median <= figure.against.figure, f"over its limit: {figure}"
+
+
+class Timing(NamedTuple):
+    """What is to be timed: `thing` on what `fresh` makes anew for each run, outside the time."""
+
+    thing: Callable[[Any], object]
+    fresh: Callable[[], Any]
+    each: float
+    """Divides each time: 1 for nanoseconds, 1_000_000 for milliseconds, the entries for ns an entry."""
+
+
+def timed(thing: Callable[[T], object], fresh: Callable[[], T], *, runs: int = 7, each: float = 1) -> Spread:
+    """Time one thing, `runs` times after once to warm up; see `Timing`."""
+    return timed_in_turn({"": Timing(thing, fresh, each)}, runs=runs)[""]
+
+
+def timed_in_turn(timings: Mapping[str, Timing], *, runs: int = 7) -> dict[str, Spread]:
+    """Time several things that are to be compared, in rounds: a slow spell of the machine hits all of them."""
+    taken: dict[str, list[float]] = {name: [] for name in timings}
+    for timing in timings.values():
+        timing.thing(timing.fresh())
+    # Not once a run: a collection leaves the caches cold, and what is timed may take a microsecond.
+    gc.collect()
+    gc.disable()
+    for _ in range(runs):
+        for name, (thing, fresh, each) in timings.items():
+            argument = fresh()
+            start = perf_counter_ns()
+            thing(argument)
+            taken[name].append((perf_counter_ns() - start) / each)
+    gc.enable()
+    return {name: Spread(median(times), min(times), max(times), runs) for name, times in taken.items()}
+
+
+def check_equal(peer: Peer, ranges: DeletedRanges) -> None:
+    """Refuse to time a peer that does not hold the same and count the same."""
+    assert list(peer.runs()) == list(ranges.runs())
+    assert (peer.range_count, peer.record_bytes) == (ranges.range_count, ranges.record_bytes)
+
+
+def environment() -> dict[str, object]:
+    """Say what the figures depend on, and nothing that names the machine."""
+    return {
+        "cores": len(sched_getaffinity(0)),
+        "libraries": {library: version(library) for library in _LIBRARIES},
+        "python": platform.python_version(),
+    }
+
+
+def _rounded(figure: Figure) -> dict[str, object]:
+    row = asdict(figure)
+    spread, against = figure.spread, figure.against
+    row["spread"] = {"high": _four(spread.high), "low": _four(spread.low), "median": _four(spread.median)}
+    row["runs"] = spread.runs
+    row["against"] = against and {
+        "name": against.name,
+        "figure": _four(against.figure),
+        "high": against.high and _four(against.high),
+    }
+    return row
+
+
+def _four(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+def _terminal_table(name: str, figures: list[dict[str, object]]) -> Table:
+    shown = Table(title=name, title_justify="left")
+    for column in table.COLUMNS:
+        shown.add_column(column, no_wrap=True, justify="left" if column in table.TEXT_COLUMNS else "right")
+    for figure in figures:
+        shown.add_row(*table.cells(figure))
+    return shown
