@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of_runs, firsts, runs_of
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyroaring import BitMap
 
 
@@ -36,7 +38,9 @@ class Selection(NamedTuple):
     left_out: int
 
 
-def select(ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOWEST) -> Selection:
+def select(
+    ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOWEST, always: DeletedRanges | None = None
+) -> Selection:
     """Keep at most so many ranges, each whole.
 
     >>> ranges = DeletedRanges()
@@ -50,12 +54,14 @@ def select(ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOW
         ranges: What there is; not changed.
         range_count_max: As ``managedLedgerMaxUnackedRangesToPersist``; 0 keeps nothing.
         keep: Which to prefer.
+        always: A part of `ranges`: each range that holds an entry of it is kept before all others, and even beyond
+            the limit, because what is durable already must stay so.
 
     Raises:
         ValueError: The limit is negative.
         TypeError: The limit is not an integer, or `keep` is no `Keep`.
 
-    Complexity: O(ranges) for WIDEST, without a sort; a few bitmap operations a ledger that is kept for LOWEST.
+    Complexity: O(ranges) without a sort; for LOWEST alone a few bitmap operations for each ledger that is kept.
     """
     if not isinstance(range_count_max, int) or not isinstance(keep, Keep):
         raise TypeError(f"range_count_max is an int and keep a Keep, found {range_count_max!r} and {keep!r}")
@@ -63,8 +69,10 @@ def select(ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOW
         raise ValueError(f"range_count_max is {range_count_max}, and a limit is 0 or more")
     if ranges.range_count <= range_count_max:
         return Selection(ranges.copy(), 0)
-    chosen = _lowest if keep is Keep.LOWEST else _widest
-    kept = chosen(ranges, range_count_max) if range_count_max else DeletedRanges()
+    if keep is Keep.LOWEST and not always:
+        kept = _lowest(ranges, range_count_max)
+    else:
+        kept = _preferred(ranges, range_count_max, keep, always or DeletedRanges())
     return Selection(kept, len(ranges) - len(kept))
 
 
@@ -80,19 +88,35 @@ def _lowest(ranges: DeletedRanges, count: int) -> DeletedRanges:
     return kept
 
 
-def _widest(ranges: DeletedRanges, count: int) -> DeletedRanges:
+def _preferred(ranges: DeletedRanges, count: int, keep: Keep, always: DeletedRanges) -> DeletedRanges:
     ledger_ids, firsts_of, lasts_of = zip(*((i, *runs_of(bitmap)) for i, bitmap in ranges.bitmaps()), strict=True)
     ends = np.cumsum([len(column) for column in firsts_of])
     first, last = np.concatenate(firsts_of), np.concatenate(lasts_of)
-    width = last - first  # One less than the entries, which 32 bits may not hold.
-    narrowest = np.partition(width, -count)[-count]
-    kept = width > narrowest
-    equal = np.flatnonzero(width == narrowest)
-    kept[equal[: count - np.count_nonzero(kept)]] = True
+    kept = np.zeros(len(first), np.bool_)
+    for ledger_id, bitmap in always.bitmaps():
+        at = bisect_left(ledger_ids, ledger_id)
+        # Each of these begins in a range, or where one does.
+        held = np.frombuffer(firsts(bitmap).to_array(), np.uint32)
+        kept[ends[at] - len(firsts_of[at]) + np.searchsorted(firsts_of[at], held, "right") - 1] = True
+    others = np.flatnonzero(~kept)
+    room = max(count - np.count_nonzero(kept), 0)
+    kept[others[:room] if keep is Keep.LOWEST else others[_widest((last - first)[others], room)]] = True
     first, last = first[kept], last[kept]
     cuts = np.concatenate(([0], np.cumsum(kept)[ends - 1])).tolist()
     parts = [part for part in zip(ledger_ids, cuts, cuts[1:], strict=False) if part[1] < part[2]]
     return DeletedRanges.from_bitmaps((i, bitmap_of_runs(first[a:b], last[a:b])) for i, a, b in parts)
+
+
+def _widest(further: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64]:
+    """Return the indexes of the `count` greatest, the first of equals: the entries after each range's first."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    if count >= len(further):
+        return np.arange(len(further))
+    narrowest = np.partition(further, -count)[-count]
+    wider = np.flatnonzero(further > narrowest)
+    equal = np.flatnonzero(further == narrowest)
+    return np.concatenate((wider, equal[: count - len(wider)]))
 
 
 def _below(bitmap: BitMap, entry_id: int) -> BitMap:

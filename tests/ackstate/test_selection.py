@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,20 @@ def test_widest_takes_the_lower_of_two_equals(ranges, limit):
     check(ranges, sorted(by_width[:limit]), select(ranges, range_count_max=limit, keep=Keep.WIDEST))
 
 
+@given(small_ledgers, small_ledgers, limits, st.sampled_from(Keep))
+def test_what_is_to_be_kept_always_goes_before_the_limit(ledgers, always, limit, keep):
+    ranges, durable = held(ledgers), held(always)
+    ranges.update(durable)
+    kept_always = [
+        run for run in ranges.runs() if any(run.first <= e < run.end for e in durable.entries(run.ledger_id))
+    ]
+    others = [run for run in ranges.runs() if run not in kept_always]
+    if keep is Keep.WIDEST:
+        others.sort(key=lambda run: (-width(run), run))
+    kept = kept_always + others[: max(limit - len(kept_always), 0)]
+    check(ranges, sorted(kept), select(ranges, range_count_max=limit, keep=keep, always=durable))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", Keep)
 def test_a_whole_ledger_of_the_largest_size_is_one_range(keep):
@@ -96,6 +111,6 @@ def test_the_way_to_keep_is_one_of_the_two():
 
 
 def test_the_optimum_is_able_to_fail(monkeypatch):
-    monkeypatch.setattr(ackstate.selection, "_widest", ackstate.selection._lowest)
+    monkeypatch.setattr(ackstate.selection, "_widest", lambda further, count: np.arange(min(count, len(further))))
     with pytest.raises(AssertionError):
         test_no_choice_of_as_many_ranges_leaves_out_fewer_than_widest()
