@@ -63,7 +63,7 @@ lost or invented ack), 2 it could not be done and one line says why.
 # Typer brings a Click of its own in some releases and uses the installed one in others; this is the base of its errors.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # What the extra `spark` brings.
-_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly"})
+_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
 _INTERRUPTED = 130
 # What clocks and counters of 64 bits hold, added up as often as need be.
 _NUMBER_MAX = 10**15

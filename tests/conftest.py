@@ -1,8 +1,9 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE; an unknown name stops the run."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE, of which an unknown name stops the run; what all tests share."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,9 @@ settings.register_profile(
     "nightly", max_examples=5_000, stateful_step_count=100, deadline=None, suppress_health_check=_SLOW_MACHINES
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Started in the background, a shell's children ignore interrupts, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

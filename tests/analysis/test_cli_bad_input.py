@@ -784,7 +784,7 @@ def test_a_java_that_does_not_start_spark_is_one_line(good_trace, tmp_path):
 
 BARE = """
 import sys
-for name in ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly"):
+for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
     sys.modules[name] = None
 from analysis.cli import main
 main(sys.argv[1:])
