@@ -139,6 +139,15 @@ class BatchIndexes:
             at = bisect_left(self._ledger_ids, ledger_id)
             self._forget_ledgers(at, at + 1)
 
+    def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget those batches of one ledger that are among some entries, which were acked as wholes.
+
+        Complexity: O(what is forgotten), and one bitmap operation.
+        """
+        ledger = self._ledgers.get(ledger_id)
+        for entry_id in ledger.entry_ids & entry_ids if ledger else ():
+            self.discard(Position(ledger_id, entry_id))
+
     def remove_at_most(self, position: Position) -> int:
         """Forget every batch at or below a position and return how many there were.
 

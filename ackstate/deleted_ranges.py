@@ -219,6 +219,25 @@ class DeletedRanges:
         """Ack everything that `other` holds and return how many entries were new."""
         return sum(self._add_bitmap(ledger_id, bitmap) for ledger_id, bitmap in other.bitmaps())
 
+    def difference_update(self, other: DeletedRanges) -> int:
+        """Forget everything that `other` holds and return how many entries there were.
+
+        Complexity: bitmap operations over the ledgers that both hold.
+        """
+        removed = 0
+        for ledger_id, forgotten in other.bitmaps():
+            held = self.entries(ledger_id)
+            rest = held - forgotten
+            if len(rest) == len(held):
+                continue
+            removed += self._drop(ledger_id, held) - len(rest)
+            at = bisect_left(self._ledger_ids, ledger_id)
+            del self._ledger_ids[at], self._bitmaps[at]
+            self._recent_id = None
+            if rest:
+                self._hold(ledger_id, rest)
+        return removed
+
     def remove_at_most(self, position: Position) -> int:
         """Forget every entry at or below a position and return how many there were.
 
@@ -250,6 +269,23 @@ class DeletedRanges:
             self._count(0, 1, rest_bytes + range_last_bytes(entry_id))
         bitmap.remove_range(0, entry_id + 1)
         return removed
+
+    def take_at_most(self, position: Position) -> DeletedRanges:
+        """Forget every entry at or below a position and return them as a set of their own.
+
+        Raises:
+            As `remove_at_most`.
+
+        Complexity: bitmap operations over what is taken.
+        """
+        check_position(position)
+        ledger_id, entry_id = position
+        below = bisect_left(self._ledger_ids, ledger_id)
+        part = self.entries(ledger_id) & BitMap(range(entry_id + 1)) if entry_id >= 0 else _NONE
+        whole = zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True)
+        taken = DeletedRanges.from_bitmaps([*whole, (ledger_id, part)])
+        self.remove_at_most(position)
+        return taken
 
     def copy(self) -> DeletedRanges:
         """Return an independent copy. Complexity: O(bytes held)."""

@@ -99,7 +99,7 @@ def _preferred(ranges: DeletedRanges, count: int, keep: Keep, always: DeletedRan
         held = np.frombuffer(firsts(bitmap).to_array(), np.uint32)
         kept[ends[at] - len(firsts_of[at]) + np.searchsorted(firsts_of[at], held, "right") - 1] = True
     others = np.flatnonzero(~kept)
-    room = max(count - np.count_nonzero(kept), 0)
+    room = max(count - int(np.count_nonzero(kept)), 0)
     kept[others[:room] if keep is Keep.LOWEST else others[_widest((last - first)[others], room)]] = True
     first, last = first[kept], last[kept]
     cuts = np.concatenate(([0], np.cumsum(kept)[ends - 1])).tolist()

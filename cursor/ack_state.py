@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
+from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import InvalidPositionError
-from ackstate.position import Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.selection import Keep, select
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyroaring import BitMap
 
     from ackstate.ledger_map import LedgerMap
+
+EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
+"""A frontier above every position: nothing is too young to be persisted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +29,19 @@ class Unpersisted:
 
     Attributes:
         mark_delete: The mark-delete position.
-        new: Acks above it that no durable record holds. Not to be changed.
+        new: Acks above it that no durable record holds and that may be written. Not to be changed.
+        batch: Partly acked batches that changed. Not to be changed.
         properties: What the latest mark-delete carried.
         acked_count: How many messages are durable once this is.
+        cut_count: How many acked messages the range limit left out of it.
     """
 
     mark_delete: Position
     new: DeletedRanges
     properties: Mapping[str, int]
     acked_count: int
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    cut_count: int = 0
 
 
 @final
@@ -43,19 +52,35 @@ class AckState:
 
     Args:
         ledgers: The message log's ledgers, which grow by themselves.
+        range_count_max: How many ranges the durable state may hold; None for any number.
+        keep: Which ranges go first when there are more.
     """
 
-    def __init__(self, ledgers: LedgerMap) -> None:
+    def __init__(self, ledgers: LedgerMap, *, range_count_max: int | None = None, keep: Keep = Keep.LOWEST) -> None:
         self._ledgers = ledgers
-        # Invariant: persisted_mark_delete <= mark_delete, and no entry of _deleted is at or below mark_delete.
+        self._range_count_max = range_count_max
+        self._keep = keep
+        # Invariant: persisted_mark_delete <= mark_delete, and no entry of deleted is at or below mark_delete.
         self.mark_delete = self.persisted_mark_delete = ledgers.previous(Position(ledgers.first_ledger_id, 0))
         self.deleted = DeletedRanges()
+        self.batch = BatchIndexes()
         self.properties: Mapping[str, int] = {}
-        # Invariant: the acks above the mark-delete that are not durable are those in _pending (accepted since the last
-        # persist began) and those in _in_flight (being written). Neither shares an entry with the other or with the
-        # disk. They stay apart, so that each only ever grows until it is dropped whole, and their size with it.
-        self._pending = DeletedRanges()
+        # Invariant: acks above the mark-delete position that are not durable are in one of four sets: fresh since the
+        # last persist began, or written in vain; being written; held back as young; cut off by the range limit. They
+        # share no entry, and but for what is being written hold none at or below the mark-delete position.
+        self._fresh = DeletedRanges()
         self._in_flight = DeletedRanges()
+        self._held = DeletedRanges()
+        self._cut = DeletedRanges()
+        # Acks that a persist has passed by and that the mark-delete position covers since; they wait for it to be
+        # durable. Invariant: all of them are at or below it and above the persisted one.
+        self._covered = DeletedRanges()
+        self._has_failed = False  # whether some of the fresh ones were passed by in that way
+        # Batches with acks that no record holds; those that are no longer partly acked may still be named.
+        self._changed_batches: set[Position] = set()
+        self._batches_in_flight: set[Position] = set()
+        # What the records hold above the persisted mark-delete position; kept only if the range limit has to know.
+        self._durable = DeletedRanges()
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
 
@@ -65,9 +90,24 @@ class AckState:
         return self._acked_count - self._durable_count
 
     @property
+    def held_back(self) -> int:
+        """Those of them that the last persist held back, as young. Complexity: O(1)."""
+        return len(self._held)
+
+    @property
+    def cut_off(self) -> int:
+        """Those of them that the range limit left out of the last persist. Complexity: O(1)."""
+        return len(self._cut)
+
+    @property
+    def changed_batch_count(self) -> int:
+        """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
+        return sum(position in self.batch for position in self._changed_batches | self._batches_in_flight)
+
+    @property
     def unpersisted_record_bytes(self) -> int:
         """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: O(1)."""
-        return self._pending.record_bytes + self._in_flight.record_bytes
+        return sum(ranges.record_bytes for ranges in self._undurable())
 
     @property
     def backlog(self) -> int:
@@ -80,6 +120,14 @@ class AckState:
         """Tell whether an entry is acked, by itself or by the mark-delete."""
         return position <= self.mark_delete or position in self.deleted
 
+    def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
+        """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
+        return any(
+            not bitmap.isdisjoint(ranges.entries(ledger_id))
+            for ranges in (*self._undurable(), self._covered)
+            for ledger_id, bitmap in candidates.items()
+        )
+
     def ack(self, position: Position) -> int:
         """Ack one entry and return 1, or 0 if it was acked already.
 
@@ -90,8 +138,13 @@ class AckState:
             return 0
         self._ledgers.check_written(position)
         self.deleted.add(position)
-        self._pending.add(position)
-        return self._accept(1)
+        self._fresh.add(position)
+        self.batch.discard(position)
+        self._acked_count += 1
+        # In the ledger of the mark-delete position, only the entry that follows it lets it move.
+        if position[0] != self.mark_delete.ledger_id or position[1] == self.mark_delete.entry_id + 1:
+            self._advance_mark_delete()
+        return 1
 
     def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> int:
         """Ack entries of many ledgers, all or none, and return how many were new.
@@ -105,8 +158,28 @@ class AckState:
                 self._ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
             self.deleted.add_entries(ledger_id, bitmap)
-            self._pending.add_entries(ledger_id, bitmap)
+            self._fresh.add_entries(ledger_id, bitmap)
+            self.batch.discard_entries(ledger_id, bitmap)
         return self._accept(sum(map(len, new.values())))
+
+    def ack_batch(self, position: Position, unacked_words: Iterable[int]) -> tuple[int, bool]:
+        """Ack messages of a batch; return how many entries that acked, 1 with its last message, and if it changed.
+
+        Raises:
+            InvalidPositionError: The log does not have the entry.
+            ValueError: A word does not fit 64 bits.
+            TypeError: A word is not an integer.
+        """
+        if self.is_acked(position):
+            return 0, False
+        self._ledgers.check_written(position)
+        before = self.batch.unacked_words(position)
+        if self.batch.ack(position, unacked_words):
+            return self.ack(position), True
+        changed = self.batch.unacked_words(position) != before
+        if changed:
+            self._changed_batches.add(position)
+        return 0, changed
 
     def ack_up_to(self, position: Position) -> int:
         """Ack every entry up to a position, included, and return how many were new.
@@ -125,7 +198,9 @@ class AckState:
         covered = self._ledgers.count_between(self.mark_delete, position)
         return self._accept(covered - self._move_mark_delete(position))
 
-    def restore(self, mark_delete: Position, deleted: DeletedRanges, *, properties: Mapping[str, int]) -> None:
+    def restore(
+        self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
+    ) -> None:
         """Begin from what a disk held.
 
         Raises:
@@ -135,29 +210,106 @@ class AckState:
         last = self._ledgers.last_confirmed
         if highest > last and highest.entry_id >= 0:
             raise InvalidPositionError(f"the durable state reaches {highest}, the message log ends at {last}")
-        self.mark_delete = self.persisted_mark_delete = mark_delete
+        self.reset(mark_delete)
         self.deleted = deleted
+        self.batch = batch
         self.properties = properties
+        if self._range_count_max is not None:
+            self._durable = deleted.copy()
         self._advance_mark_delete()
 
-    def begin_persist(self) -> Unpersisted:
-        """Take everything that is not durable, as of now."""
-        self._in_flight, self._pending = self._pending, DeletedRanges()
-        return Unpersisted(self.mark_delete, self._in_flight, self.properties, self._acked_count)
+    def reset(self, mark_delete: Position) -> None:
+        """Begin anew at a position, with nothing acked above it, all of it durable."""
+        self.mark_delete = self.persisted_mark_delete = mark_delete
+        self.batch = BatchIndexes()
+        self.properties = {}
+        self.deleted, self._durable = DeletedRanges(), DeletedRanges()
+        self._fresh, self._in_flight, self._has_failed = DeletedRanges(), DeletedRanges(), False
+        self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
+        self._changed_batches, self._batches_in_flight = set(), set()
+        self._durable_count = self._acked_count
+
+    def can_promote(self, frontier: Position) -> bool:
+        """Tell whether an ack that was held back is at or below a frontier."""
+        lowest = self._held.first_range()
+        return lowest is not None and lowest[0] < frontier
+
+    def begin_persist(self, *, frontier: Position = EVERYTHING) -> Unpersisted:
+        """Take everything that is not durable, as of now, but for what must be held back.
+
+        Args:
+            frontier: Acks above it are young and are held back; the mark-delete position never is.
+
+        Complexity: bitmap operations over what is not durable; with a range limit also over what is.
+        """
+        new = self._fresh
+        if self._held or frontier != EVERYTHING:
+            self._held.update(self._fresh)
+            new = self._held.take_at_most(frontier)
+        self._fresh, self._has_failed = DeletedRanges(), False
+        if self._range_count_max is not None:
+            new = self._cut_to_limit(new, self._range_count_max)
+        self._in_flight = new
+        self._batches_in_flight, self._changed_batches = self._changed_batches, set()
+        not_taken = len(self._held) + len(self._cut)
+        return Unpersisted(
+            self.mark_delete, new, self.properties, self._acked_count - not_taken,
+            batch=self._batches(self._batches_in_flight), cut_count=len(self._cut),
+        )  # fmt: skip
+
+    def whole(self) -> DeletedRanges:
+        """Return all acks above the mark-delete position that are durable once what was taken is: a snapshot.
+
+        To be called right after `begin_persist`.
+        """
+        content = self.deleted.copy()
+        for ranges in (self._held, self._cut):
+            content.difference_update(ranges)
+        return content
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count what was taken as durable and return how many messages that is."""
         covered = written.acked_count - self._durable_count
-        self._in_flight = DeletedRanges()
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
+        if self._range_count_max is not None:
+            self._durable.update(self._in_flight)
+            self._durable.remove_at_most(written.mark_delete)
+        self._covered.remove_at_most(written.mark_delete)
+        self._in_flight, self._batches_in_flight = DeletedRanges(), set()
         return covered
 
     def abandon_persist(self) -> None:
         """Put back what was taken: it could not be written."""
-        self._pending.update(self._in_flight)
-        self._pending.remove_at_most(self.mark_delete)
-        self._in_flight = DeletedRanges()
+        self._covered.update(self._in_flight.take_at_most(self.mark_delete))
+        self._fresh.update(self._in_flight)
+        self._has_failed = True
+        self._changed_batches |= self._batches_in_flight
+        self._in_flight, self._batches_in_flight = DeletedRanges(), set()
+
+    def _cut_to_limit(self, ready: DeletedRanges, range_count_max: int) -> DeletedRanges:
+        """Return what of the acks that are ready, and of those cut off before, the durable state has room for."""
+        durable = self._durable.copy()
+        durable.remove_at_most(self.mark_delete)
+        wanted = durable.copy()
+        wanted.update(ready)
+        wanted.update(self._cut)
+        kept, _ = select(wanted, range_count_max=range_count_max, keep=self._keep, always=durable)
+        self._cut.update(ready)
+        self._cut.difference_update(kept)
+        kept.difference_update(durable)
+        return kept
+
+    def _undurable(self) -> tuple[DeletedRanges, ...]:
+        return self._fresh, self._in_flight, self._held, self._cut
+
+    def _batches(self, positions: Iterable[Position]) -> BatchIndexes:
+        held = BatchIndexes()
+        for position in positions:
+            unacked_words = self.batch.unacked_words(position)
+            if unacked_words is not None:
+                held.ack(position, unacked_words)
+        return held
 
     def _accept(self, newly_acked: int) -> int:
         self._acked_count += newly_acked
@@ -186,17 +338,28 @@ class AckState:
     def _move_mark_delete(self, position: Position) -> int:
         """Set the mark-delete position and return how many entries up to it were acked one by one before."""
         self.mark_delete = position
-        self._pending.remove_at_most(position)
+        # What an earlier persist passed by stays known until the mark-delete is durable: a receipt may ask for it.
+        for passed_by in (self._held, self._cut, self._fresh if self._has_failed else None):
+            if passed_by:
+                self._covered.update(passed_by.take_at_most(position))
+        self._fresh.remove_at_most(position)
+        self.batch.remove_at_most(position)
         return self.deleted.remove_at_most(position)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
-        for ranges in (self.deleted, self._pending, self._in_flight):
+        for ranges in (self.deleted, self._durable, self._covered, *self._undurable()):
             ranges._check()
+        self.batch._check()
         lowest = next(self.deleted.runs(), None)
         assert lowest is None or Position(lowest.ledger_id, lowest.first) > self.mark_delete
         assert not self.is_acked(self._ledgers.next_valid(self.mark_delete))
         assert self.persisted_mark_delete <= self.mark_delete
         assert self._durable_count <= self._acked_count
-        beyond = self.deleted.copy()
-        assert beyond.update(self._pending) == 0
+        undurable = DeletedRanges()
+        assert sum(map(undurable.update, self._undurable())) == sum(map(len, self._undurable()))
+        undurable.difference_update(self._in_flight)
+        assert self.deleted.copy().update(undurable) == 0
+        assert self._covered.cardinality(Position(0, 0), self.persisted_mark_delete) == 0
+        assert self._covered.cardinality(Position(0, 0), self.mark_delete) == len(self._covered)
+        assert not any(position in self.deleted for position, _ in self.batch.items())

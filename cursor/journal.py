@@ -11,9 +11,10 @@ earlier owner can neither swing nor append.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import quote
 
+from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError, CursorFencedError
 from ackstate.wire import native
@@ -37,6 +38,7 @@ class Recovered:
     Attributes:
         mark_delete: The last durable mark-delete position.
         deleted: The durable acks above it.
+        batch: The durable acks of batch indexes.
         properties: What the last mark-delete carried.
         records_replayed: Records that were read and folded.
         bytes_discarded: Size of a torn last record that was left out; it was never reported durable.
@@ -46,11 +48,28 @@ class Recovered:
 
     mark_delete: Position
     deleted: DeletedRanges
+    batch: BatchIndexes
     properties: Mapping[str, int]
     records_replayed: int
     bytes_discarded: int = 0
     discarded_offset: int = -1
     discarded_reason: str = ""
+
+
+class Content(NamedTuple):
+    """What one record says: in a snapshot all of it, in a delta what is new.
+
+    Attributes:
+        mark_delete: The mark-delete position.
+        deleted: Acked entries above it.
+        batch: Partly acked batches.
+        properties: What the latest mark-delete carried.
+    """
+
+    mark_delete: Position
+    deleted: DeletedRanges
+    batch: BatchIndexes
+    properties: Mapping[str, int]
 
 
 @final
@@ -102,7 +121,12 @@ class Journal:
         """Whether the next write must be a snapshot because no ledger can be appended to."""
         return self._open_ledger is None
 
-    def append_delta(self, mark_delete: Position, new: DeletedRanges, *, properties: Mapping[str, int]) -> int:
+    @property
+    def entry_count(self) -> int:
+        """How many records the ledger holds that is appended to."""
+        return self._sequence
+
+    def append_delta(self, content: Content) -> int:
         """Append what is new since the record before, sync, and return the bytes written.
 
         Raises:
@@ -111,7 +135,7 @@ class Journal:
         """
         assert self._open_ledger is not None
         ledger_id, self._open_ledger = self._open_ledger, None
-        encoded = self._encode(RecordKind.DELTA, mark_delete, new, properties)
+        encoded = self._encode(RecordKind.DELTA, content)
         try:
             self._store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
@@ -121,7 +145,7 @@ class Journal:
         self.delta_bytes += len(encoded)
         return len(encoded)
 
-    def write_snapshot(self, mark_delete: Position, deleted: DeletedRanges, *, properties: Mapping[str, int]) -> int:
+    def write_snapshot(self, content: Content) -> int:
         """Write the whole state to a new ledger, swing the pointer, delete the old ledger; return the bytes written.
 
         Raises:
@@ -129,7 +153,7 @@ class Journal:
             StoreError: A step failed; the journal before or the new one is what a recovery reads, and either is right.
         """
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        encoded = self._encode(RecordKind.SNAPSHOT, mark_delete, deleted, properties)
+        encoded = self._encode(RecordKind.SNAPSHOT, content)
         ledger_id = self._store.ledgers.create(self._owner)
         self._made.add(ledger_id)
         try:
@@ -145,10 +169,24 @@ class Journal:
         self._delete(self._made - {ledger_id})
         return len(encoded)
 
-    def _encode(
-        self, kind: RecordKind, mark_delete: Position, deleted: DeletedRanges, properties: Mapping[str, int]
-    ) -> bytes:
-        return native.encode(Record(kind, self._epoch, self._sequence, self._chain, mark_delete, deleted, properties))
+    def write_reset(self, content: Content) -> int:
+        """Write a snapshot as `write_snapshot` does, in a new epoch: no record from before counts after it.
+
+        Raises:
+            As `write_snapshot`; whether the reset is what a recovery reads is then unknown until the next write.
+        """
+        self._epoch += 1
+        try:
+            return self.write_snapshot(content)
+        except BaseException:
+            self._epoch -= 1
+            raise
+
+    def _encode(self, kind: RecordKind, content: Content) -> bytes:
+        mark_delete, deleted, batch, properties = content
+        return native.encode(
+            Record(kind, self._epoch, self._sequence, self._chain, mark_delete, deleted, properties, batch)
+        )
 
     def _advance_chain(self, encoded: bytes) -> None:
         self._chain = native.checksum(encoded)
@@ -237,7 +275,7 @@ def fold(entries: list[bytes], *, what: str, epoch: int) -> Recovered:
     """
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    deleted, offset, chain, torn = DeletedRanges(), 0, 0, ""
+    deleted, batch, offset, chain, torn = DeletedRanges(), BatchIndexes(), 0, 0, ""
     record = None
     for sequence, encoded in enumerate(entries):
         try:
@@ -260,11 +298,16 @@ def fold(entries: list[bytes], *, what: str, epoch: int) -> Recovered:
         record = found
         deleted.update(record.deleted)
         deleted.remove_at_most(record.mark_delete)
+        for position, unacked_words in record.batch.items():
+            batch.ack(position, unacked_words)
+        batch.remove_at_most(record.mark_delete)
+        for ledger_id, bitmap in record.deleted.bitmaps():
+            batch.discard_entries(ledger_id, bitmap)
         chain = native.checksum(encoded)
         offset += len(encoded)
     assert record is not None
     return Recovered(
-        record.mark_delete, deleted, record.properties,
+        record.mark_delete, deleted, batch, record.properties,
         records_replayed=len(entries) - bool(torn),
         bytes_discarded=len(entries[-1]) if torn else 0,
         discarded_offset=offset if torn else -1,

@@ -6,20 +6,22 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from pyroaring import BitMap
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import CursorClosedError
 from ackstate.position import Position, check_position
-from cursor.ack_state import AckState
+from cursor.ack_state import EVERYTHING, AckState
 from cursor.config import CursorConfig
-from cursor.journal import Journal
+from cursor.journal import Content, Journal
 from cursor.outcome import CursorStats, PersistResult, Receipt, RecoveryReport, Route, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pyroaring import BitMap
-
-    from ackstate.deleted_ranges import DeletedRanges
     from ackstate.ledger_map import LedgerMap
     from cursor.ack_state import Unpersisted
     from cursor.journal import Recovered
@@ -31,7 +33,7 @@ class _Plan:
     """One persist, decided under the lock and carried out outside it."""
 
     route: Route
-    content: DeletedRanges
+    content: Content
     taken: Unpersisted
     number: int
 
@@ -54,11 +56,17 @@ class ManagedCursor:
         self._persist_lock = threading.Lock()
         self._closed = False
         self._opened = object()
-        self._state = AckState(ledgers)
+        self._state = AckState(ledgers, range_count_max=config.range_count_max, keep=config.keep)
+        self._ruler = DeliveryRuler()
+        self._age_ms = config.become_old_ack_record_seconds * 1000
+        # Whether a persist may pass by an ack, so that a receipt must say which entries it is for.
+        self._may_pass_by = bool(self._age_ms) or config.range_count_max is not None
         # Counts the calls that changed something since the open. Invariant: durable <= accepted.
         self._accepted_number = self._durable_number = 0
+        self._reset_number = -1  # of the last that a reset made void
         self._last_persist_ms = now_ms
-        self._bytes_persisted = self._persist_count = self._snapshot_count = 0
+        self._bytes_persisted = self._persist_count = self._snapshot_count = self._truncation_count = 0
+        self._was_cut = False
         self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0)
         self._read_position = ledgers.next_valid(self._state.mark_delete)
 
@@ -121,6 +129,11 @@ class ManagedCursor:
         return self._state.deleted
 
     @property
+    def batch(self) -> BatchIndexes:
+        """The partly acked batches: to be read, not changed."""
+        return self._state.batch
+
+    @property
     def recovery_report(self) -> RecoveryReport:
         """How the cursor came by its state when it was opened."""
         return self._recovery_report
@@ -149,25 +162,35 @@ class ManagedCursor:
     def durable(self, receipt: Receipt) -> bool:
         """Tell whether the ack survives a crash: whether a write that covers it has been synced.
 
+        An ack from before a reset does not count after it, so its receipt is not durable any more.
+
         Raises:
             ValueError: The receipt is from another cursor, or from before this one was opened.
         """
         if receipt.opened is not self._opened:
             raise ValueError("the receipt was not given by this open cursor")
-        return receipt.number <= self._durable_number
+        with self._lock:
+            covered = self._reset_number < receipt.number <= self._durable_number
+            return covered and not self._state.is_undurable(receipt.entries)
 
     def stats(self) -> CursorStats:
         """Return the cursor's numbers, all of one instant."""
         with self._lock:
+            state = self._state
+            young, cut = state.held_back, state.cut_off
             return CursorStats(
-                redelivery_if_crashed=self._state.redelivery_if_crashed,
-                redelivery_unwritten=self._state.redelivery_if_crashed,
+                redelivery_if_crashed=state.redelivery_if_crashed,
+                redelivery_unwritten=state.redelivery_if_crashed - young - cut,
+                redelivery_young=young,
+                redelivery_cut=cut,
+                batches_unwritten=state.changed_batch_count,
                 unpersisted_record_bytes=self._state.unpersisted_record_bytes,
                 range_count=self._state.deleted.range_count,
                 record_bytes=self._state.deleted.record_bytes,
                 backlog=self._state.backlog,
                 bytes_persisted=self._bytes_persisted,
                 persist_count=self._persist_count,
+                truncation_count=self._truncation_count,
                 snapshot_count=self._snapshot_count,
                 journal_bytes=self._journal.snapshot_bytes + self._journal.delta_bytes,
             )
@@ -183,7 +206,8 @@ class ManagedCursor:
         check_position(position, entry_id_min=0)
         with self._lock:
             self.check_open()
-            return self._accept(self._state.ack(position))
+            newly_acked = self._state.ack(position)
+            return self._accept(newly_acked, entries=self._named(position))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:  # noqa: ARG002
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
@@ -214,9 +238,63 @@ class ManagedCursor:
         check_position(Position(ledger_id, 0))
         return self._ack_bitmaps({ledger_id: bitmap_of(entry_ids)})
 
+    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:  # noqa: ARG002
+        """Ack messages of an entry that is a batch of them; the last one acks the entry.
+
+        Args:
+            position: The entry.
+            unacked_words: The messages that this leaves unacked, as `BatchIndexes` has them; what was acked stays so.
+            now_ms: The present.
+
+        Raises:
+            InvalidPositionError: The log does not have the entry.
+            ValueError: An id is out of range, or a word does not fit signed 64 bits.
+            TypeError: A word is not an integer.
+            CursorClosedError: The cursor is closed.
+        """
+        check_position(position, entry_id_min=0)
+        position = Position(*position)
+        with self._lock:
+            self.check_open()
+            newly_acked, changed = self._state.ack_batch(position, unacked_words)
+            self._accepted_number += changed and not newly_acked
+            # Batches are never held back, only the entry is that the last ack of one acks.
+            entries = None if position in self._state.batch else self._named(position)
+            return self._accept(newly_acked, entries=entries)
+
+    def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:  # noqa: ARG002
+        """Ack every entry from `first` to `last`, both included, because its data no longer exists.
+
+        Args:
+            first: Need not be an entry of the log, nor need `last`: those between are.
+            last: Not below `first`.
+            now_ms: The present.
+
+        Raises:
+            ValueError: An id is out of range, or `last` is below `first`.
+            CursorClosedError: The cursor is closed.
+
+        Source: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
+        """
+        check_position(first)
+        check_position(last)
+        if last < first:
+            raise ValueError(f"lost entries {Position(*first)} to {Position(*last)} end before they begin")
+        lost = {}
+        for ledger_id in self._ledgers.ledgers_between(first[0] - 1, last[0] + 1):
+            begin = max(first[1], 0) if ledger_id == first[0] else 0
+            end = self._ledgers.entry_count(ledger_id)
+            end = min(last[1] + 1, end) if ledger_id == last[0] else end
+            lost[ledger_id] = bitmap_of(range(begin, end))
+        return self._ack_bitmaps(lost)
+
     def mark_delete(
-        self, position: Position, *, now_ms: int, properties: Mapping[str, int] | None = None  # noqa: ARG002
-    ) -> Receipt:  # fmt: skip
+        self,
+        position: Position,
+        *,
+        now_ms: int,  # noqa: ARG002
+        properties: Mapping[str, int] | None = None,
+    ) -> Receipt:
         """Ack every entry up to a position, included.
 
         Args:
@@ -267,13 +345,61 @@ class ManagedCursor:
             first = self._ledgers.next_valid(self._state.mark_delete)
             self._read_position = first if position is None else max(first, Position(*position))
 
+    def delivered(self, position: Position, *, now_ms: int) -> None:
+        """Note that everything up to a position, included, was sent by now: how long ago tells young acks from old.
+
+        Raises:
+            ValueError: An id is out of range.
+        """
+        if self._age_ms:
+            with self._lock:
+                self._ruler.record(position, now_ms)
+
+    def reset(self, position: Position, *, now_ms: int) -> PersistResult:
+        """Seek: make a position the next to be read, with nothing acked from there on.
+
+        When this returns the reset is durable, in a new epoch: no ack from before it counts after it, whether it was
+        persisted, waited, or came in meanwhile.
+
+        Args:
+            position: What the log has not, counts as the next entry that it has; beyond its end, as its end.
+            now_ms: The present.
+
+        Raises:
+            ValueError: An id is out of range.
+            StoreError: The write failed: memory is as it was, and whether a recovery would find the cursor reset is
+                unknown until the next persist.
+            CursorFencedError: Another owner has the cursor.
+            CursorClosedError: The cursor is closed.
+        """
+        check_position(position)
+        with self._persist_lock:
+            with self._lock:
+                self.check_open()
+                position = self._ledgers.next_valid(Position(position[0], position[1] - 1))
+                mark_delete = self._ledgers.previous(position)
+            written = self._journal.write_reset(Content(mark_delete, DeletedRanges(), BatchIndexes(), {}))
+            with self._lock:
+                self._state.reset(mark_delete)
+                self._ruler.clear()
+                self._read_position = position
+                self._reset_number = self._accepted_number
+                self._accepted_number += 1
+                self._durable_number = self._accepted_number
+                self._was_cut = False
+                self._count_written(Route.RESET, written, now_ms=now_ms)
+                return PersistResult(Route.RESET, written, 0, mark_delete)
+
     def is_dirty(self) -> bool:
-        """Tell whether something was accepted that is not durable."""
+        """Tell whether something was accepted that no persist has looked at."""
         return self._accepted_number > self._durable_number
 
     def is_persist_due(self, *, now_ms: int) -> bool:
-        """Tell whether `tick` would persist now."""
-        return self.is_dirty() and now_ms - self._last_persist_ms >= self._config.flush_interval_ms
+        """Tell whether `tick` would persist now: something waits, or young acks became old."""
+        if now_ms - self._last_persist_ms < self._config.flush_interval_ms:
+            return False
+        with self._lock:
+            return self.is_dirty() or self._state.can_promote(self._frontier(now_ms))
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
         """Persist if something waits and the flush interval is over; None if nothing was due.
@@ -284,7 +410,7 @@ class ManagedCursor:
         return self.persist(now_ms=now_ms) if self.is_persist_due(now_ms=now_ms) else None
 
     def persist(self, *, now_ms: int) -> PersistResult:
-        """Write what is not durable, sync, and report. Acks that arrive meanwhile wait for the next persist.
+        """Write what is not durable and not too young, sync, and report. Acks that arrive meanwhile wait for the next.
 
         Raises:
             StoreError: The write failed: memory is as it was, nothing became durable, and the next persist tries again.
@@ -294,19 +420,10 @@ class ManagedCursor:
         Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
         with self._persist_lock:
-            plan = self._plan()
-            if plan is None:
-                return PersistResult(Route.NOTHING, 0, 0, self._state.persisted_mark_delete)
-            written = 0
-            try:
-                written = self._write(plan)
-            finally:
-                if not written:
-                    self._abandon()
-            return self._commit(plan, written, now_ms=now_ms)
+            return self._persist(self._frontier(now_ms), now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> PersistResult | None:
-        """Persist everything and refuse every later call; closing twice does nothing.
+        """Persist everything, young acks too, and refuse every later call; closing twice does nothing.
 
         Raises:
             StoreError: The last persist failed; the cursor stays open, so that nothing is silently given up.
@@ -314,7 +431,8 @@ class ManagedCursor:
         if self._closed:
             return None
         while True:
-            result = self.persist(now_ms=now_ms)
+            with self._persist_lock:
+                result = self._persist(EVERYTHING, now_ms=now_ms)
             with self._lock:
                 # An ack that came in while the last record was written wants a record of its own.
                 if not self.is_dirty():
@@ -329,13 +447,38 @@ class ManagedCursor:
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Receipt:
         with self._lock:
             self.check_open()
-            return self._accept(self._state.ack_bitmaps(candidates))
+            newly_acked = self._state.ack_bitmaps(candidates)
+            return self._accept(newly_acked, entries=candidates if self._may_pass_by else None)
 
-    def _accept(self, newly_acked: int) -> Receipt:
+    def _accept(self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None) -> Receipt:
         """Answer an ack; one that changed nothing is as durable as everything before it."""
         self._accepted_number += newly_acked > 0
-        self._read_position = max(self._read_position, self._ledgers.next_valid(self._state.mark_delete))
-        return Receipt(self._accepted_number, newly_acked, self._opened)
+        if self._read_position <= self._state.mark_delete:
+            self._read_position = self._ledgers.next_valid(self._state.mark_delete)
+        return Receipt(self._accepted_number, newly_acked, self._opened, entries or {})
+
+    def _named(self, position: Position) -> Mapping[int, BitMap] | None:
+        return {position[0]: BitMap((position[1],))} if self._may_pass_by else None
+
+    def _frontier(self, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self._age_ms:
+            return EVERYTHING
+        return self._ruler.frontier(self._age_ms, now_ms) or Position(0, -1)
+
+    def _persist(self, frontier: Position, *, now_ms: int) -> PersistResult:
+        plan = self._plan(frontier)
+        if plan is None:
+            return PersistResult(
+                Route.NOTHING, 0, 0, self._state.persisted_mark_delete, self._state.held_back, self._state.cut_off
+            )
+        written = 0
+        try:
+            written = self._write(plan)
+        finally:
+            if not written:
+                self._abandon()
+        return self._commit(plan, written, now_ms=now_ms)
 
     def _restore(self, recovered: Recovered) -> None:
         self._recovery_report = RecoveryReport(
@@ -347,25 +490,30 @@ class ManagedCursor:
             recovered.mark_delete,
             recovered.deleted.range_count,
         )
-        self._state.restore(recovered.mark_delete, recovered.deleted, properties=recovered.properties)
+        self._state.restore(
+            recovered.mark_delete, recovered.deleted, batch=recovered.batch, properties=recovered.properties
+        )
         self._read_position = self._ledgers.next_valid(self._state.mark_delete)
 
-    def _plan(self) -> _Plan | None:
+    def _plan(self, frontier: Position) -> _Plan | None:
         """Take what the next record holds, at one instant; None if nothing waits."""
         with self._lock:
             self.check_open()
-            if not self.is_dirty():
+            if not self.is_dirty() and not self._state.can_promote(frontier):
                 return None
-            journal = self._journal
-            outgrown = journal.delta_bytes > max(journal.snapshot_bytes, self._config.compaction_bytes_min)
-            taken = self._state.begin_persist()
-            if journal.needs_snapshot or outgrown:
-                return _Plan(Route.SNAPSHOT, self._state.deleted.copy(), taken, self._accepted_number)
-            return _Plan(Route.DELTA, taken.new, taken, self._accepted_number)
+            journal, config = self._journal, self._config
+            outgrown = journal.delta_bytes > max(journal.snapshot_bytes, config.compaction_bytes_min)
+            full = journal.entry_count >= config.ledger_entry_count_max
+            taken = self._state.begin_persist(frontier=frontier)
+            if journal.needs_snapshot or outgrown or full:
+                content = Content(taken.mark_delete, self._state.whole(), self._state.batch.copy(), taken.properties)
+                return _Plan(Route.SNAPSHOT, content, taken, self._accepted_number)
+            content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
+            return _Plan(Route.DELTA, content, taken, self._accepted_number)
 
     def _write(self, plan: _Plan) -> int:
         write = self._journal.write_snapshot if plan.route is Route.SNAPSHOT else self._journal.append_delta
-        return write(plan.taken.mark_delete, plan.content, properties=plan.taken.properties)
+        return write(plan.content)
 
     def _abandon(self) -> None:
         with self._lock:
@@ -375,11 +523,18 @@ class ManagedCursor:
         with self._lock:
             covered = self._state.end_persist(plan.taken)
             self._durable_number = plan.number
-            self._last_persist_ms = now_ms
-            self._bytes_persisted += written
-            self._persist_count += 1
-            self._snapshot_count += plan.route is Route.SNAPSHOT
-            return PersistResult(plan.route, written, covered, plan.taken.mark_delete)
+            # Counted where it begins: a limit that goes on cutting is one event, not one a persist.
+            self._truncation_count += plan.taken.cut_count > 0 and not self._was_cut
+            self._was_cut = plan.taken.cut_count > 0
+            self._count_written(plan.route, written, now_ms=now_ms)
+            held_back = self._state.held_back
+            return PersistResult(plan.route, written, covered, plan.taken.mark_delete, held_back, plan.taken.cut_count)
+
+    def _count_written(self, route: Route, written: int, *, now_ms: int) -> None:
+        self._last_persist_ms = now_ms
+        self._bytes_persisted += written
+        self._persist_count += 1
+        self._snapshot_count += route is not Route.DELTA
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyroaring import BitMap
+
     from ackstate.position import Position
 
 
@@ -24,12 +28,14 @@ class Receipt:
         number: Everything accepted up to this number must be durable before this receipt is.
         newly_acked: How many entries were not acked before.
         status: ACCEPTED.
-        opened: Identity of the open cursor that gave it.
+        opened: Identity of the open cursor that gave it, renewed by each reset.
+        entries: The acked entries, ledger -> bitmap, that a persist could hold back; empty for a cumulative ack.
     """
 
     number: int
     newly_acked: int
     opened: object
+    entries: Mapping[int, BitMap] = field(default_factory=dict, repr=False)
     status: ReceiptStatus = ReceiptStatus.ACCEPTED
 
 
@@ -46,6 +52,7 @@ class Route(Enum):
     NOTHING = "nothing to write"
     DELTA = "delta appended"
     SNAPSHOT = "snapshot in a new cursor ledger"
+    RESET = "snapshot of a new epoch in a new cursor ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +64,16 @@ class PersistResult:
         bytes_written: Size of the record.
         messages_covered: Acked messages that became durable by it.
         mark_delete: The durable mark-delete position.
+        messages_held_back: Acked messages that it left for later, because they are young.
+        messages_cut: Acked messages that the range limit left out of it.
     """
 
     route: Route
     bytes_written: int
     messages_covered: int
     mark_delete: Position
+    messages_held_back: int = 0
+    messages_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +105,32 @@ class CursorStats:
 
     Attributes:
         redelivery_if_crashed: Acked messages that a recovery would not know.
-        redelivery_unwritten: Those of them that wait for the next persist; for now that is all of them.
+        redelivery_unwritten: Those of them that wait for the next persist, or for one that is under way.
+        redelivery_young: Those of them that the last persist held back because they were sent too recently.
+        redelivery_cut: Those of them that the range limit left out.
+        batches_unwritten: Partly acked batches with acks that no durable record holds; not counted in the messages.
         unpersisted_record_bytes: Size of the ranges acked in memory and not durable, as Pulsar would write them.
         range_count: Individually deleted ranges in memory.
         record_bytes: Their size as Pulsar would write them.
         backlog: Entries of the log that are not acked.
         bytes_persisted: Bytes written since the cursor was opened.
         persist_count: Records written since the cursor was opened.
+        truncation_count: How often the range limit began to leave something out, since the cursor was opened.
         snapshot_count: Those of them that were snapshots.
         journal_bytes: Size of the cursor ledger that a recovery would read.
     """
 
     redelivery_if_crashed: int
     redelivery_unwritten: int
+    redelivery_young: int
+    redelivery_cut: int
+    batches_unwritten: int
     unpersisted_record_bytes: int
     range_count: int
     record_bytes: int
     backlog: int
     bytes_persisted: int
     persist_count: int
+    truncation_count: int
     snapshot_count: int
     journal_bytes: int

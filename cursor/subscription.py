@@ -90,6 +90,8 @@ class Subscription:
             if unread is None:
                 break
             deliveries += unread
+        if deliveries:
+            self.cursor.delivered(max(delivery.position for delivery in deliveries), now_ms=now_ms)
         return deliveries
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:

@@ -58,6 +58,16 @@ class BatchIndexesMachine(RuleBasedStateMachine):
         self.indexes.discard(position)
         self.model.pop(position, None)
 
+    @rule(others=st.lists(positions, max_size=4), data=st.data())
+    def discard_entries(self, others, data):
+        if self.model:
+            others.append(data.draw(st.sampled_from(sorted(self.model))))
+        for ledger_id in {other.ledger_id for other in others}:
+            entry_ids = [other.entry_id for other in others if other.ledger_id == ledger_id]
+            self.indexes.discard_entries(ledger_id, BitMap(entry_ids))
+        for other in others:
+            self.model.pop(other, None)
+
     @rule(position=positions, before_the_first=st.booleans())
     def remove_at_most(self, position, before_the_first):
         if before_the_first:

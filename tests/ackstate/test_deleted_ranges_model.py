@@ -78,6 +78,14 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.remove_at_most(position) == len(gone)
         self.model -= gone
 
+    @rule(position=positions)
+    def take_at_most(self, position):
+        gone = {other for other in self.model if other <= position}
+        taken = self.ranges.take_at_most(position)
+        assert list(taken.runs()) == runs_of(gone)
+        taken._check()
+        self.model -= gone
+
     @rule(others=st.lists(positions, max_size=6))
     def update(self, others):
         other = DeletedRanges()
@@ -85,6 +93,16 @@ class DeletedRangesMachine(RuleBasedStateMachine):
             other.add(position)
         assert self.ranges.update(other) == len(set(others) - self.model)
         self.model |= set(others)
+
+    @rule(others=st.lists(positions, max_size=6), data=st.data())
+    def difference_update(self, others, data):
+        if self.model:
+            others += data.draw(st.lists(st.sampled_from(sorted(self.model)), max_size=6))
+        other = DeletedRanges()
+        for position in others:
+            other.add(position)
+        assert self.ranges.difference_update(other) == len(set(others) & self.model)
+        self.model -= set(others)
 
     @rule(position=positions, other=positions)
     def look_up(self, position, other):
