@@ -21,6 +21,7 @@ from ackstate.record_size import (
     VARINT_BYTES,
     firsts_bytes,
     lasts_bytes,
+    range_bytes,
     range_first_bytes,
     range_fixed_bytes,
     range_last_bytes,
@@ -261,8 +262,7 @@ class DeletedRanges:
         if entry_id >= bitmap.max():
             self._forget_ledgers(1)
             return removed + self._drop(ledger_id, bitmap)
-        forgotten_part = bitmap & BitMap(range(bitmap.min(), entry_id + 1))
-        removed += self._drop(ledger_id, forgotten_part)
+        removed += self._drop_up_to(ledger_id, bitmap, entry_id)
         if entry_id in bitmap and entry_id + 1 in bitmap:
             # The cut went through a range: what remains of it begins anew, and what went had no end there.
             rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(entry_id + 1)
@@ -401,6 +401,14 @@ class DeletedRanges:
         self._count(-entries, -ranges, -record_bytes)
         return entries
 
+    def _drop_up_to(self, ledger_id: int, bitmap: BitMap, last: int) -> int:
+        first = bitmap.min()
+        if not bitmap.contains_range(first, last + 1):
+            return self._drop(ledger_id, bitmap & BitMap(range(first, last + 1)))
+        # A single range, as it is with every ack of a consumer that acks in order.
+        self._count(first - last - 1, -1, -range_bytes(ledger_id, first, last))
+        return last + 1 - first
+
     def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
         self._entry_count += entries
         self._range_count += ranges
@@ -420,10 +428,7 @@ class DeletedRanges:
         runs = list(self.runs())
         assert self._entry_count == sum(end - first for _, first, end in runs)
         assert self._range_count == len(runs)
-        assert self._record_bytes == sum(
-            range_fixed_bytes(ledger) + range_first_bytes(first) + range_last_bytes(end - 1)
-            for ledger, first, end in runs
-        )
+        assert self._record_bytes == sum(range_bytes(ledger, first, end - 1) for ledger, first, end in runs)
 
 
 def _check_entry(ledger_id: int, entry_id: int) -> None:

@@ -50,12 +50,17 @@ def range_last_bytes(last: int) -> int:
     return VARINT_BYTES[last.bit_length()]
 
 
+def range_bytes(ledger_id: int, first: int, last: int) -> int:
+    """Return what one range takes, from its first to its last acked entry, both included."""
+    return range_fixed_bytes(ledger_id) + range_first_bytes(first) + range_last_bytes(last)
+
+
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
     """Return the most that acking one entry can add to the ranges' size: a range of its own.
 
     Joining a range that exists costs less: it changes one end of it, by at most nine bytes.
     """
-    return range_fixed_bytes(ledger_id) + range_first_bytes(entry_id) + range_last_bytes(entry_id)
+    return range_bytes(ledger_id, entry_id, entry_id)
 
 
 def firsts_bytes(firsts: BitMap) -> int:

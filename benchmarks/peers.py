@@ -13,7 +13,7 @@ from intervaltree import Interval, IntervalTree
 from sortedcontainers import SortedDict
 
 from ackstate import Run
-from ackstate.record_size import range_first_bytes, range_fixed_bytes, range_last_bytes
+from ackstate.record_size import range_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -174,7 +174,4 @@ class IntervalTrees:
 
 
 def _record_bytes(runs: Iterable[Run]) -> int:
-    return sum(
-        range_fixed_bytes(ledger_id) + range_first_bytes(first) + range_last_bytes(end - 1)
-        for ledger_id, first, end in runs
-    )
+    return sum(range_bytes(ledger_id, first, end - 1) for ledger_id, first, end in runs)
