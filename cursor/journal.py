@@ -90,6 +90,7 @@ class Journal:
         self._pointed_at: int | None = None  # the ledger that a recovery would read
         self._open_ledger: int | None = None  # the same if it may be appended to, else None
         self._made: set[int] = set()  # ledgers that a pointer of ours named or may come to name
+        self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the pointer is ours
         self._chain = 0
         self._sequence = 0
         self.snapshot_bytes = 0
@@ -106,9 +107,11 @@ class Journal:
         """
         journal = cls(store, topic=topic, subscription=subscription)
         for _ in range(_TAKEOVER_ATTEMPTS):
+            # Listed before the pointer is read and deleted after it is ours: a ledger of this list that another owner
+            # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
+            journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = store.metadata.get(journal.path)
             if found is None:
-                journal._delete_leftovers()
                 return journal, None
             recovered = journal._take_over(found)
             if recovered is not None:
@@ -167,6 +170,7 @@ class Journal:
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         self._delete(self._made - {ledger_id})
+        self._delete_leftovers()
         return len(encoded)
 
     def write_reset(self, content: Content) -> int:
@@ -239,8 +243,8 @@ class Journal:
         return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
 
     def _delete_leftovers(self) -> None:
-        """Find this cursor's ledgers that a crash left without a pointer, and delete them."""
-        self._delete(set(self._store.ledgers.owned_by(self._owner)) - {self._pointed_at})
+        """Delete the ledgers that a crash left without a pointer; the pointer is ours."""
+        self._delete(self._leftovers - {self._pointed_at})
 
     def _delete(self, ledger_ids: set[int]) -> None:
         """Delete ledgers that no pointer names.
@@ -253,6 +257,7 @@ class Journal:
             except StoreError:
                 return
             self._made.discard(ledger_id)
+            self._leftovers.discard(ledger_id)
 
 
 def cursor_path(topic: str, subscription: str) -> str:

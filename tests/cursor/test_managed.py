@@ -14,7 +14,7 @@ from ackstate import (
 from ackstate.wire import native
 from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
 from cursor.journal import cursor_path
-from cursor.stores.memory import Fault, FaultKind
+from cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
 
@@ -408,3 +408,31 @@ def test_a_crash_in_the_middle_of_opening_is_survived(log):
             with pytest.raises(StoreError):
                 open_cursor(MemoryStore(store.disk, faults=[Fault(mutation, kind)]), log)
     assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_owner_that_opens_meanwhile_loses_nothing_to_the_other(log, monkeypatch, is_new):
+    """A second owner has read the pointer, or found none, and stops; the first goes on; then the second goes on."""
+    disk = MemoryDisk()
+    if not is_new:
+        open_cursor(MemoryStore(disk), log).close(now_ms=0)
+    slow = MemoryStore(disk)
+    receipts = []
+
+    def meanwhile(path, get=slow.metadata.get):
+        found = get(path)
+        monkeypatch.undo()
+        first = open_cursor(MemoryStore(disk), log)
+        receipt = first.ack(P(3, 5), now_ms=1)
+        first.persist(now_ms=1)
+        receipts.append((first, receipt))
+        return found
+
+    monkeypatch.setattr(slow.metadata, "get", meanwhile)
+    try:
+        open_cursor(slow, log)
+    except CursorFencedError:
+        assert is_new
+    ((first, receipt),) = receipts
+    assert first.durable(receipt)
+    assert open_cursor(MemoryStore(disk), log).is_acked(P(3, 5))
