@@ -6,13 +6,13 @@ A `LedgerStore` keeps logs of opaque entries, a `MetadataStore` small values tha
 Durability. A mutating call that returns has been synced: it survives a crash of the process, of the machine, and a
 power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; whoever needs to
 know reads back. A store whose sync has failed refuses every later call until it is opened anew, because the pages that
-it would read may not be those on the disk.
+it would read may not be those on the disk. A connection that was lost is not a failed sync and may come back.
 
 Damage. Any call may find that the stored bytes are not what was written: `CorruptStateError`.
 
 Owners. A store on a disk is open once at a time: a second opener, in another process or the same, gets
-`StoreLockedError`. Inside one process a ledger is taken over by `fence`: whoever held it before gets
-`LedgerFencedError` at its next append.
+`StoreLockedError`; one in a cluster may be open many times. In any store a ledger is taken over by `fence`: whoever
+held it before gets `LedgerFencedError` at its next append.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class StoreLockedError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk is full; the call did not happen, and may be tried again when there is room."""
+
+
+class PayloadTooLargeError(StoreError):
+    """What is to be written can never fit into one request to the store; nothing was sent."""
 
 
 class LedgerFencedError(StoreError):

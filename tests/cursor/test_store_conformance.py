@@ -1,11 +1,19 @@
-"""Both backends keep the contract of `cursor.store`, and `check_store` sees when a store does not."""
+"""All backends keep the contract of `cursor.store`, and `check_store` sees when a store does not."""
 
 import pytest
 
 from cursor.store import ABSENT, LedgerNotFoundError, check_path
 from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
+from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.testing import check_store
+from tests.zookeeper_server import running_server
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory):
+    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
 
 
 def test_memory_store_keeps_the_contract():
@@ -18,13 +26,23 @@ def test_sqlite_store_keeps_the_contract(tmp_path):
     check_store(lambda: SqliteStore(tmp_path))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.mark.slow
+def test_zookeeper_store_keeps_the_contract(zookeeper):
+    check_store(lambda: ZooKeeperStore(zookeeper.hosts, root="/conformance"))
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.slow)])
 def store(request, tmp_path):
-    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+    if request.param == "zookeeper":
+        server = request.getfixturevalue("zookeeper")
+        store = ZooKeeperStore(server.hosts, root=f"/{tmp_path.name}")
+    else:
+        store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
     yield store
     store.close()
 
 
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
     assert store.metadata.put("/a", b"", expected_version=0) == 1

@@ -1,15 +1,20 @@
-"""Whatever is called, in whatever order, with reopens in between: both backends give the same answers."""
+"""Whatever is called, in whatever order, with reopens in between: all backends give the same answers."""
 
+import itertools
 import tempfile
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from cursor.store import ABSENT, StoreError
+from cursor.stores import zookeeper, zookeeper_ledgers
 from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
+from cursor.stores.zookeeper import ZooKeeperStore
 from tests.planted import assert_caught
+from tests.zookeeper_server import running_server
 
 LEDGER_IDS = st.integers(0, 5)
 BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)
@@ -31,21 +36,24 @@ class StoresMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.directory = tempfile.TemporaryDirectory()
         self.disk = MemoryDisk()
+        self.begin()
         self.open()
+
+    def begin(self):
+        self.directory = tempfile.TemporaryDirectory()
 
     def open(self):
         self.memory = MemoryStore(self.disk)
-        self.sqlite = SqliteStore(self.directory.name)
+        self.other = SqliteStore(self.directory.name)
 
     def agree(self, call):
-        assert outcome(lambda: call(self.sqlite)) == outcome(lambda: call(self.memory))
+        assert outcome(lambda: call(self.other)) == outcome(lambda: call(self.memory))
 
     @rule()
     def reopen(self):
         self.memory.close()
-        self.sqlite.close()
+        self.other.close()
         self.open()
 
     @rule(owner=st.sampled_from(["billing", "shipping"]))
@@ -100,7 +108,10 @@ class StoresMachine(RuleBasedStateMachine):
             self.agree(lambda store, path=path: store.metadata.get(path))
 
     def teardown(self):
-        self.sqlite.close()
+        self.other.close()
+        self.end()
+
+    def end(self):
         self.directory.cleanup()
 
 
@@ -132,3 +143,89 @@ def test_the_model_catches_versions_that_come_back():
 @pytest.mark.slow
 def test_the_model_catches_forgotten_fences():
     assert_caught(ForgetsFencesMachine, by=AssertionError)
+
+
+class SameVersions:
+    """Metadata that takes and gives versions as the memory store would: the same, if this one put whenever that did."""
+
+    def __init__(self, metadata, disk, versions):
+        self.metadata = metadata
+        self.disk = disk
+        self.versions = versions  # of the memory store, by path, each with the one that the metadata gave
+
+    def __getattr__(self, name):
+        return getattr(self.metadata, name)
+
+    def theirs(self, path, version):
+        return ABSENT if version == ABSENT else self.versions.get((path, version), 2**62 + version)
+
+    def get(self, path):
+        found = self.metadata.get(path)
+        if found is None:
+            return None
+        (version,) = [
+            ours for (place, ours), theirs in self.versions.items() if (place, theirs) == (path, found.version)
+        ]
+        return found._replace(version=version)
+
+    def put(self, path, data, *, expected_version):
+        version = self.metadata.put(path, data, expected_version=self.theirs(path, expected_version))
+        ours = self.disk.first_version if expected_version == ABSENT else expected_version + 1
+        self.versions[path, ours] = version
+        return ours
+
+    def delete(self, path, *, expected_version):
+        self.metadata.delete(path, expected_version=self.theirs(path, expected_version))
+
+
+class RenumberedStore:
+    """A store whose metadata has `SameVersions`."""
+
+    def __init__(self, store, disk, versions):
+        self.ledgers = store.ledgers
+        self.metadata = SameVersions(store.metadata, disk, versions)
+        self.close = store.close
+
+
+class ZooKeeperMachine(StoresMachine):
+    """The same with a ZooKeeper store, each time below another root."""
+
+    hosts = ""
+    numbers = itertools.count()
+
+    def begin(self):
+        self.root = f"/model-{next(self.numbers)}"
+        self.versions = {}
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        self.other = RenumberedStore(ZooKeeperStore(self.hosts, root=self.root), self.disk, self.versions)
+
+    def end(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def zookeeper_machine(tmp_path_factory):
+    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
+        ZooKeeperMachine.hosts = server.hosts
+        yield ZooKeeperMachine
+
+
+@pytest.mark.slow
+def test_zookeeper_gives_the_same_answers(zookeeper_machine):
+    # A round trip for each call: fewer examples than the others have.
+    few = settings(settings(), max_examples=settings().max_examples // 8 + 20, stateful_step_count=30)
+    run_state_machine_as_test(zookeeper_machine, settings=few)
+
+
+@pytest.mark.slow
+def test_the_model_catches_zookeeper_versions_that_are_not_compared(zookeeper_machine, monkeypatch):
+    monkeypatch.setattr(zookeeper, "_expect", lambda *_: None)
+    assert_caught(zookeeper_machine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_the_model_catches_a_zookeeper_fence_that_is_not_set(zookeeper_machine, monkeypatch):
+    monkeypatch.setattr(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
+    assert_caught(zookeeper_machine, by=AssertionError)

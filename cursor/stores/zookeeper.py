@@ -1,0 +1,234 @@
+"""A store in a ZooKeeper cluster, for ZooKeeper 3.5 or newer through kazoo: ``pip install 'ackstate[zookeeper]'``.
+
+Many processes may open one root at the same time: what is owned, and taken over by `fence`, is a ledger. Each append
+is a transaction that names the version of the ledger's node, and a fence changes that node. So an append of a former
+owner is refused by the servers, however long it was on its way.
+
+Durability. ZooKeeper syncs its log on a majority of the servers before it answers (``forceSync``, on unless somebody
+has turned it off). A call that loses its connection raises `StoreError`: it may or may not have happened. Once a later
+call of the same store has returned, it will not happen any more. The connection is found again by itself; calls wait
+for it, but not for ever. Once the session is lost, or a call is left without an answer, every call is refused until the
+store is opened anew.
+
+Entries of any size are stored in chunks. An `append_all` that fits into one request is one transaction. A larger one
+stages its chunks beyond the end of the ledgers, where nobody reads, and one transaction then moves the ends: all or
+nothing as well. A value of the metadata must fit into one request.
+
+Names and bytes of the nodes: `cursor.stores.zookeeper_nodes`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from cursor.store import ABSENT, Store, StoreError, Versioned, VersionMismatchError, check_path, children_prefix
+from cursor.stores import zookeeper_nodes as nodes
+from cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeperLedgers
+from cursor.stores.zookeeper_nodes import NodeKind
+from cursor.stores.zookeeper_session import (
+    Node,
+    Operation,
+    ZooKeeperSession,
+    check,
+    create,
+    create_directory,
+    delete,
+    existing,
+    set_data,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@final
+class ZooKeeperStore:
+    """A store below one node of a ZooKeeper cluster; thread-safe, but not to be carried over a fork.
+
+    Appending costs one round trip and one sync of the servers, reading two round trips. What other processes do is
+    seen at once.
+
+    Args:
+        hosts: ``host:port`` pairs with commas between; a path does not belong here but into `root`.
+        root: The path of the store's node. One that is missing is made; an empty one becomes a store.
+        session_timeout_s: How long the servers keep the session when they do not hear from it. They may bound it.
+        call_timeout_s: How long a call waits for a connection, and again for an answer.
+        request_bytes_max: The largest request that is sent. The servers drop the connection at one that is larger than
+            their ``jute.maxbuffer``, 1,048,575 bytes unless configured.
+        client_options: More arguments for `kazoo.client.KazooClient`: ``auth_data``, ``default_acl``, ``use_ssl``, ...
+
+    Raises:
+        StoreError: No server answered in time, or the node holds something else; nothing in it was changed.
+        CorruptStateError: It holds bytes that are not what was written.
+        UnsupportedVersionError: A newer release wrote it; nothing was changed.
+        ValueError: An argument makes no sense.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings are named, not packed
+        self,
+        hosts: str,
+        *,
+        root: str = "/ackstate",
+        session_timeout_s: float = 10.0,
+        call_timeout_s: float = 30.0,
+        request_bytes_max: int = 1_000_000,
+        client_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_path(root)
+        if "/" in hosts:
+            raise ValueError(f"hosts takes no path, found {hosts!r}; the path goes into root")
+        if not (session_timeout_s > 0 and call_timeout_s > 0):
+            raise ValueError(f"timeouts must be positive, found {session_timeout_s} s and {call_timeout_s} s")
+        if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
+            raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, found {request_bytes_max}")
+        self._session = ZooKeeperSession(
+            hosts,
+            root=root,
+            session_timeout_s=session_timeout_s,
+            call_timeout_s=call_timeout_s,
+            request_bytes_max=request_bytes_max,
+            client_options=client_options or {},
+        )
+        try:
+            _prepare(self._session, root)
+            self._ledgers = ZooKeeperLedgers(self._session)
+            self._metadata = _ZooKeeperMetadata(self._session)
+        except BaseException:
+            self._session.close()
+            raise
+
+    @property
+    def ledgers(self) -> ZooKeeperLedgers:
+        """The logs."""
+        return self._ledgers
+
+    @property
+    def metadata(self) -> _ZooKeeperMetadata:
+        """The small values."""
+        return self._metadata
+
+    def close(self) -> None:
+        """End the session; closing twice does nothing."""
+        self._session.close()
+
+
+def _prepare(session: ZooKeeperSession, root: str) -> None:
+    """Make the store's nodes if there are none, and refuse a root that is not ours."""
+    (found,) = session.read(nodes.STORE)
+    if found is None:
+        session.make_root()
+    session.settle(lambda: _make_if_empty(session, root))
+
+
+def _make_if_empty(session: ZooKeeperSession, root: str) -> None:
+    found = existing(session.read(nodes.STORE)[0], nodes.STORE)
+    if found.data:
+        nodes.decode(NodeKind.STORE, nodes.STORE, found.data)
+        return
+    if found.child_count:
+        raise StoreError(f"{root} is not an ackstate store: it has children and no data")
+    directories = (nodes.DELETIONS, nodes.METADATA, nodes.LEDGERS, nodes.OWNERS, nodes.GARBAGE)
+    session.commit([
+        set_data(nodes.STORE, nodes.encode(NodeKind.STORE, nodes.STORE), found.version),
+        create(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, 0)),
+        *(create_directory(path) for path in directories),
+    ])  # fmt: skip
+
+
+@final
+class _ZooKeeperMetadata:
+    """Versions are the numbers of the transactions that made them, so they rise over the whole store.
+
+    The servers compare the version of a node, which begins again when the node is deleted and made again. Every
+    delete therefore changes one node more, which is looked at first and which every transaction here names too: none
+    spans a delete unseen.
+    """
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self._session = session
+
+    def get(self, path: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_path(path)
+        node = nodes.value_path(path)
+        (found,) = self._session.read(node)
+        if found is None or not _holds_value(node, found):
+            return None
+        return Versioned(nodes.decode(NodeKind.VALUE, node, found.data), found.changed_zxid)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """See `MetadataStore.put`.
+
+        Raises:
+            PayloadTooLargeError: Value and path do not fit into one request.
+        """
+        check_path(path)
+        node = nodes.value_path(path)
+        encoded = nodes.encode(NodeKind.VALUE, node, bytes(memoryview(data)))
+        return self._session.settle(lambda: self._try_put(path, encoded, expected_version))
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """See `MetadataStore.delete`."""
+        check_path(path)
+        self._session.settle(lambda: self._try_delete(path, expected_version))
+
+    def children(self, path: str) -> list[str]:
+        """See `MetadataStore.children`."""
+        children_prefix(path)
+        names = self._session.children(nodes.value_path(path)) or []
+        return sorted(map(nodes.name_in_metadata, names))
+
+    def _try_put(self, path: str, encoded: bytes, expected_version: int) -> int:
+        node = nodes.value_path(path)
+        above = nodes.directories_above(node)
+        deletions, found, *found_above = self._session.read(nodes.DELETIONS, node, *above)
+        _expect(path, found, expected_version)
+        operations = [check(nodes.DELETIONS, existing(deletions, nodes.DELETIONS).version)]
+        if found is None:
+            missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
+            operations += [create_directory(directory) for directory in reversed(missing)]
+            # Made and then set, because only setting tells the transaction's number.
+            operations += [create(node, b""), set_data(node, encoded, 0)]
+        else:
+            operations.append(set_data(node, encoded, found.version))
+        version: int = self._session.commit(operations)[-1].mzxid
+        return version
+
+    def _try_delete(self, path: str, expected_version: int) -> None:
+        node = nodes.value_path(path)
+        above = nodes.directories_above(node)
+        deletions, found, *found_above = self._session.read(nodes.DELETIONS, node, *above)
+        _expect(path, found, expected_version)
+        if found is None or expected_version == ABSENT:
+            raise VersionMismatchError(f"{path} holds no value to delete")
+        version = existing(deletions, nodes.DELETIONS).version
+        operations = [set_data(nodes.DELETIONS, nodes.encode(NodeKind.DIRECTORY, nodes.DELETIONS), version)]
+        if found.child_count:
+            operations.append(set_data(node, nodes.encode(NodeKind.DIRECTORY, node), found.version))
+        else:
+            operations.append(delete(node, found.version))
+            operations += _deletions_of_the_empty(above, found_above)
+        self._session.commit(operations)
+
+
+def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[Operation]:
+    """Yield what deletes the directories that led to nothing but a value that is being deleted, nearest first."""
+    for path, node in zip(paths, found, strict=True):
+        if node is None or node.child_count > 1 or _holds_value(path, node):
+            return
+        yield delete(path, node.version)
+
+
+def _holds_value(path: str, found: Node) -> bool:
+    return nodes.kind_of(path, found.data) is NodeKind.VALUE
+
+
+def _expect(path: str, found: Node | None, version: int) -> None:
+    holds_value = found is not None and _holds_value(nodes.value_path(path), found)
+    found_version = found.changed_zxid if found is not None and holds_value else ABSENT
+    if found_version != version:
+        raise VersionMismatchError(f"{path} is at version {found_version}, not {version}")
+
+
+if TYPE_CHECKING:
+    _: type[Store] = ZooKeeperStore

@@ -1,0 +1,308 @@
+"""The ledgers of a ZooKeeper store: one node with the state of each, and below it the chunks of its entries.
+
+A transaction that appends changes the ledger's node too, from the version that this process has seen last. So nobody
+can append to what another has fenced, deleted or appended to without having seen it.
+
+An append that is too large for one request stages its chunks beyond the end of the ledgers, where nobody reads, and
+then moves the ends in one transaction. What was staged and never counted is in the way of the next append, which
+removes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.errors import CorruptStateError
+from cursor.store import LedgerFencedError, LedgerNotFoundError
+from cursor.stores import zookeeper_nodes as nodes
+from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus
+from cursor.stores.zookeeper_session import (
+    LostRaceError,
+    Node,
+    Operation,
+    ZooKeeperSession,
+    check,
+    create,
+    create_directory,
+    delete,
+    existing,
+    set_data,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Of a request that stages one chunk, for all that is not its data: the paths and the ledger's node.
+CHUNK_ROOM_BYTES = 16 * 1024
+"""How much larger than the data of a chunk a request must be."""
+
+
+class _Head(NamedTuple):
+    """A ledger's state and the version of the node that says so."""
+
+    state: LedgerState
+    version: int
+
+
+@final
+class ZooKeeperLedgers:
+    """The logs of one store; making it finishes the deletions that were cut off."""
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self._session = session
+        self._chunk_bytes_max = session.request_bytes_max - CHUNK_ROOM_BYTES
+        # As last seen, so that an append need not look first; the servers refuse one that was made for an old head.
+        self._heads: dict[int, _Head] = {}
+        self._creating = threading.Lock()
+        # Ledgers that a thread of ours appends to. Two at once would only make each other start over.
+        self._busy: set[int] = set()
+        self._released = threading.Condition()
+        for name in session.children(nodes.GARBAGE) or []:
+            self._clear(_number(name, nodes.GARBAGE))
+
+    def create(self, owner: str) -> int:
+        """See `LedgerStore.create`."""
+        with self._creating:
+            return self._session.settle(lambda: self._try_create(owner))
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self.append_all([(ledger_id, entry)])[0]
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """See `LedgerStore.append_all`.
+
+        Raises:
+            PayloadTooLargeError: The nodes of so many ledgers do not fit into one request (about 5,000 do).
+        """
+        # A memoryview, because bytes would make zeros of an int.
+        batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
+        self._session.check_usable()
+        if not batch:
+            return []
+        with self._holding({ledger_id for ledger_id, _ in batch}):
+            return self._session.settle(lambda: self._try_append(batch))
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """See `LedgerStore.read`."""
+        if not 0 <= first <= end:
+            raise ValueError(f"no range of entries: {first} to {end}")
+        state = self._state(ledger_id)
+        if first == end:
+            return []
+        if end > state.entry_count:
+            raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
+        firsts = self._chunks(ledger_id, [nodes.chunk_path(ledger_id, entry_id, 0) for entry_id in range(first, end)])
+        return [
+            chunk.data if chunk.chunk_count == 1 else self._joined(ledger_id, entry_id, chunk)
+            for entry_id, chunk in enumerate(firsts, first)
+        ]
+
+    def last(self, ledger_id: int) -> int:
+        """See `LedgerStore.last`."""
+        return self._state(ledger_id).entry_count - 1
+
+    def delete(self, ledger_id: int) -> None:
+        """See `LedgerStore.delete`. One transaction takes the ledger away; then its chunks go, at most 1,000 at a time.
+
+        A call that is cut off between leaves chunks that no caller sees; the next opening of the store removes them.
+        """
+        self._session.settle(lambda: self._take_away(ledger_id))
+        self._heads.pop(ledger_id, None)
+        self._clear(ledger_id)
+
+    def fence(self, ledger_id: int) -> int:
+        """See `LedgerStore.fence`."""
+        self._heads.pop(ledger_id, None)
+        return self._session.settle(lambda: self._try_fence(ledger_id))
+
+    def owned_by(self, owner: str) -> list[int]:
+        """See `LedgerStore.owned_by`."""
+        path = nodes.owner_path(owner)
+        return sorted(_number(name, path) for name in self._session.children(path) or [])
+
+    @contextmanager
+    def _holding(self, ledger_ids: set[int]) -> Iterator[None]:
+        """Keep this process's other appends away from some ledgers."""
+        with self._released:
+            self._released.wait_for(lambda: self._busy.isdisjoint(ledger_ids))
+            self._busy |= ledger_ids
+        try:
+            yield
+        finally:
+            with self._released:
+                self._busy -= ledger_ids
+                self._released.notify_all()
+
+    def _try_create(self, owner: str) -> int:
+        directory = nodes.owner_path(owner)
+        counter, found_directory = self._session.read(nodes.LEDGER_COUNTER, directory)
+        counter = existing(counter, nodes.LEDGER_COUNTER)
+        ledger_id = nodes.decode_counter(nodes.LEDGER_COUNTER, counter.data) + 1
+        state = LedgerState(0, LedgerStatus.OPEN, owner)
+        operations = [
+            set_data(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, ledger_id), counter.version),
+            create(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state)),
+        ]
+        if found_directory is None:
+            operations.append(create_directory(directory))
+        operations.append(create_directory(f"{directory}/{ledger_id}"))
+        self._session.commit(operations)
+        self._heads[ledger_id] = _Head(state, 0)
+        return ledger_id
+
+    def _try_append(self, batch: list[tuple[int, bytes]]) -> list[int]:
+        heads = self._open_heads(list(dict.fromkeys(ledger_id for ledger_id, _ in batch)))
+        ends = {ledger_id: head.state.entry_count for ledger_id, head in heads.items()}
+        entry_ids: list[int] = []
+        chunks: list[tuple[int, Operation]] = []
+        for ledger_id, entry in batch:
+            entry_ids.append(ends[ledger_id])
+            chunks += self._creations(ledger_id, ends[ledger_id], entry)
+            ends[ledger_id] += 1
+        try:
+            self._commit(heads, ends, chunks)
+        except LostRaceError as error:
+            for ledger_id in heads:
+                self._heads.pop(ledger_id, None)
+            if error.name_taken:
+                self._remove_staged(sorted(heads))
+            raise
+        return entry_ids
+
+    def _open_heads(self, ledger_ids: list[int]) -> dict[int, _Head]:
+        """Return the heads of ledgers, as last seen, if all may be written; the first that may not is the error."""
+        seen = {ledger_id: head for ledger_id in ledger_ids if (head := self._heads.get(ledger_id))}
+        unseen = [ledger_id for ledger_id in ledger_ids if ledger_id not in seen]
+        paths = [nodes.ledger_path(ledger_id) for ledger_id in unseen]
+        for ledger_id, found in zip(unseen, self._session.read(*paths) if paths else [], strict=True):
+            state = _state_of(ledger_id, found)
+            if state.status is LedgerStatus.FENCED:
+                raise LedgerFencedError(f"ledger {ledger_id} was fenced")
+            assert found is not None
+            seen[ledger_id] = _Head(state, found.version)
+        return seen
+
+    def _creations(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterator[tuple[int, Operation]]:
+        """Yield what makes the chunks of an entry, each with its ledger."""
+        size = self._chunk_bytes_max
+        parts = [entry[begin : begin + size] for begin in range(0, len(entry), size)] or [b""]
+        for number, part in enumerate(parts):
+            path = nodes.chunk_path(ledger_id, entry_id, number)
+            yield ledger_id, create(path, nodes.encode_chunk(path, Chunk(len(parts), part)))
+
+    def _commit(self, heads: dict[int, _Head], ends: dict[int, int], chunks: list[tuple[int, Operation]]) -> None:
+        """Add chunks to ledgers and move their ends, all or nothing."""
+        moved = {ledger_id: head.state._replace(entry_count=ends[ledger_id]) for ledger_id, head in heads.items()}
+        moves = [
+            set_data(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state), heads[ledger_id].version)
+            for ledger_id, state in moved.items()
+        ]
+        together = moves + [creation for _, creation in chunks]
+        if self._session.request_bytes(together) > self._session.request_bytes_max:
+            self._session.check_size(moves)
+            self._stage(heads, chunks)
+            together = moves
+        results = self._session.commit(together)
+        for (ledger_id, state), result in zip(moved.items(), results, strict=False):
+            self._heads[ledger_id] = _Head(state, result.version)
+
+    def _stage(self, heads: dict[int, _Head], chunks: list[tuple[int, Operation]]) -> None:
+        """Write chunks beyond the ends of their ledgers, as long as these are as they were."""
+        checks = {ledger_id: check(nodes.ledger_path(ledger_id), head.version) for ledger_id, head in heads.items()}
+        for pack in self._session.packs([checks[ledger_id], creation] for ledger_id, creation in chunks):
+            self._session.commit(pack)
+
+    def _remove_staged(self, ledger_ids: list[int]) -> None:
+        """Remove what appends that were cut off have left beyond the ends of ledgers."""
+        for ledger_id in ledger_ids:
+            path = nodes.ledger_path(ledger_id)
+            (found,) = self._session.read(path)
+            state = _state_of(ledger_id, found)
+            names = self._session.children(path) or []
+            staged = [f"{path}/{name}" for name in names if nodes.entry_id_of(name) >= state.entry_count]
+            if staged and found:
+                # A new version, so that whoever is still staging there cannot move the end over what is removed.
+                (changed,) = self._session.commit([set_data(path, found.data, found.version)])
+                unchanged = check(path, changed.version)
+                for pack in self._session.packs([unchanged, delete(chunk)] for chunk in staged):
+                    self._session.commit(pack)
+
+    def _state(self, ledger_id: int) -> LedgerState:
+        return _state_of(ledger_id, self._session.read(nodes.ledger_path(ledger_id))[0])
+
+    def _chunks(self, ledger_id: int, paths: Sequence[str]) -> list[Chunk]:
+        found = self._session.read(*paths)
+        if None in found:
+            # Deleted since we looked, or lost.
+            self._state(ledger_id)
+        return [nodes.decode_chunk(path, existing(node, path).data) for path, node in zip(paths, found, strict=True)]
+
+    def _joined(self, ledger_id: int, entry_id: int, first: Chunk) -> bytes:
+        """Return an entry of several chunks."""
+        paths = [nodes.chunk_path(ledger_id, entry_id, number) for number in range(1, first.chunk_count)]
+        chunks = [first, *self._chunks(ledger_id, paths)]
+        for path, chunk in zip(paths, chunks[1:], strict=True):
+            if chunk.chunk_count != first.chunk_count:
+                expected = f"{first.chunk_count} chunks"
+                raise CorruptStateError(f"node {path}", offset=0, expected=expected, found=chunk.chunk_count)
+        return b"".join(chunk.data for chunk in chunks)
+
+    def _try_fence(self, ledger_id: int) -> int:
+        path = nodes.ledger_path(ledger_id)
+        (found,) = self._session.read(path)
+        state = _state_of(ledger_id, found)
+        if state.status is LedgerStatus.OPEN:
+            assert found is not None
+            fenced = nodes.encode_ledger(ledger_id, state._replace(status=LedgerStatus.FENCED))
+            self._session.commit([set_data(path, fenced, found.version)])
+        return state.entry_count - 1
+
+    def _take_away(self, ledger_id: int) -> None:
+        """Let a ledger disappear for every caller, and note that its chunks are to be removed."""
+        path = nodes.ledger_path(ledger_id)
+        (found,) = self._session.read(path)
+        if found is None:
+            return
+        state = nodes.decode_ledger(ledger_id, found.data)
+        if state.status is LedgerStatus.DELETED:
+            return
+        directory = nodes.owner_path(state.owner)
+        (owned,) = self._session.read(directory)
+        gone = nodes.encode_ledger(ledger_id, state._replace(status=LedgerStatus.DELETED))
+        operations = [
+            set_data(path, gone, found.version),
+            create_directory(f"{nodes.GARBAGE}/{ledger_id}"),
+            delete(f"{directory}/{ledger_id}"),
+        ]
+        if existing(owned, directory).child_count == 1:
+            operations.append(delete(directory))
+        self._session.commit(operations)
+
+    def _clear(self, ledger_id: int) -> None:
+        """Remove the nodes of a ledger that was taken away; another process may be at it too."""
+        self._session.settle(lambda: self._try_clear(ledger_id))
+
+    def _try_clear(self, ledger_id: int) -> None:
+        path = nodes.ledger_path(ledger_id)
+        names = self._session.children(path)
+        if names is not None:
+            for pack in self._session.packs([delete(f"{path}/{name}")] for name in names):
+                self._session.commit(pack)
+            self._session.commit([delete(path), delete(f"{nodes.GARBAGE}/{ledger_id}")])
+
+
+def _state_of(ledger_id: int, found: Node | None) -> LedgerState:
+    """Return what a ledger's node says, if there is one for a caller to see."""
+    state = found and nodes.decode_ledger(ledger_id, found.data)
+    if state is None or state.status is LedgerStatus.DELETED:
+        raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+    return state
+
+
+def _number(name: str, path: str) -> int:
+    if not (name.isascii() and name.isdecimal()):
+        raise CorruptStateError(f"node {path}", offset=0, expected="numbers of ledgers", found=name)
+    return int(name)

@@ -1,0 +1,350 @@
+"""How is a ZooKeeper session used so that a write is never sent twice, nor after its call has returned?
+
+kazoo keeps the connection and finds the session again. It never repeats a request by itself: only its `retry` does,
+which is not used here. Writes are sent once, and only while there is a connection; a write whose answer did not come
+may or may not have happened. Reads are sent again after a lost connection.
+
+A write that was cut off cannot take effect behind the back of a later read of the same session: when a session
+reconnects, the server drops what is left of its old connection.
+
+Each read is preceded by a `sync` on the same connection: a follower of a cluster may lag, and a value that another
+process has written must not look absent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConfigurationError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.states import KazooState
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from ackstate.errors import CorruptStateError
+from cursor.store import PayloadTooLargeError, StoreError
+from cursor.stores.zookeeper_nodes import NodeKind, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+_Result = TypeVar("_Result")
+
+# How often a call starts over because others were faster. Each time one of them has got on, so this is never met
+# unless something is wrong.
+_ATTEMPTS_MAX = 200
+# kazoo wakes its sender with a byte per request through a socket pair, which takes some 270.
+_REQUESTS_AT_ONCE = 64
+# A transaction of more operations keeps the server from its other clients for too long.
+_OPERATIONS_MAX = 1_000
+# What stands around the operations of a request: its header and the end of the list.
+_REQUEST_BYTES = 32
+# What stands around an operation's path and data: two lengths, a header, and flags or a version.
+_OPERATION_BYTES = 21
+
+
+class LostRaceError(Exception):
+    """A transaction found another state than the one it was made for; it did nothing, so it may be made anew.
+
+    Args:
+        name_taken: Whether it would have made a node that exists.
+    """
+
+    def __init__(self, *, name_taken: bool) -> None:
+        super().__init__("another was faster")
+        self.name_taken = name_taken
+
+
+class _ConnectionLostError(StoreError):
+    """The answer did not come."""
+
+
+class Node(NamedTuple):
+    """A node as it was read.
+
+    Attributes:
+        data: Its bytes.
+        version: Counts its changes from 0; begins again at 0 when it is deleted and made again.
+        changed_zxid: The transaction that last changed its data: never the same for two changes of one path.
+        child_count: How many nodes are below it.
+    """
+
+    data: bytes
+    version: int
+    changed_zxid: int
+    child_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a transaction. Made by `check`, `create`, `set_data` and `delete`."""
+
+    verb: Literal["check", "create", "set_data", "delete"]
+    path: str
+    data: bytes = b""
+    version: int = -1
+
+
+def check(path: str, version: int) -> Operation:
+    """Fail unless a node is at a version."""
+    return Operation("check", path, version=version)
+
+
+def create(path: str, data: bytes) -> Operation:
+    """Make a node that must not exist, below one that does."""
+    return Operation("create", path, data)
+
+
+def set_data(path: str, data: bytes, version: int) -> Operation:
+    """Replace a node's data if it is at a version."""
+    return Operation("set_data", path, data, version)
+
+
+def delete(path: str, version: int = -1) -> Operation:
+    """Delete a node without children, at a version or at any."""
+    return Operation("delete", path, version=version)
+
+
+def create_directory(path: str) -> Operation:
+    """Make a node that holds nothing but others."""
+    return create(path, encode(NodeKind.DIRECTORY, path))
+
+
+def existing(found: Node | None, path: str) -> Node:
+    """Return a node that must be there.
+
+    Raises:
+        CorruptStateError: It is not.
+    """
+    if found is None:
+        raise CorruptStateError(f"node {path or '/'}", offset=0, expected="a node", found="none")
+    return found
+
+
+@final
+class ZooKeeperSession:
+    """One session with a cluster, and whether it may still be used; thread-safe.
+
+    Args:
+        hosts: ``host:port`` pairs with commas between.
+        root: What stands before every path.
+        session_timeout_s: How long the servers keep the session without hearing from it; they may bound it.
+        call_timeout_s: How long a call waits for a connection, and again for an answer.
+        request_bytes_max: What the servers take in one request, their ``jute.maxbuffer``, and some room.
+        client_options: More arguments for `KazooClient`.
+
+    Raises:
+        StoreError: No server answered in time.
+    """
+
+    def __init__(  # noqa: PLR0913 - the store's own arguments, passed on by name
+        self,
+        hosts: str,
+        *,
+        root: str,
+        session_timeout_s: float,
+        call_timeout_s: float,
+        request_bytes_max: int,
+        client_options: Mapping[str, Any],
+    ) -> None:
+        self._name = f"{hosts}{root}"
+        self._root = root
+        self._root_bytes = len(root.encode())
+        self._call_timeout_s = call_timeout_s
+        self.request_bytes_max = request_bytes_max
+        self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        self._usable = threading.Event()  # Set while there is a connection, and for good once there is a refusal.
+        self._stopping = threading.Lock()
+        reconnect = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0}
+        options = {"connection_retry": reconnect, **client_options}
+        try:
+            self._client = KazooClient(hosts, timeout=session_timeout_s, **options)
+        except ConfigurationError as error:
+            # Only their names: there may be passwords among them.
+            raise ValueError(f"client_options {sorted(client_options)}: {error}") from error
+        acl = self._client.default_acl or OPEN_ACL_UNSAFE
+        self._acl_bytes = 4 + sum(12 + len(entry.id.scheme.encode()) + len(entry.id.id.encode()) for entry in acl)
+        self._client.add_listener(self._on_state)
+        try:
+            self._client.start(timeout=call_timeout_s)
+        except Exception as error:
+            self.close()
+            raise StoreError(f"{self._name}: no server answered within {call_timeout_s} s") from error
+
+    def make_root(self) -> None:
+        """Make the root's node, without data, and those above it where they are missing."""
+        names = self._root.split("/")
+        for end in range(2, len(names) + 1):
+            self._exchange([partial(self._client.create_async, "/".join(names[:end]), b"")])
+
+    def read(self, *paths: str) -> list[Node | None]:
+        """Return nodes as they are now, looked at in this order and not all at one instant; None for a missing one."""
+        requests = [partial(self._client.get_async, self._root + path) for path in paths]
+        answers = self._read(requests)
+        return [answer and Node(answer[0], answer[1].version, answer[1].mzxid, answer[1].numChildren)
+                for answer in answers]  # fmt: skip
+
+    def children(self, path: str) -> list[str] | None:
+        """Return the names of the nodes below one, in no order; None if it does not exist."""
+        (names,) = self._read([partial(self._client.get_children_async, self._root + path)])
+        return names if names is None else list(names)
+
+    def commit(self, operations: Sequence[Operation]) -> list[Any]:
+        """Carry out operations, all or none, on the servers' disks, and return what kazoo says of each.
+
+        Raises:
+            PayloadTooLargeError: They are too large for one request.
+            LostRaceError: A node was not as one of the operations expects.
+            StoreError: There is no connection, or it was lost and whether they were carried out is unknown.
+        """
+        self.check_size(operations)
+        transaction = self._client.transaction()
+        for operation in operations:
+            path = self._root + operation.path
+            if operation.verb == "create":
+                transaction.create(path, operation.data)
+            elif operation.verb == "set_data":
+                transaction.set_data(path, operation.data, operation.version)
+            else:
+                getattr(transaction, operation.verb)(path, operation.version)
+        (results,) = self._exchange([transaction.commit_async])
+        if results is None:
+            raise StoreError(f"{self._name}: the servers refuse to carry out a transaction")
+        return self._without_errors(results)
+
+    def check_size(self, operations: Sequence[Operation]) -> None:
+        """Raise `PayloadTooLargeError` if one request cannot carry operations out."""
+        size_bytes = self.request_bytes(operations)
+        if size_bytes > self.request_bytes_max:
+            raise PayloadTooLargeError(
+                f"{self._name}: a request of {size_bytes} bytes, where {self.request_bytes_max} fit; nothing was sent"
+            )
+
+    def request_bytes(self, operations: Sequence[Operation]) -> int:
+        """Return the size of the request that carries operations out, at most a few bytes too high."""
+        return _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
+
+    def packs(self, groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
+        """Yield groups of operations in order, as many in each list as fit into a request; a group stays together."""
+        pack: list[Operation] = []
+        size_bytes = 0
+        for group in groups:
+            group_bytes = self.request_bytes(group)
+            full = size_bytes + group_bytes > self.request_bytes_max or len(pack) + len(group) > _OPERATIONS_MAX
+            if pack and full:
+                yield pack
+                pack, size_bytes = [], 0
+            pack += group
+            size_bytes += group_bytes
+        if pack:
+            yield pack
+
+    def settle(self, attempt: Callable[[], _Result]) -> _Result:
+        """Call until the race is not lost, and return what the call returned."""
+        for _ in range(_ATTEMPTS_MAX):
+            with suppress(LostRaceError):
+                return attempt()
+        raise StoreError(f"{self._name}: others were faster {_ATTEMPTS_MAX} times; nothing was written")
+
+    def check_usable(self) -> None:
+        """Raise `StoreError` if the session was closed or lost."""
+        if self._refusal:
+            raise StoreError(f"{self._name}: {self._refusal}")
+
+    def close(self) -> None:
+        """End the session; closing twice does nothing."""
+        self._refuse("the store is closed")
+        with self._stopping:
+            # Whatever goes wrong here, the session ends by itself after its time.
+            with suppress(Exception):
+                self._client.stop()
+            with suppress(Exception):
+                self._client.close()
+
+    def _on_state(self, state: str) -> None:
+        # kazoo calls this from its connection's thread, which must not wait.
+        if state == KazooState.CONNECTED:
+            self._usable.set()
+        elif state == KazooState.SUSPENDED:
+            if not self._refusal:
+                self._usable.clear()
+        else:
+            self._refuse("the session was lost; close the store and open it again")
+
+    def _refuse(self, refusal: str) -> None:
+        self._refusal = self._refusal or refusal
+        self._usable.set()
+
+    def _read(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
+        deadline_s = time.monotonic() + self._call_timeout_s
+        sync = partial(self._client.sync_async, self._root)
+        while True:
+            try:
+                return self._exchange([sync, *requests])[1:]
+            except _ConnectionLostError:
+                if time.monotonic() >= deadline_s:
+                    raise
+
+    def _exchange(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Send requests, in order and some of them at once, and return the answers.
+
+        None where a node to read is missing or a node to make is there.
+        """
+        answers: list[Any] = []
+        for begin in range(0, len(requests), _REQUESTS_AT_ONCE):
+            self._wait_until_usable()
+            sent = [request() for request in requests[begin : begin + _REQUESTS_AT_ONCE]]
+            deadline_s = time.monotonic() + self._call_timeout_s
+            answers += [self._answer(result, deadline_s) for result in sent]
+        return answers
+
+    def _wait_until_usable(self) -> None:
+        connected = self._usable.wait(self._call_timeout_s)
+        self.check_usable()
+        if not connected:
+            raise StoreError(f"{self._name}: no connection for {self._call_timeout_s} s; nothing was sent")
+
+    def _answer(self, result: Any, deadline_s: float) -> Any:
+        try:
+            return result.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except (NoNodeError, NodeExistsError):
+            return None
+        except self._client.handler.timeout_exception as error:
+            # Not to be sent any more: the caller will soon look whether the call happened.
+            self._refuse("a call was not answered; close the store and open it again")
+            self.close()
+            raise StoreError(f"{self._name}: no answer within {self._call_timeout_s} s") from error
+        except ConnectionLoss as error:
+            raise _ConnectionLostError(f"{self._name}: the connection was lost before the answer came") from error
+        except Exception as error:
+            self.check_usable()
+            raise StoreError(f"{self._name}: {error!r}") from error
+
+    def _operation_bytes(self, operation: Operation) -> int:
+        acl_bytes = self._acl_bytes if operation.verb == "create" else 0
+        # Paths below the root are percent-encoded, hence ASCII.
+        return _OPERATION_BYTES + self._root_bytes + len(operation.path) + len(operation.data) + acl_bytes
+
+    def _without_errors(self, results: list[Any]) -> list[Any]:
+        """Return the results of a transaction that was carried out; one error means that none of it was."""
+        for result in results:
+            # These two stand for the operations before and after the one that failed.
+            if not isinstance(result, Exception) or isinstance(result, (RolledBackError, RuntimeInconsistency)):
+                continue
+            if isinstance(result, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):
+                raise LostRaceError(name_taken=isinstance(result, NodeExistsError)) from result
+            raise StoreError(f"{self._name}: {result!r}; nothing was written") from result
+        return results

@@ -1,0 +1,913 @@
+"""What only a store on a real ZooKeeper server can meet: kills, lost sessions, other processes, limits, damage."""
+
+import contextlib
+import itertools
+import random
+import socket
+import threading
+import time
+from contextlib import closing
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kazoo.client import KazooClient
+
+from ackstate import CursorFencedError, LedgerMap, Position
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from cursor import ManagedCursor, Source
+from cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    PayloadTooLargeError,
+    StoreError,
+    Versioned,
+    VersionMismatchError,
+)
+from cursor.stores import zookeeper_nodes as nodes
+from cursor.stores.zookeeper import ZooKeeperStore
+from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
+from tests.zookeeper_server import running_server
+
+# A request that is small, so that small entries have several chunks.
+SMALL = 32 * 1024
+CHUNK = SMALL - 16 * 1024
+roots = (f"/root-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def root():
+    return next(roots)
+
+
+@pytest.fixture
+def open_store(server, root):
+    """Open the same storage each time; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(**settings):
+            return stack.enter_context(closing(ZooKeeperStore(server.hosts, root=root, **settings)))
+
+        yield opened
+
+
+@pytest.fixture
+def client(server):
+    """Somebody else, who keeps to no rules."""
+    client = KazooClient(server.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def tree(client, path):
+    """The paths below a node."""
+    below = [f"{path}/{name}" for name in client.get_children(path)]
+    return sorted(below + [deeper for child in below for deeper in tree(client, child)])
+
+
+class CutError(StoreError):
+    """The process was killed before this transaction was sent."""
+
+
+def cut_after(store, monkeypatch, count):
+    """Let a store carry out some transactions and then no more."""
+    commit, left = store._session.commit, [count]
+
+    def counted(operations):
+        if not left[0]:
+            raise CutError
+        left[0] -= 1
+        return commit(operations)
+
+    monkeypatch.setattr(store._session, "commit", counted)
+
+
+def before_next_commit(store, monkeypatch, happening):
+    """Let something happen after a store has looked and before its transaction is sent."""
+    commit = store._session.commit
+
+    def delayed(operations):
+        monkeypatch.setattr(store._session, "commit", commit)
+        happening()
+        return commit(operations)
+
+    monkeypatch.setattr(store._session, "commit", delayed)
+
+
+# Names and bytes of nodes
+
+
+@given(kind=st.sampled_from(NodeKind), path=st.text(st.characters(codec="utf-8")), body=st.binary())
+def test_a_node_comes_back_as_it_was_written(kind, path, body):
+    encoded = nodes.encode(kind, path, body)
+    assert nodes.kind_of(path, encoded) is kind
+    assert nodes.decode(kind, path, encoded) == body
+    assert len(encoded) == nodes.FRAME_BYTES + len(body)
+
+
+def test_every_changed_bit_and_every_cut_of_a_node_is_found():
+    path = nodes.chunk_path(7, 3, 0)
+    encoded = nodes.encode_chunk(path, Chunk(1, b"entry"))
+    for bit in range(len(encoded) * 8):
+        damaged = bytearray(encoded)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((CorruptStateError, UnsupportedVersionError)):
+            nodes.decode_chunk(path, bytes(damaged))
+    for size in range(len(encoded)):
+        with pytest.raises(CorruptStateError):
+            nodes.decode_chunk(path, encoded[:size])
+    with pytest.raises(CorruptStateError, match="body"):
+        nodes.decode_chunk(path, encoded + b"\0")
+
+
+def test_a_node_belongs_to_its_path_and_its_kind():
+    encoded = nodes.encode_ledger(7, LedgerState(3, LedgerStatus.OPEN, "ä"))
+    assert nodes.decode_ledger(7, encoded) == LedgerState(3, LedgerStatus.OPEN, "ä")
+    with pytest.raises(CorruptStateError, match="CRC"):
+        nodes.decode_ledger(8, encoded)
+    with pytest.raises(CorruptStateError, match="kind VALUE"):
+        nodes.decode(NodeKind.VALUE, nodes.ledger_path(7), encoded)
+
+
+def test_the_bytes_of_version_1_are_for_ever():
+    chunk = nodes.chunk_path(7, 3, 1)
+    ledger = LedgerState(3, LedgerStatus.FENCED, "ä")
+    golden = {
+        nodes.encode(NodeKind.STORE, ""): "41434b5a 0101 0000 00000000 0f9bb142",
+        nodes.encode(NodeKind.DIRECTORY, "/metadata"): "41434b5a 0102 0000 00000000 f6f842de",
+        nodes.encode_counter("/last-ledger", 7): "41434b5a 0103 0000 08000000 50d89de4 0700000000000000",
+        nodes.encode_ledger(7, ledger): "41434b5a 0104 0000 0b000000 c057d36a 0300000000000000 01 c3a4",
+        nodes.encode_chunk(chunk, Chunk(2, b"entry")): "41434b5a 0105 0000 09000000 c619b1af 02000000 656e747279",
+        nodes.encode(
+            NodeKind.VALUE, "/metadata/a%20b/%2E", b"value"
+        ): "41434b5a 0106 0000 05000000 dba0b7f6 76616c7565",
+    }
+    assert [encoded.hex() for encoded in golden] == [text.replace(" ", "") for text in golden.values()]
+    assert (chunk, nodes.ledger_path(7)) == ("/ledgers/7/0000000003.0001", "/ledgers/7")
+    assert (nodes.value_path("/a b/."), nodes.owner_path("a/b")) == ("/metadata/a%20b/%2E", "/owners/a%2Fb")
+
+
+@pytest.mark.parametrize("body", [b"", b"\1" * 8, b"\0" * 8 + b"\3", b"\0" * 9 + b"\xff"])
+def test_a_ledger_that_says_nothing_sensible_is_damage(body):
+    with pytest.raises(CorruptStateError, match="state of a ledger"):
+        nodes.decode_ledger(7, nodes.encode(NodeKind.LEDGER, nodes.ledger_path(7), body))
+
+
+@pytest.mark.parametrize("body", [b"", b"\1\0\0", b"\0\0\0\0data"])
+def test_a_chunk_without_a_count_is_damage(body):
+    path = nodes.chunk_path(7, 3, 0)
+    with pytest.raises(CorruptStateError, match="a chunk count"):
+        nodes.decode_chunk(path, nodes.encode(NodeKind.CHUNK, path, body))
+
+
+def test_a_counter_of_another_size_is_damage():
+    encoded = nodes.encode(NodeKind.COUNTER, nodes.LEDGER_COUNTER, b"\1")
+    with pytest.raises(CorruptStateError, match="8 bytes"):
+        nodes.decode_counter(nodes.LEDGER_COUNTER, encoded)
+
+
+def test_a_newer_version_is_refused_before_its_checksum_is_read():
+    encoded = bytearray(nodes.encode(NodeKind.STORE, nodes.STORE))
+    encoded[4] = 2
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        nodes.decode(NodeKind.STORE, nodes.STORE, bytes(encoded))
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1), min_size=1))
+def test_names_in_metadata_are_reversible_and_fit_for_zookeeper(names):
+    encoded = nodes.value_path("/" + "/".join(names)).removeprefix(nodes.METADATA).split("/")[1:]
+    assert [nodes.name_in_metadata(name) for name in encoded] == names
+    assert all(name.isascii() and name.isprintable() and name not in {"", ".", ".."} for name in encoded)
+
+
+def test_owners_have_names_of_their_own():
+    owners = ["", ".", "..", "%", "%2E", "a", "a/b", "a%2Fb", "A"]
+    assert len({nodes.owner_path(owner) for owner in owners}) == len(owners)
+
+
+@pytest.mark.parametrize("name", ["%2e", "a%", "a b", "%ff", "%"])
+def test_a_name_that_we_do_not_write_is_damage(name):
+    with pytest.raises(CorruptStateError):
+        nodes.name_in_metadata(name)
+
+
+@pytest.mark.parametrize("name", ["", "5", "5.", ".5", "a.0", "5.a"])
+def test_a_chunk_with_a_strange_name_is_damage(name):
+    with pytest.raises(CorruptStateError):
+        nodes.entry_id_of(name)
+
+
+# What may be opened
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hosts": "127.0.0.1:1/path"},
+        {"root": "/"},
+        {"root": "ackstate"},
+        {"root": "/ackstate/"},
+        {"session_timeout_s": 0},
+        {"call_timeout_s": -1},
+        {"request_bytes_max": 100},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
+        ZooKeeperStore(**{"hosts": "127.0.0.1:1", **settings})
+
+
+def test_options_that_kazoo_refuses_are_named_without_their_secrets():
+    options = {"auth_data": [("sasl", "me:secret")], "sasl_options": {"mechanism": "PLAIN"}}
+    with pytest.raises(ValueError, match=r"auth_data.*sasl_options") as caught:
+        ZooKeeperStore("127.0.0.1:1", client_options=options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_is_a_store_error():
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{unheard.getsockname()[1]}"
+        with pytest.raises(StoreError, match=f"{hosts}/ackstate: no server answered within 0.3 s"):
+            ZooKeeperStore(hosts, call_timeout_s=0.3)
+
+
+@pytest.mark.slow
+def test_an_empty_node_becomes_a_store_and_any_other_is_left_alone(client, root, open_store):
+    client.create(root, b"")
+    client.create(f"{root}/child", b"")
+    with pytest.raises(StoreError, match="not an ackstate store"):
+        open_store()
+    client.delete(f"{root}/child")
+    client.set(root, b"somebody else's data")
+    with pytest.raises(CorruptStateError, match="ACKZ"):
+        open_store()
+    newer = nodes.encode(NodeKind.STORE, nodes.STORE)
+    newer = newer[:4] + b"\2" + newer[5:]
+    client.set(root, newer)
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        open_store()
+    assert (client.get(root)[0], client.get_children(root)) == (newer, [])
+    client.set(root, b"")
+    assert open_store().ledgers.create("billing") == 1
+
+
+@pytest.mark.slow
+def test_many_may_open_a_new_root_at_once(server, root):
+    stores = []
+    threads = [
+        threading.Thread(target=lambda: stores.append(ZooKeeperStore(server.hosts, root=f"{root}/deep/er")))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.ledgers.create("x") for store in stores) == [1, 2, 3, 4, 5, 6]
+    for store in stores:
+        store.close()
+
+
+# Sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, SMALL * 10])
+def test_an_entry_comes_back_whatever_its_size(open_store, size):
+    store = open_store(request_bytes_max=SMALL)
+    entry = random.Random(size).randbytes(size)
+    ledger_id = store.ledgers.create("sizes")
+    assert store.ledgers.append_all([(ledger_id, b"a"), (ledger_id, entry), (ledger_id, b"b")]) == [0, 1, 2]
+    assert store.ledgers.append(ledger_id, entry) == 3
+    assert store.ledgers.read(ledger_id, 0, 4) == [b"a", entry, b"b", entry]
+    # Another limit has other chunks, and reads these all the same.
+    assert open_store().ledgers.read(ledger_id, 1, 2) == [entry]
+
+
+@pytest.mark.slow
+def test_entries_around_the_servers_own_limit(open_store):
+    store = open_store()
+    ledger_id = store.ledgers.create("sizes")
+    entries = [random.Random(size).randbytes(size) for size in (983_616, 983_617, 1_000_000, 1_048_575, 5_000_000)]
+    for entry_id, entry in enumerate(entries):
+        assert store.ledgers.append(ledger_id, entry) == entry_id
+    assert store.ledgers.read(ledger_id, 0, len(entries)) == entries
+
+
+def largest_value(store, path, version):
+    """The size of the largest value that a path takes, by trying, and the version at the end."""
+    low, high = 0, 2_000_000
+    while high - low > 1:
+        size = (low + high) // 2
+        try:
+            version = store.metadata.put(path, bytes(size), expected_version=version)
+        except PayloadTooLargeError:
+            high = size
+        else:
+            low = size
+    return low, version
+
+
+@pytest.mark.slow
+def test_a_value_that_cannot_fit_is_refused_before_it_is_sent(open_store, monkeypatch):
+    store = open_store()
+    version = store.metadata.put("/largest", b"", expected_version=ABSENT)
+    size, version = largest_value(store, "/largest", version)
+    assert 999_000 < size < 1_000_000
+    data = random.Random(1).randbytes(size)
+    version = store.metadata.put("/largest", data, expected_version=version)
+    assert store.metadata.get("/largest") == Versioned(data, version)
+    exchange, sent = store._session._exchange, []
+    monkeypatch.setattr(store._session, "_exchange", lambda requests: sent.append(len(requests)) or exchange(requests))
+    with pytest.raises(PayloadTooLargeError, match="nothing was sent"):
+        store.metadata.put("/largest", data + b"x", expected_version=version)
+    # One exchange: the look at what is there.
+    assert len(sent) == 1
+    assert store.metadata.get("/largest") == Versioned(data, version)
+
+
+@pytest.mark.slow
+def test_our_limit_is_below_the_servers_and_a_dropped_connection_is_found_again(open_store):
+    careless = open_store(request_bytes_max=1_048_576 + 10_000)
+    with pytest.raises(StoreError, match="connection was lost"):
+        careless.metadata.put("/a", bytes(1_048_576), expected_version=ABSENT)
+    assert careless.metadata.get("/a") is None
+    # What the server takes is at least what we send by default.
+    largest = bytes(1_048_575 - 1_000)
+    version = careless.metadata.put("/a", largest, expected_version=ABSENT)
+    assert careless.metadata.get("/a") == Versioned(largest, version)
+
+
+@pytest.mark.slow
+def test_a_batch_over_more_ledgers_than_one_request_can_name_is_refused_before_it_is_sent(open_store):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_ids = [store.ledgers.create("o" * 1_000) for _ in range(40)]
+    with pytest.raises(PayloadTooLargeError):
+        store.ledgers.append_all([(ledger_id, bytes(CHUNK)) for ledger_id in ledger_ids])
+    assert store.ledgers.append_all([(ledger_id, b"x") for ledger_id in ledger_ids[:5]]) == [0] * 5
+
+
+# CutError between any two transactions
+
+
+@pytest.mark.slow
+def test_a_large_batch_is_all_or_nothing_wherever_it_is_cut(open_store, client, root, monkeypatch):
+    store = open_store(request_bytes_max=SMALL)
+    one, other = store.ledgers.create("cut"), store.ledgers.create("cut")
+    store.ledgers.append(one, b"first")
+    batch = [(one, b"a" * 3 * CHUNK), (other, b"b"), (one, b"c"), (other, b"d" * 2 * CHUNK)]
+    for count in itertools.count():
+        victim = open_store(request_bytes_max=SMALL)
+        cut_after(victim, monkeypatch, count)
+        try:
+            victim.ledgers.append_all(batch)
+        except CutError:
+            assert (store.ledgers.last(one), store.ledgers.last(other)) == (0, -1)
+        else:
+            break
+    assert count >= 6
+    assert store.ledgers.read(one, 0, 3) == [b"first", b"a" * 3 * CHUNK, b"c"]
+    assert store.ledgers.read(other, 0, 2) == [b"b", b"d" * 2 * CHUNK]
+    # Nothing that was staged and given up is left.
+    assert len(tree(client, f"{root}/ledgers")) == 2 + 1 + 4 + 3
+
+
+@pytest.mark.slow
+def test_what_a_cut_append_left_never_shows_through_smaller_entries(open_store, monkeypatch):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("cut")
+    victim = open_store(request_bytes_max=SMALL)
+    cut_after(victim, monkeypatch, 3)
+    with pytest.raises(CutError):
+        victim.ledgers.append(ledger_id, bytes(5 * CHUNK))
+    for entry_id in range(3):
+        assert store.ledgers.append(ledger_id, b"%d" % entry_id) == entry_id
+    assert store.ledgers.read(ledger_id, 0, 3) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_two_that_stage_in_the_same_ledger_never_mix(open_store, monkeypatch):
+    one, other = open_store(request_bytes_max=SMALL), open_store(request_bytes_max=SMALL)
+    ledger_id = one.ledgers.create("both")
+    commit, count = one._session.commit, itertools.count()
+
+    def interrupted(operations):
+        # After the first chunk of one is staged, the other appends a whole entry.
+        if next(count) == 1:
+            assert other.ledgers.append(ledger_id, b"b" * 3 * CHUNK) == 0
+        return commit(operations)
+
+    monkeypatch.setattr(one._session, "commit", interrupted)
+    assert one.ledgers.append(ledger_id, b"a" * 4 * CHUNK) == 1
+    assert one.ledgers.read(ledger_id, 0, 2) == [b"b" * 3 * CHUNK, b"a" * 4 * CHUNK]
+
+
+@pytest.mark.slow
+def test_an_end_never_moves_over_chunks_that_another_has_removed(open_store, monkeypatch):
+    one, other = open_store(request_bytes_max=SMALL), open_store(request_bytes_max=SMALL)
+    ledger_id = one.ledgers.create("both")
+    commit, count = one._session.commit, itertools.count()
+    # The other runs into the staged chunks, has changed the ledger and removed them, and dies.
+    cut_after(other, monkeypatch, 3)
+
+    def interrupted(operations):
+        if next(count) == 2:
+            with pytest.raises(CutError):
+                other.ledgers.append(ledger_id, b"b" * 3 * CHUNK)
+        return commit(operations)
+
+    monkeypatch.setattr(one._session, "commit", interrupted)
+    assert one.ledgers.append(ledger_id, b"a" * 4 * CHUNK) == 0
+    assert one.ledgers.read(ledger_id, 0, 1) == [b"a" * 4 * CHUNK]
+
+
+@pytest.mark.slow
+def test_a_deletion_is_finished_by_the_next_opening_wherever_it_is_cut(open_store, client, root, monkeypatch):
+    store = open_store()
+    empty = tree(client, root)
+    for count in itertools.count():
+        ledger_id = store.ledgers.create("cut")
+        store.ledgers.append_all([(ledger_id, b"%d" % number) for number in range(2_500)])
+        victim = open_store()
+        cut_after(victim, monkeypatch, count)
+        try:
+            victim.ledgers.delete(ledger_id)
+        except CutError:
+            gone = store.ledgers.owned_by("cut") == []
+            assert gone == (count > 0)
+            if not gone:
+                assert len(store.ledgers.read(ledger_id, 0, 2_500)) == 2_500
+                store.ledgers.delete(ledger_id)
+            with pytest.raises(LedgerNotFoundError):
+                store.ledgers.read(ledger_id, 0, 1)
+            open_store()
+            assert tree(client, root) == empty
+        else:
+            break
+    assert count == 5
+    assert tree(client, root) == empty
+
+
+@pytest.mark.slow
+def test_metadata_leaves_no_directory_behind(open_store, client, root):
+    store = open_store()
+    empty = tree(client, root)
+    paths = ["/a/b/c/d", "/a/b", "/a/x", "/..", "/./."]
+    versions = {path: store.metadata.put(path, b"", expected_version=ABSENT) for path in paths}
+    assert store.metadata.children("/") == [".", "..", "a"]
+    store.metadata.delete("/a/b", expected_version=versions.pop("/a/b"))
+    assert store.metadata.get("/a/b") is None
+    for path, version in versions.items():
+        store.metadata.delete(path, expected_version=version)
+    assert tree(client, root) == empty
+
+
+# Others at work
+
+
+@pytest.mark.slow
+def test_an_append_on_its_way_is_refused_after_a_fence(open_store, monkeypatch):
+    stale, owner = open_store(), open_store()
+    ledger_id = stale.ledgers.create("fenced")
+    stale.ledgers.append(ledger_id, b"a")
+    before_next_commit(stale, monkeypatch, lambda: owner.ledgers.fence(ledger_id))
+    with pytest.raises(LedgerFencedError):
+        stale.ledgers.append(ledger_id, b"late")
+    assert owner.ledgers.last(ledger_id) == 0
+    other = stale.ledgers.create("fenced")
+    before_next_commit(stale, monkeypatch, lambda: owner.ledgers.fence(other))
+    with pytest.raises(LedgerFencedError):
+        stale.ledgers.append_all([(other, bytes(2_000_000))])
+    assert owner.ledgers.last(other) == -1
+
+
+@pytest.mark.slow
+def test_what_a_fence_returns_is_the_end_while_its_owner_writes_on(open_store):
+    stale, owner = open_store(), open_store()
+    for _ in range(10):
+        ledger_id = stale.ledgers.create("race")
+        written = []
+
+        def write(ledger_id=ledger_id, written=written):
+            with contextlib.suppress(LedgerFencedError):
+                while True:
+                    written.append(stale.ledgers.append(ledger_id, b"%d" % len(written)))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        while len(written) < 3:
+            time.sleep(0.001)
+        last = owner.ledgers.fence(ledger_id)
+        writer.join(timeout=10)
+        assert written == list(range(last + 1))
+        assert owner.ledgers.read(ledger_id, 0, last + 1) == [b"%d" % number for number in written]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_value_made_again_is_not_taken_for_the_old_one(open_store, monkeypatch, deleting):
+    stale, other = open_store(), open_store()
+    version = stale.metadata.put("/aba", b"old", expected_version=ABSENT)
+
+    def make_again():
+        other.metadata.delete("/aba", expected_version=version)
+        other.metadata.put("/aba", b"new", expected_version=ABSENT)
+
+    before_next_commit(stale, monkeypatch, make_again)
+    call = stale.metadata.delete if deleting else partial(stale.metadata.put, data=b"lost")
+    with pytest.raises(VersionMismatchError):
+        call("/aba", expected_version=version)
+    found = other.metadata.get("/aba")
+    assert found.data == b"new"
+    assert found.version > version
+
+
+@pytest.mark.slow
+def test_values_come_and_go_side_by_side(open_store):
+    """The directories above them are made and deleted all the time, and nobody trips over that."""
+    stores = [open_store(), open_store()]
+    failures = []
+
+    def come_and_go(store, name):
+        try:
+            for _ in range(25):
+                version = store.metadata.put(f"/deep/er/{name}", b"", expected_version=ABSENT)
+                assert name in store.metadata.children("/deep/er")
+                store.metadata.delete(f"/deep/er/{name}", expected_version=version)
+                store.ledgers.delete(store.ledgers.create("shared"))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(stores[number % 2], str(number))) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert stores[0].metadata.children("/") == stores[0].ledgers.owned_by("shared") == []
+
+
+@pytest.mark.slow
+def test_threads_that_append_to_one_ledger_share_it(open_store):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("threads")
+    ids = []
+
+    def append(size):
+        ids.extend(store.ledgers.append(ledger_id, bytes(size)) for _ in range(10))
+
+    threads = [threading.Thread(target=append, args=(size,)) for size in (1, 100, 3 * CHUNK)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids) == list(range(30))
+
+
+# Damage
+
+
+@pytest.mark.slow
+def test_damage_is_found_wherever_it_is(open_store, client, root):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("damage")
+    store.ledgers.append_all([(ledger_id, b"zero"), (ledger_id, b"one"), (ledger_id, bytes(3 * CHUNK))])
+    store.metadata.put("/value", b"value", expected_version=ABSENT)
+    chunks = [root + nodes.chunk_path(ledger_id, *place) for place in ((0, 0), (1, 0), (2, 1))]
+
+    def refused(path, data, call):
+        before = client.get(path)[0]
+        client.set(path, data)
+        with pytest.raises(CorruptStateError):
+            call(open_store())
+        client.set(path, before)
+
+    def read(store):
+        store.ledgers.read(ledger_id, 0, 3)
+
+    for chunk in chunks:
+        refused(chunk, client.get(chunk)[0][:-1] + b"\xff", read)
+        refused(chunk, b"", read)
+    refused(chunks[0], client.get(chunks[1])[0], read)
+    state = root + nodes.ledger_path(ledger_id)
+    for call in (
+        read,
+        lambda store: store.ledgers.append(ledger_id, b"x"),
+        lambda store: store.ledgers.fence(ledger_id),
+    ):
+        refused(state, client.get(state)[0][:-1], call)
+    refused(f"{root}/last-ledger", b"", lambda store: store.ledgers.create("x"))
+    refused(f"{root}/metadata/value", b"", lambda store: store.metadata.get("/value"))
+    refused(f"{root}/metadata/value", b"", lambda store: store.metadata.put("/value", b"", expected_version=ABSENT))
+    read(store)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_missing_is_damage(open_store, client, root):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("damage")
+    store.ledgers.append(ledger_id, bytes(3 * CHUNK))
+    client.delete(root + nodes.chunk_path(ledger_id, 0, 2))
+    with pytest.raises(CorruptStateError, match="expected a node, found none"):
+        store.ledgers.read(ledger_id, 0, 1)
+    client.delete(root + nodes.LEDGER_COUNTER)
+    with pytest.raises(CorruptStateError, match="last-ledger"):
+        store.ledgers.create("x")
+
+
+@pytest.mark.slow
+def test_a_chunk_of_another_entry_does_not_fit(open_store, client, root):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("damage")
+    store.ledgers.append(ledger_id, bytes(3 * CHUNK))
+    path = nodes.chunk_path(ledger_id, 0, 1)
+    client.set(root + path, nodes.encode_chunk(path, Chunk(4, b"x")))
+    with pytest.raises(CorruptStateError, match="3 chunks"):
+        store.ledgers.read(ledger_id, 0, 1)
+
+
+# Connection and session
+
+
+class Writer(threading.Thread):
+    """Appends numbers, small and large, while the server dies under it, and now and then swings a value."""
+
+    def __init__(self, open_store):
+        super().__init__()
+        self.open_store = open_store
+        # Quick to try again, so that there is time for more.
+        retry = {"max_tries": -1, "delay": 0.02, "max_delay": 0.1}
+        self.settings = {
+            "request_bytes_max": SMALL,
+            "session_timeout_s": 2,
+            "client_options": {"connection_retry": retry},
+        }
+        self.store = open_store(**self.settings)
+        self.ledger_id = self.store.ledgers.create("writer")
+        self.appended = {}
+        self.puts = self.failures = self.reopened = 0
+        self.stopping = threading.Event()
+        self.error = None
+
+    def run(self):
+        try:
+            for number in itertools.count():
+                if self.stopping.is_set():
+                    return
+                try:
+                    self.step(number)
+                except StoreError:
+                    self.failures += 1
+                    self.reopen_if_lost()
+        except Exception as error:
+            self.error = error
+
+    def step(self, number):
+        entry = entry_of(number)
+        self.appended[number] = self.store.ledgers.append(self.ledger_id, entry)
+        if number % 8 == 0:
+            self.put(number)
+
+    def put(self, number):
+        found = self.store.metadata.get("/number")
+        assert found is None or int(found.data) <= number
+        version = found.version if found else ABSENT
+        self.store.metadata.put("/number", b"%d" % number, expected_version=version)
+        self.puts = number
+
+    def reopen_if_lost(self):
+        try:
+            self.store._session.check_usable()
+        except StoreError:
+            self.reopened += 1
+            self.store = self.open_store(**self.settings)
+
+
+def entry_of(number):
+    """Every fourth is staged in several transactions."""
+    return b"%d " % number + bytes(100 if number % 4 else 5 * CHUNK)
+
+
+@pytest.mark.slow
+def test_what_was_appended_survives_20_kills_in_order_and_whole(server, open_store):
+    chance = random.Random(20)
+    writer = Writer(open_store)
+    writer.start()
+    for _ in range(20):
+        before = len(writer.appended)
+        deadline_s = time.monotonic() + 20
+        while len(writer.appended) < before + 3 and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.05)
+        server.kill()
+        server.start()
+    writer.stopping.set()
+    writer.join(timeout=60)
+    assert writer.error is None
+    assert writer.failures >= 3
+    store = open_store()
+    entries = store.ledgers.read(writer.ledger_id, 0, store.ledgers.last(writer.ledger_id) + 1)
+    numbers = [int(entry.split()[0]) for entry in entries]
+    assert entries == [entry_of(number) for number in numbers]
+    assert numbers == sorted(set(numbers))
+    assert {number: numbers[entry_id] for number, entry_id in writer.appended.items()} == {
+        number: number for number in writer.appended
+    }
+    # Only calls that failed may have been forgotten or carried out unknown.
+    assert len(numbers) <= len(writer.appended) + writer.failures
+    assert int(store.metadata.get("/number").data) >= writer.puts
+    assert len(writer.appended) >= 60
+
+
+@pytest.mark.slow
+def test_a_call_waits_for_a_server_that_comes_back(server, open_store):
+    store = open_store(session_timeout_s=2)
+    ledger_id = store.ledgers.create("back")
+    session_id = store._session._client.client_id
+    server.kill()
+    ids = []
+    waiting = threading.Thread(target=lambda: ids.append(store.ledgers.last(ledger_id)))
+    waiting.start()
+    time.sleep(0.1)
+    server.start()
+    waiting.join(timeout=20)
+    assert ids == [-1]
+    assert store.ledgers.append(ledger_id, b"x") == 0
+    assert store._session._client.client_id == session_id
+
+
+@pytest.mark.slow
+def test_a_call_does_not_wait_for_ever_and_the_store_goes_on_when_the_server_is_back(server, open_store):
+    store = open_store(session_timeout_s=2, call_timeout_s=0.3)
+    ledger_id = store.ledgers.create("bound")
+    server.kill()
+    begun_s = time.monotonic()
+    for call in (
+        lambda: store.ledgers.append(ledger_id, b"x"),
+        lambda: store.ledgers.last(ledger_id),
+        lambda: store.metadata.get("/a"),
+    ):
+        with pytest.raises(StoreError, match=r"no connection for 0.3 s|connection was lost"):
+            call()
+    assert time.monotonic() - begun_s < 5
+    server.start()
+    patient = open_store()
+    assert patient.ledgers.last(ledger_id) == -1
+    deadline_s = time.monotonic() + 10
+    while True:
+        try:
+            assert store.ledgers.append(ledger_id, b"x") == 0
+            break
+        except StoreError:
+            assert time.monotonic() < deadline_s
+
+
+def expire(server, store):
+    """Close a store's session as if the server had not heard from it for too long."""
+    thief = KazooClient(server.hosts, client_id=store._session._client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+@pytest.mark.slow
+def test_a_lost_session_is_refused_until_reopened(server, open_store):
+    store = open_store(session_timeout_s=2)
+    ledger_id = store.ledgers.create("lost")
+    version = store.metadata.put("/a", b"", expected_version=ABSENT)
+    expire(server, store)
+    deadline_s = time.monotonic() + 10
+    while not store._session._refusal:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    for call in (
+        lambda: store.ledgers.create("lost"),
+        lambda: store.ledgers.append(ledger_id, b"x"),
+        lambda: store.ledgers.last(ledger_id),
+        lambda: store.metadata.get("/a"),
+        lambda: store.metadata.put("/a", b"x", expected_version=version),
+    ):
+        with pytest.raises(StoreError, match="session was lost"):
+            call()
+    store.close()
+    reopened = open_store()
+    assert reopened.ledgers.append(ledger_id, b"x") == 0
+    assert reopened.metadata.get("/a") == Versioned(b"", version)
+
+
+@pytest.mark.slow
+def test_a_call_in_flight_when_the_session_is_lost_is_a_store_error(server, open_store):
+    store = open_store(session_timeout_s=2)
+    ledger_id = store.ledgers.create("flight")
+    appended = []
+
+    def append():
+        with contextlib.suppress(StoreError):
+            while True:
+                appended.append(store.ledgers.append(ledger_id, b"%d" % len(appended)))
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    while len(appended) < 5:
+        time.sleep(0.001)
+    expire(server, store)
+    writer.join(timeout=20)
+    assert not writer.is_alive()
+    entries = open_store().ledgers.read(ledger_id, 0, len(appended))
+    assert entries == [b"%d" % number for number in appended]
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_a_store_error_and_the_fence_holds(server, open_store):
+    store, owner = open_store(session_timeout_s=2), open_store(session_timeout_s=2)
+    ledger_id = store.ledgers.create("hangs")
+    server.pause()
+    begun_s = time.monotonic()
+    try:
+        with pytest.raises(StoreError):
+            store.ledgers.append(ledger_id, b"late")
+    finally:
+        server.resume()
+    assert time.monotonic() - begun_s < 10
+    owner.close()
+    last = open_store().ledgers.fence(ledger_id)
+    with pytest.raises(StoreError):
+        store.ledgers.append(ledger_id, b"later")
+    assert open_store().ledgers.last(ledger_id) == last
+
+
+@pytest.mark.slow
+def test_a_call_without_an_answer_ends_the_store(server, open_store):
+    store = open_store(session_timeout_s=2, call_timeout_s=0.2)
+    server.pause()
+    resumed = threading.Timer(0.5, server.resume)
+    resumed.start()
+    with pytest.raises(StoreError, match=r"no answer within 0.2 s"):
+        store.metadata.get("/a")
+    resumed.join()
+    with pytest.raises(StoreError, match="not answered"):
+        store.metadata.get("/a")
+
+
+@pytest.mark.slow
+def test_closing_while_the_server_is_down_is_quiet(server, open_store):
+    store = open_store(session_timeout_s=2)
+    server.kill()
+    store.close()
+    server.start()
+    with pytest.raises(StoreError, match="closed"):
+        store.metadata.get("/a")
+
+
+# Cursors on it
+
+
+def open_cursor(store, subscription="billing"):
+    log = LedgerMap.from_counts({3: 10, 6: 10})
+    return ManagedCursor.open(store, topic="orders", subscription=subscription, ledgers=log, now_ms=0)
+
+
+@pytest.mark.slow
+def test_a_cursor_is_there_again_after_a_reopen(open_store):
+    store = open_store()
+    cursor, other = open_cursor(store), open_cursor(store, "shipping")
+    cursor.ack(Position(3, 4), now_ms=1)
+    cursor.persist(now_ms=1)
+    other.mark_delete(Position(6, 2), now_ms=1)
+    other.persist(now_ms=1)
+    cursor.ack(Position(6, 1), now_ms=2)
+    cursor.close(now_ms=2)
+    other.close(now_ms=2)
+    store.close()
+    store = open_store()
+    cursor, other = open_cursor(store), open_cursor(store, "shipping")
+    assert cursor.recovery_report.source is Source.JOURNAL
+    assert [cursor.is_acked(Position(*place)) for place in ((3, 4), (6, 1), (3, 5))] == [True, True, False]
+    assert other.mark_delete_position == Position(6, 2)
+    assert cursor.mark_delete_position == Position(3, -1)
+
+
+@pytest.mark.slow
+def test_an_older_cursor_in_another_process_is_fenced(open_store):
+    older = open_cursor(open_store())
+    older.ack(Position(3, 4), now_ms=1)
+    older.persist(now_ms=1)
+    newer = open_cursor(open_store())
+    older.ack(Position(3, 5), now_ms=2)
+    with pytest.raises(CursorFencedError):
+        older.persist(now_ms=2)
+    newer.ack(Position(3, 6), now_ms=3)
+    newer.persist(now_ms=3)
+    found = open_cursor(open_store())
+    assert [found.is_acked(Position(3, entry)) for entry in (4, 5, 6)] == [True, False, True]

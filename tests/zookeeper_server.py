@@ -1,0 +1,142 @@
+"""A real ZooKeeper server for a test: started from pyspark's jars, killed, stopped, restarted on the same data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A few of pyspark's jars; to open all of them costs two seconds.
+_JARS = (
+    "zookeeper-*.jar",
+    "slf4j-api-*.jar",
+    "netty-common-*.jar",
+    "netty-buffer-*.jar",
+    "netty-codec-base-*.jar",
+    "netty-handler-4*.jar",
+    "netty-transport-4*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+)
+# The kernel kills the server when the thread that started it ends, however it ends: PR_SET_PDEATHSIG is 1.
+_DIES_WITH_US = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("whoever started this has died")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@contextmanager
+def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
+    """Start a server in an empty directory, and stop it at the end."""
+    server = ZooKeeperServer(directory)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+class ZooKeeperServer:
+    """One server on a port of its own. Start it from the main thread: it dies with the thread that started it."""
+
+    def __init__(self, directory: Path, *, tick_ms: int = 100) -> None:
+        self.directory = directory
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.hosts = f"127.0.0.1:{self.port}"
+        settings = {
+            "tickTime": tick_ms,
+            "dataDir": directory / "data",
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "admin.enableServer": "false",
+            "maxClientCnxns": 0,
+        }
+        (directory / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        assert self.process is None
+        java = _java()
+        command = [
+            java,
+            *("-cp", _class_path(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+            *("org.apache.zookeeper.server.ZooKeeperServerMain", str(self.directory / "zoo.cfg")),
+        ]
+        with (self.directory / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _DIES_WITH_US, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline_s = time.monotonic() + 30
+        while not self._answers():
+            assert self.process.poll() is None, (self.directory / "server.log").read_text()
+            assert time.monotonic() < deadline_s, "the server does not answer"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """SIGKILL: what it had not synced by itself is in the kernel's hands."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM; a server that is not running is stopped already."""
+        if self.process is not None:
+            self.resume()
+            self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """It keeps its connections and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(timeout=30)
+        self.process = None
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"srvr")
+                # While it starts it says that it is not serving requests.
+                return connection.recv(17) == b"Zookeeper version"
+        except OSError:
+            return False
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    assert java, "the ZooKeeper server needs Java: JAVA_HOME or java in PATH"
+    return java
+
+
+def _class_path() -> str:
+    spec = find_spec("pyspark")
+    assert spec is not None, "the ZooKeeper server comes from pyspark's jars"
+    jars = Path(spec.submodule_search_locations[0]) / "jars"
+    return os.pathsep.join(str(jar) for pattern in _JARS for jar in jars.glob(pattern))
