@@ -1,7 +1,7 @@
 """A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
 
 from cursor.config import CursorConfig
-from cursor.managed import ManagedCursor
+from cursor.managed import ManagedCursor, persist_all
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
 from cursor.store import (
@@ -44,4 +44,5 @@ __all__ = [
     "StoreLockedError",
     "Subscription",
     "VersionMismatchError",
+    "persist_all",
 ]

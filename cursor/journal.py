@@ -81,7 +81,7 @@ class Journal:
     """
 
     def __init__(self, store: Store, *, topic: str, subscription: str) -> None:
-        self._store = store
+        self.store = store
         self.path = cursor_path(topic, subscription)
         self._owner = f"cursor {self.path}"
         self._version = ABSENT
@@ -136,17 +136,32 @@ class Journal:
             CursorFencedError: Another owner has the cursor; nothing was written.
             StoreError: The append failed; whether it happened is unknown, and the next write must be a snapshot.
         """
-        assert self._open_ledger is not None
-        ledger_id, self._open_ledger = self._open_ledger, None
-        encoded = self._encode(RecordKind.DELTA, content)
+        ledger_id, encoded = self.prepare_delta(content)
         try:
-            self._store.ledgers.append(ledger_id, encoded)
+            self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
+        return self.appended(ledger_id, encoded)
+
+    def prepare_delta(self, content: Content) -> tuple[int, bytes]:
+        """Return the ledger and the record to be appended to it; one of the two that follow must be told the outcome.
+
+        Until then, and if the outcome is unknown for good, the next write must be a snapshot.
+        """
+        assert self._open_ledger is not None
+        ledger_id, self._open_ledger = self._open_ledger, None
+        return ledger_id, self._encode(RecordKind.DELTA, content)
+
+    def appended(self, ledger_id: int, encoded: bytes) -> int:
+        """Go on after a record that was appended and synced, and return its size."""
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.delta_bytes += len(encoded)
         return len(encoded)
+
+    def not_appended(self, ledger_id: int) -> None:
+        """Go on as before: the record is certain not to have been appended."""
+        self._open_ledger = ledger_id
 
     def write_snapshot(self, content: Content) -> int:
         """Write the whole state to a new ledger, swing the pointer, delete the old ledger; return the bytes written.
@@ -157,10 +172,10 @@ class Journal:
         """
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         encoded = self._encode(RecordKind.SNAPSHOT, content)
-        ledger_id = self._store.ledgers.create(self._owner)
+        ledger_id = self.store.ledgers.create(self._owner)
         self._made.add(ledger_id)
         try:
-            self._store.ledgers.append(ledger_id, encoded)
+            self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
         self._swing(ledger_id)
@@ -202,18 +217,18 @@ class Journal:
         What cannot be read is refused before anything is written.
         """
         pointer = native.decode_pointer(found.data)
-        ledgers, ledger_id = self._store.ledgers, pointer.cursor_ledger_id
+        ledgers, ledger_id = self.store.ledgers, pointer.cursor_ledger_id
         self._pointed_at, self._epoch, self._term = ledger_id, pointer.epoch, pointer.term + 1
         taken = native.encode_pointer(replace(pointer, term=self._term))
         try:
             entries = ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1)
             recovered = fold(entries, what=f"journal of {self.path}", epoch=self._epoch)
-            self._version = self._store.metadata.put(self.path, taken, expected_version=found.version)
+            self._version = self.store.metadata.put(self.path, taken, expected_version=found.version)
             last = ledgers.fence(ledger_id)
         except VersionMismatchError:
             return None
         except LedgerNotFoundError as error:
-            if self._store.metadata.get(self.path) != found:
+            if self.store.metadata.get(self.path) != found:
                 return None
             raise CorruptStateError(
                 f"journal of {self.path}", offset=0, expected="the cursor ledger", found=str(error)
@@ -226,14 +241,14 @@ class Journal:
     def _swing(self, ledger_id: int) -> None:
         pointer = native.encode_pointer(Pointer(ledger_id, self._epoch, self._term))
         try:
-            self._version = self._store.metadata.put(self.path, pointer, expected_version=self._version)
+            self._version = self.store.metadata.put(self.path, pointer, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier swing of ours may have happened although the store reported a failure. Then the version is
             # ours to adopt; a pointer to anything else means another owner.
-            found = self._store.metadata.get(self.path)
+            found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found):
                 raise self._fenced() from error
-            self._version = self._store.metadata.put(self.path, pointer, expected_version=found.version)
+            self._version = self.store.metadata.put(self.path, pointer, expected_version=found.version)
 
     def _is_ours(self, found: Versioned) -> bool:
         pointer = native.decode_pointer(found.data)
@@ -253,7 +268,7 @@ class Journal:
         """
         for ledger_id in sorted(ledger_ids):
             try:
-                self._store.ledgers.delete(ledger_id)
+                self.store.ledgers.delete(ledger_id)
             except StoreError:
                 return
             self._made.discard(ledger_id)

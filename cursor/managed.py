@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges
-from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.entry_bitmap import bitmap_of
-from ackstate.errors import CursorClosedError
 from ackstate.position import Position, check_position
 from cursor.ack_state import EVERYTHING, AckState
 from cursor.config import CursorConfig
-from cursor.journal import Content, Journal
-from cursor.outcome import CursorStats, PersistResult, Receipt, RecoveryReport, Route, Source
+from cursor.journal import Journal
+from cursor.outcome import CursorStats, PersistResult, Receipt, RecoveryReport, Source
+from cursor.persister import Persister, persist_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ackstate.batch_indexes import BatchIndexes
+    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.errors import AckStateError
     from ackstate.ledger_map import LedgerMap
-    from cursor.ack_state import Unpersisted
     from cursor.journal import Recovered
     from cursor.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One persist, decided under the lock and carried out outside it."""
-
-    route: Route
-    content: Content
-    taken: Unpersisted
-    number: int
 
 
 @final
@@ -49,24 +37,11 @@ class ManagedCursor:
     """
 
     def __init__(self, journal: Journal, ledgers: LedgerMap, *, config: CursorConfig, now_ms: int) -> None:
-        self._journal = journal
         self._ledgers = ledgers
-        self._config = config
         self._lock = threading.RLock()
-        self._persist_lock = threading.Lock()
-        self._closed = False
         self._opened = object()
         self._state = AckState(ledgers, range_count_max=config.range_count_max, keep=config.keep)
-        self._ruler = DeliveryRuler()
-        self._age_ms = config.become_old_ack_record_seconds * 1000
-        # Whether a persist may pass by an ack, so that a receipt must say which entries it is for.
-        self._may_pass_by = bool(self._age_ms) or config.range_count_max is not None
-        # Counts the calls that changed something since the open. Invariant: durable <= accepted.
-        self._accepted_number = self._durable_number = 0
-        self._reset_number = -1  # of the last that a reset made void
-        self._last_persist_ms = now_ms
-        self._bytes_persisted = self._persist_count = self._snapshot_count = self._truncation_count = 0
-        self._was_cut = False
+        self._persister = Persister(self._state, journal, lock=self._lock, config=config, now_ms=now_ms)
         self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0)
         self._read_position = ledgers.next_valid(self._state.mark_delete)
 
@@ -102,7 +77,7 @@ class ManagedCursor:
         journal, recovered = Journal.open(store, topic=topic, subscription=subscription)
         cursor = cls(journal, ledgers, config=config or CursorConfig(), now_ms=now_ms)
         if recovered is None:
-            cursor._accepted_number += 1
+            cursor._persister.accepted_number += 1
             cursor.persist(now_ms=now_ms)
         else:
             cursor._restore(recovered)
@@ -169,14 +144,12 @@ class ManagedCursor:
         """
         if receipt.opened is not self._opened:
             raise ValueError("the receipt was not given by this open cursor")
-        with self._lock:
-            covered = self._reset_number < receipt.number <= self._durable_number
-            return covered and not self._state.is_undurable(receipt.entries)
+        return self._persister.is_durable(receipt.number, receipt.entries)
 
     def stats(self) -> CursorStats:
         """Return the cursor's numbers, all of one instant."""
         with self._lock:
-            state = self._state
+            state, persister = self._state, self._persister
             young, cut = state.held_back, state.cut_off
             return CursorStats(
                 redelivery_if_crashed=state.redelivery_if_crashed,
@@ -188,11 +161,11 @@ class ManagedCursor:
                 range_count=self._state.deleted.range_count,
                 record_bytes=self._state.deleted.record_bytes,
                 backlog=self._state.backlog,
-                bytes_persisted=self._bytes_persisted,
-                persist_count=self._persist_count,
-                truncation_count=self._truncation_count,
-                snapshot_count=self._snapshot_count,
-                journal_bytes=self._journal.snapshot_bytes + self._journal.delta_bytes,
+                bytes_persisted=persister.bytes_persisted,
+                persist_count=persister.persist_count,
+                truncation_count=persister.truncation_count,
+                snapshot_count=persister.snapshot_count,
+                journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
             )
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:  # noqa: ARG002
@@ -257,7 +230,7 @@ class ManagedCursor:
         with self._lock:
             self.check_open()
             newly_acked, changed = self._state.ack_batch(position, unacked_words)
-            self._accepted_number += changed and not newly_acked
+            self._persister.accepted_number += changed and not newly_acked
             # Batches are never held back, only the entry is that the last ack of one acks.
             entries = None if position in self._state.batch else self._named(position)
             return self._accept(newly_acked, entries=entries)
@@ -316,7 +289,7 @@ class ManagedCursor:
             if properties is not None:
                 self._state.properties = dict(properties)
             if not newly_acked and (properties is not None or self._state.mark_delete != before):
-                self._accepted_number += 1
+                self._persister.accepted_number += 1
             return self._accept(newly_acked)
 
     def read(self, count_max: int) -> list[Position]:
@@ -351,9 +324,8 @@ class ManagedCursor:
         Raises:
             ValueError: An id is out of range.
         """
-        if self._age_ms:
-            with self._lock:
-                self._ruler.record(position, now_ms)
+        check_position(position)
+        self._persister.delivered(position, now_ms=now_ms)
 
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
         """Seek: make a position the next to be read, with nothing acked from there on.
@@ -373,33 +345,23 @@ class ManagedCursor:
             CursorClosedError: The cursor is closed.
         """
         check_position(position)
-        with self._persist_lock:
+        with self._persister.writing:
             with self._lock:
                 self.check_open()
                 position = self._ledgers.next_valid(Position(position[0], position[1] - 1))
                 mark_delete = self._ledgers.previous(position)
-            written = self._journal.write_reset(Content(mark_delete, DeletedRanges(), BatchIndexes(), {}))
+            written = self._persister.reset(mark_delete)
             with self._lock:
-                self._state.reset(mark_delete)
-                self._ruler.clear()
                 self._read_position = position
-                self._reset_number = self._accepted_number
-                self._accepted_number += 1
-                self._durable_number = self._accepted_number
-                self._was_cut = False
-                self._count_written(Route.RESET, written, now_ms=now_ms)
-                return PersistResult(Route.RESET, written, 0, mark_delete)
+                return self._persister.begin_anew(mark_delete, written, now_ms=now_ms)
 
     def is_dirty(self) -> bool:
         """Tell whether something was accepted that no persist has looked at."""
-        return self._accepted_number > self._durable_number
+        return self._persister.is_dirty
 
     def is_persist_due(self, *, now_ms: int) -> bool:
         """Tell whether `tick` would persist now: something waits, or young acks became old."""
-        if now_ms - self._last_persist_ms < self._config.flush_interval_ms:
-            return False
-        with self._lock:
-            return self.is_dirty() or self._state.can_promote(self._frontier(now_ms))
+        return self._persister.is_due(now_ms=now_ms)
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
         """Persist if something waits and the flush interval is over; None if nothing was due.
@@ -419,8 +381,8 @@ class ManagedCursor:
 
         Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        with self._persist_lock:
-            return self._persist(self._frontier(now_ms), now_ms=now_ms)
+        with self._persister.writing:
+            return self._persister.persist(self._persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.
@@ -428,57 +390,36 @@ class ManagedCursor:
         Raises:
             StoreError: The last persist failed; the cursor stays open, so that nothing is silently given up.
         """
-        if self._closed:
+        if self._persister.closed:
             return None
         while True:
-            with self._persist_lock:
-                result = self._persist(EVERYTHING, now_ms=now_ms)
+            with self._persister.writing:
+                result = self._persister.persist(EVERYTHING, now_ms=now_ms)
             with self._lock:
                 # An ack that came in while the last record was written wants a record of its own.
                 if not self.is_dirty():
-                    self._closed = True
+                    self._persister.closed = True
                     return result
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
-        if self._closed:
-            raise CursorClosedError(f"{self._journal.path}: the cursor is closed")
+        self._persister.check_open()
 
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Receipt:
         with self._lock:
             self.check_open()
             newly_acked = self._state.ack_bitmaps(candidates)
-            return self._accept(newly_acked, entries=candidates if self._may_pass_by else None)
+            return self._accept(newly_acked, entries=candidates if self._persister.may_pass_by else None)
 
     def _accept(self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None) -> Receipt:
         """Answer an ack; one that changed nothing is as durable as everything before it."""
-        self._accepted_number += newly_acked > 0
+        self._persister.accepted_number += newly_acked > 0
         if self._read_position <= self._state.mark_delete:
             self._read_position = self._ledgers.next_valid(self._state.mark_delete)
-        return Receipt(self._accepted_number, newly_acked, self._opened, entries or {})
+        return Receipt(self._persister.accepted_number, newly_acked, self._opened, entries or {})
 
     def _named(self, position: Position) -> Mapping[int, BitMap] | None:
-        return {position[0]: BitMap((position[1],))} if self._may_pass_by else None
-
-    def _frontier(self, now_ms: int) -> Position:
-        """Return the position up to which acks are old enough to be persisted."""
-        if not self._age_ms:
-            return EVERYTHING
-        return self._ruler.frontier(self._age_ms, now_ms) or Position(0, -1)
-
-    def _persist(self, frontier: Position, *, now_ms: int) -> PersistResult:
-        plan = self._plan(frontier)
-        if plan is None:
-            return PersistResult(
-                Route.NOTHING, 0, 0, self._state.persisted_mark_delete, self._state.held_back, self._state.cut_off
-            )
-        written = 0
-        try:
-            written = self._write(plan)
-        finally:
-            if not written:
-                self._abandon()
-        return self._commit(plan, written, now_ms=now_ms)
+        return {position[0]: BitMap((position[1],))} if self._persister.may_pass_by else None
 
     def _restore(self, recovered: Recovered) -> None:
         self._recovery_report = RecoveryReport(
@@ -495,50 +436,26 @@ class ManagedCursor:
         )
         self._read_position = self._ledgers.next_valid(self._state.mark_delete)
 
-    def _plan(self, frontier: Position) -> _Plan | None:
-        """Take what the next record holds, at one instant; None if nothing waits."""
-        with self._lock:
-            self.check_open()
-            if not self.is_dirty() and not self._state.can_promote(frontier):
-                return None
-            journal, config = self._journal, self._config
-            outgrown = journal.delta_bytes > max(journal.snapshot_bytes, config.compaction_bytes_min)
-            full = journal.entry_count >= config.ledger_entry_count_max
-            taken = self._state.begin_persist(frontier=frontier)
-            if journal.needs_snapshot or outgrown or full:
-                content = Content(taken.mark_delete, self._state.whole(), self._state.batch.copy(), taken.properties)
-                return _Plan(Route.SNAPSHOT, content, taken, self._accepted_number)
-            content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
-            return _Plan(Route.DELTA, content, taken, self._accepted_number)
-
-    def _write(self, plan: _Plan) -> int:
-        write = self._journal.write_snapshot if plan.route is Route.SNAPSHOT else self._journal.append_delta
-        return write(plan.content)
-
-    def _abandon(self) -> None:
-        with self._lock:
-            self._state.abandon_persist()
-
-    def _commit(self, plan: _Plan, written: int, *, now_ms: int) -> PersistResult:
-        with self._lock:
-            covered = self._state.end_persist(plan.taken)
-            self._durable_number = plan.number
-            # Counted where it begins: a limit that goes on cutting is one event, not one a persist.
-            self._truncation_count += plan.taken.cut_count > 0 and not self._was_cut
-            self._was_cut = plan.taken.cut_count > 0
-            self._count_written(plan.route, written, now_ms=now_ms)
-            held_back = self._state.held_back
-            return PersistResult(plan.route, written, covered, plan.taken.mark_delete, held_back, plan.taken.cut_count)
-
-    def _count_written(self, route: Route, written: int, *, now_ms: int) -> None:
-        self._last_persist_ms = now_ms
-        self._bytes_persisted += written
-        self._persist_count += 1
-        self._snapshot_count += route is not Route.DELTA
-
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
         with self._lock:
             self._state._check()
             assert self._read_position > self._state.mark_delete
-            assert self._durable_number <= self._accepted_number
+            assert self._persister.durable_number <= self._persister.accepted_number
+
+
+def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[PersistResult | AckStateError]:
+    """Persist many cursors of one store: all that append to their journals do so with one sync.
+
+    Args:
+        cursors: They share a store; each comes once.
+        now_ms: The present.
+
+    Returns:
+        For each, in order, the result, or the error that its own `persist` would have raised: one cursor that fails
+        does not keep the others from being persisted.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice.
+    """
+    return persist_together((cursor._persister for cursor in cursors), now_ms=now_ms)

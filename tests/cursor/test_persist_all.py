@@ -1,0 +1,113 @@
+"""Many cursors of one store are made durable with one sync, and one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
+from cursor import CursorConfig, ManagedCursor, MemoryStore, PersistResult, Route, StoreError, persist_all
+from cursor.stores.memory import Fault, FaultKind, MemoryDisk
+
+P = Position
+
+
+@pytest.fixture
+def log():
+    return LedgerMap.from_counts({3: 100})
+
+
+def open_cursors(store, log, count=5, **settings):
+    return [
+        ManagedCursor.open(
+            store, topic="t", subscription=f"s{n}", ledgers=log, config=CursorConfig(**settings), now_ms=0
+        )
+        for n in range(count)
+    ]
+
+
+def acked(cursors):
+    return [cursor.ack(P(3, 5), now_ms=1) for cursor in cursors]
+
+
+def test_deltas_share_one_write(log):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    before = store.mutation_count
+    results = persist_all(cursors, now_ms=2)
+    assert store.mutation_count == before + 1
+    assert [(result.route, result.messages_covered) for result in results] == [(Route.DELTA, 1)] * 5
+    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert [result.route for result in persist_all(cursors, now_ms=3)] == [Route.NOTHING] * 5
+    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+
+
+def test_what_becomes_a_snapshot_is_written_by_itself(log):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log, 3, ledger_entry_count_max=2)
+    cursors[1].ack(P(3, 1), now_ms=0)
+    cursors[1].persist(now_ms=0)
+    acked(cursors)
+    assert [result.route for result in persist_all(cursors, now_ms=2)] == [Route.DELTA, Route.SNAPSHOT, Route.DELTA]
+
+
+def test_one_that_was_fenced_or_closed_does_not_stop_the_others(log):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    open_cursors(store, log, 2)[1].ack(P(3, 9), now_ms=1)  # takes the first two over
+    cursors[2].close(now_ms=1)
+    results = persist_all(cursors, now_ms=2)
+    assert [type(result) for result in results] == [
+        CursorFencedError, CursorFencedError, CursorClosedError, PersistResult, PersistResult,
+    ]  # fmt: skip
+    assert [cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True)] == [
+        False, False, True, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL])
+def test_a_failed_write_makes_nothing_durable_and_is_tried_again(log, kind):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    store.inject(Fault(store.mutation_count, kind))
+    results = persist_all(cursors, now_ms=2)
+    assert all(isinstance(result, StoreError) for result in results)
+    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert [cursor.redelivery_if_crashed for cursor in cursors] == [1] * 5
+    store = MemoryStore(store.disk) if kind is FaultKind.FAIL_AFTER else store
+    if kind is not FaultKind.FAIL_AFTER:
+        assert [result.messages_covered for result in persist_all(cursors, now_ms=3)] == [1] * 5
+    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+
+
+def test_cursors_of_two_stores_and_the_same_cursor_twice_are_refused(log):
+    cursor, other = (open_cursors(MemoryStore(MemoryDisk()), log, 1)[0] for _ in range(2))
+    for cursors in ([cursor, other], [cursor, cursor]):
+        with pytest.raises(ValueError, match="share a store"):
+            persist_all(cursors, now_ms=1)
+    assert persist_all([], now_ms=1) == []
+
+
+def test_two_at_once_over_the_same_cursors_do_not_wait_for_each_other(log):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log, 20)
+
+    def persist_often(ordered):
+        for entry in range(50):
+            for cursor in ordered:
+                cursor.ack(P(3, entry), now_ms=entry)
+            persist_all(ordered, now_ms=entry)
+
+    threads = [threading.Thread(target=persist_often, args=(order,)) for order in (cursors, cursors[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    persist_all(cursors, now_ms=99)
+    assert [cursor.redelivery_if_crashed for cursor in cursors] == [0] * 20
+    assert {cursor.mark_delete_position for cursor in open_cursors(MemoryStore(store.disk), log, 20)} == {P(3, 49)}
