@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ackstate.selection import Keep
+from cursor.pulsar_conf import cursor_settings, read_properties
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,24 @@ class CursorConfig:
             _check_count("range_count_max", self.range_count_max, least=0)
         if not isinstance(self.keep, Keep):
             raise TypeError(f"keep is a Keep, found {self.keep!r}")
+
+    @classmethod
+    def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> CursorConfig:
+        """Return the settings by which a Pulsar broker's cursors would persist; what it leaves out is the default.
+
+        `flush_interval_ms` is the longest that Pulsar leaves an ack unwritten: the shorter of what
+        ``managedLedgerDefaultMarkDeleteRateLimit`` (writes a second; 0 or less for no limit, so for an interval of 0)
+        and ``managedLedgerCursorPositionFlushSeconds`` say. Keys that do not concern a cursor are ignored.
+
+        Args:
+            source: The keys and their values, or the path of a ``broker.conf``.
+
+        Raises:
+            ValueError: A value that concerns a cursor is malformed, or a key is misspelt; the text names both.
+            TypeError: A value that concerns a cursor is not text.
+            OSError: The file cannot be read.
+        """
+        return cls(**cursor_settings(source if isinstance(source, Mapping) else read_properties(source)))
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"ackstate", "analysis", "cursor", "delay", "limits"}
-HEAVY = {"pyspark", "pyarrow", "pandas", "plotly", "typer", "rich", "fastapi", "kazoo"}
+HEAVY = {"pyspark", "pyarrow", "pandas", "plotly", "typer", "rich", "fastapi", "kazoo", "prometheus_client"}
 
 
 @pytest.mark.slow

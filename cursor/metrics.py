@@ -1,0 +1,276 @@
+"""What Prometheus sees of cursors, read when it asks: an ack costs nothing.
+
+Names and labels that Pulsar has mean here what they mean there, and a number of Pulsar's that is not counted here is
+left out. Needs the extra ``ackstate[metrics]``.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, final
+from urllib.parse import quote_plus
+
+from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ackstate.errors import CursorClosedError
+from cursor.outcome import Route, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from cursor.managed import ManagedCursor
+    from cursor.outcome import CursorStats, PersistResult
+
+_TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>.+)", re.DOTALL)
+
+
+class _Labels(NamedTuple):
+    """Of one cursor, as Pulsar has them."""
+
+    namespace: str
+    ledger_name: str
+    cursor_name: str
+
+
+class _TopicLabels(NamedTuple):
+    """Of one subscription, as Pulsar has them, and those of its cursor to join by."""
+
+    namespace: str
+    topic: str
+    subscription: str
+    ledger_name: str
+    cursor_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """One exported number of each cursor: a field of `CursorStats`."""
+
+    name: str
+    field: str
+    meaning: str
+
+    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """Return the metric without a value; what ends in _total is a counter."""
+        if self.name.endswith("_total"):
+            return CounterMetricFamily(self.name, self.meaning, labels=_Labels._fields)
+        return GaugeMetricFamily(self.name, self.meaning, labels=_Labels._fields)
+
+
+_NUMBERS = (
+    # Pulsar exports its own as gauges, the growing ones too.
+    _Number(
+        "pulsar_ml_cursor_nonContiguousDeletedMessagesRange",
+        "range_count",
+        "Individually deleted ranges in memory.",
+    ),
+    _Number(
+        "pulsar_ml_cursor_persistLedgerSucceed",
+        "persist_count",
+        "Records written to the cursor ledger since the cursor was opened.",
+    ),
+    _Number(
+        "pulsar_ml_cursor_writeLedgerLogicalSize",
+        "bytes_persisted",
+        "Bytes written to the cursor ledger since the cursor was opened, replicas not counted.",
+    ),
+    _Number(
+        "ackstate_cursor_batches_unwritten",
+        "batches_unwritten",
+        "Partly acked batches with acks that no durable record holds; not among the messages redelivered if crashed.",
+    ),
+    _Number(
+        "ackstate_cursor_unpersisted_record_bytes",
+        "unpersisted_record_bytes",
+        "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them.",
+    ),
+    _Number("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
+    _Number(
+        "ackstate_cursor_record_bytes",
+        "record_bytes",
+        "Bytes that the individually deleted ranges would take as Pulsar writes them.",
+    ),
+    _Number(
+        "ackstate_cursor_truncations_total",
+        "truncation_count",
+        "Times that the range limit began to leave acked messages out of what is durable, since the cursor was opened.",
+    ),
+    _Number(
+        "ackstate_cursor_journal_bytes",
+        "journal_bytes",
+        "Bytes of the cursor ledger that a recovery would read.",
+    ),
+    _Number(
+        "ackstate_cursor_snapshots_total",
+        "snapshot_count",
+        "Records written that hold the whole state, since the cursor was opened.",
+    ),
+    _Number(
+        "ackstate_cursor_persists_total",
+        "persist_count",
+        "Records written since the cursor was opened.",
+    ),
+    _Number(
+        "ackstate_cursor_persisted_bytes_total",
+        "bytes_persisted",
+        "Bytes of the records written since the cursor was opened.",
+    ),
+)
+
+
+@final
+class CursorCollector(Collector):
+    """Exports the numbers of the cursors that were added; to be registered with a `CollectorRegistry`.
+
+    Safe for any number of threads. A cursor is held weakly, and is exported until it is closed. One whose numbers
+    cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported all the same.
+
+    Complexity: nothing for an ack; O(cursors) for a scrape, which takes each cursor's lock once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By what names a cursor: Prometheus refuses a whole scrape in which two have the same labels.
+        self._cursors: dict[_TopicLabels, weakref.ref[ManagedCursor]] = {}
+
+    def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
+        """Export a cursor from now on, in place of the one that was added with the same names before.
+
+        Args:
+            cursor: Any open cursor.
+            topic: As Pulsar names it, like ``persistent://public/default/orders``; of any other text, the namespace is
+                empty and the ledger name the text itself.
+            subscription: Any text.
+        """
+        with self._lock:
+            self._cursors[_labels(topic, subscription)] = weakref.ref(cursor)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read each cursor once, so that its numbers are of one instant."""
+        return _families(*self._read())
+
+    def describe(self) -> Iterable[Metric]:
+        """Name what `collect` returns, without reading a cursor."""
+        return _families([], unreadable=0)
+
+    def _read(self) -> tuple[list[tuple[_TopicLabels, CursorStats]], int]:
+        read, unreadable = [], 0
+        for labels, cursor in self._open_cursors():
+            try:
+                read.append((labels, cursor.stats()))
+            except Exception:  # whatever is wrong with one cursor
+                unreadable += 1
+        return read, unreadable
+
+    def _open_cursors(self) -> list[tuple[_TopicLabels, ManagedCursor]]:
+        """Return those that are open, and forget the others."""
+        with self._lock:
+            found = {name: cursor for name, held in self._cursors.items() if (cursor := _open_one(held)) is not None}
+            self._cursors = {name: self._cursors[name] for name in found}
+        return list(found.items())
+
+
+@final
+class PersistTimer:
+    """Measures persists and recoveries by the clock of whoever calls them; nothing here has one.
+
+    Args:
+        clock: Seconds from any start, never falling: `time.perf_counter`.
+        registry: Where ``ackstate_cursor_persist_seconds``, ``ackstate_cursor_persist_failures_total`` and
+            ``ackstate_cursor_recovery_seconds`` are registered, without labels.
+
+    Raises:
+        ValueError: The registry has them already.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, registry: CollectorRegistry = REGISTRY) -> None:
+        self._clock = clock
+        self._persists = Histogram(
+            "ackstate_cursor_persist_seconds",
+            "Seconds that a persist took which wrote a record, its sync included.",
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+            registry=registry,
+        )
+        self._failures = Counter(
+            "ackstate_cursor_persist_failures_total", "Persists that raised an error.", registry=registry
+        )
+        self._recoveries = Histogram(
+            "ackstate_cursor_recovery_seconds",
+            "Seconds that it took to open a cursor which existed.",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=registry,
+        )
+
+    def persist(self, call: Callable[[], PersistResult | None]) -> PersistResult | None:
+        """Call a cursor's `tick` or `persist`, and count it if it wrote something; what it raises passes through."""
+        begin = self._clock()
+        with self._failures.count_exceptions():
+            result = call()
+        if result is not None and result.route is not Route.NOTHING:
+            self._persists.observe(self._clock() - begin)
+        return result
+
+    def recovery(self, call: Callable[[], ManagedCursor]) -> ManagedCursor:
+        """Call `ManagedCursor.open`, and count it if the cursor was not new; what it raises passes through."""
+        begin = self._clock()
+        cursor = call()
+        if cursor.recovery_report.source is not Source.NEW:
+            self._recoveries.observe(self._clock() - begin)
+        return cursor
+
+
+def _labels(topic: str, subscription: str) -> _TopicLabels:
+    """Name a cursor as Pulsar does: the local name of its topic and its own are written as in a URL's query.
+
+    Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
+    """
+    parts = _TOPIC.fullmatch(topic)
+    namespace = parts["namespace"] if parts else ""
+    ledger_name = f"{namespace}/{parts['domain']}/{_encode(parts['local'])}" if parts else topic
+    return _TopicLabels(namespace, topic, subscription, ledger_name, _encode(subscription))
+
+
+def _encode(name: str) -> str:
+    return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does
+
+
+def _open_one(held: weakref.ref[ManagedCursor]) -> ManagedCursor | None:
+    """Return the cursor unless it is closed or gone."""
+    cursor = held()
+    if cursor is not None:
+        try:
+            cursor.check_open()
+        except CursorClosedError:
+            return None
+    return cursor
+
+
+def _families(read: Iterable[tuple[_TopicLabels, CursorStats]], unreadable: int) -> list[Metric]:
+    numbers = [(number.field, number.family()) for number in _NUMBERS]
+    backlog = GaugeMetricFamily(
+        "pulsar_subscription_back_log", "Entries of the log that are not acked.", labels=_TopicLabels._fields
+    )
+    at_risk = GaugeMetricFamily(
+        "ackstate_cursor_redelivery_if_crashed",
+        "Acked messages that a recovery would not know, by cause: unwritten until the next persist, held back because "
+        "young, or cut off by the range limit.",
+        labels=(*_Labels._fields, "cause"),
+    )
+    for topic_labels, stats in read:
+        labels = _Labels(topic_labels.namespace, topic_labels.ledger_name, topic_labels.cursor_name)
+        for field, family in numbers:
+            family.add_metric(labels, getattr(stats, field))
+        backlog.add_metric(topic_labels, stats.backlog)
+        for cause in ("unwritten", "young", "cut"):
+            at_risk.add_metric((*labels, cause), getattr(stats, f"redelivery_{cause}"))
+    failed = GaugeMetricFamily("ackstate_cursors_unreadable", "Open cursors whose numbers this scrape could not read.")
+    failed.add_metric((), unreadable)
+    return [*(family for _, family in numbers), backlog, at_risk, failed]

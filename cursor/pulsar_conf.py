@@ -1,0 +1,194 @@
+"""What of a Pulsar broker's ``broker.conf`` concerns a cursor?
+
+The file is what ``java.util.Properties`` reads. `parse_properties` and `cursor_settings` are pure; only
+`read_properties` opens a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+RANGES = "managedLedgerMaxUnackedRangesToPersist"
+LEDGER_ENTRIES = "managedLedgerCursorMaxEntriesPerLedger"
+MARK_DELETE_RATE = "managedLedgerDefaultMarkDeleteRateLimit"
+FLUSH_SECONDS = "managedLedgerCursorPositionFlushSeconds"
+BECOME_OLD_SECONDS = "becomeOldAckRecordSeconds"
+
+_OURS = (RANGES, LEDGER_ENTRIES, MARK_DELETE_RATE, FLUSH_SECONDS, BECOME_OLD_SECONDS)
+# Keys of Pulsar that are so like one of ours that they would pass for a misspelling of it.
+_NEIGHBOURS = frozenset(
+    {
+        "managedLedgerCursorRolloverTimeInSeconds",
+        "managedLedgerMaxBatchDeletedIndexToPersist",
+        "managedLedgerMaxEntriesPerLedger",
+        "managedLedgerMaxUnackedRangesToPersistInMetadataStore",
+        "managedLedgerMaxUnackedRangesToPersistInZooKeeper",
+    }
+)
+_LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
+
+# What Pulsar takes for one of the two when only the other is given.
+_MARK_DELETE_RATE_DEFAULT = 1.0
+_FLUSH_SECONDS_DEFAULT = 60
+
+_INT_MAX = 2**31 - 1  # Java's
+_INT = re.compile(r"[+-]?[0-9]+")
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+_BLANKS = " \t\f"
+_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines knows many more
+_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class CursorSettings(TypedDict, total=False):
+    """Arguments of `CursorConfig`; those that are missing keep its defaults."""
+
+    flush_interval_ms: int
+    ledger_entry_count_max: int
+    range_count_max: int
+    become_old_ack_record_seconds: int
+
+
+def read_properties(path: str | Path) -> dict[str, str]:
+    r"""Read a properties file in UTF-8 or, if it is not that, in Latin-1, which every file is.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: A ``\u`` is not followed by four hexadecimal digits.
+    """
+    content = Path(path).read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return parse_properties(text)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    r"""Return the keys and values of a text as ``java.util.Properties.load`` finds them; the last of a key wins.
+
+    >>> parse_properties("# a comment\nname = value\\\n  continued\nother:\\u0041")
+    {'name': 'valuecontinued', 'other': 'A'}
+
+    Raises:
+        ValueError: A ``\u`` is not followed by four hexadecimal digits.
+    """
+    properties = {}
+    for line in _logical_lines(text):
+        found = _KEY_AND_VALUE.fullmatch(line)
+        assert found is not None
+        properties[_unescape(found[1])] = _unescape(found[2])
+    return properties
+
+
+def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
+    """Return what a broker's properties say about its cursors; a blank value says nothing, as in Pulsar.
+
+    Raises:
+        ValueError: A value of a key that concerns a cursor is malformed or out of range, or a key that is not Pulsar's
+            looks like a misspelling of such a key.
+        TypeError: A value of such a key is not text.
+    """
+    for key in properties:
+        _check_spelling(key)
+    settings = CursorSettings()
+    if (ranges := _whole_number(properties, RANGES, least=0)) is not None:
+        settings["range_count_max"] = ranges
+    if (entries := _whole_number(properties, LEDGER_ENTRIES, least=1)) is not None:
+        settings["ledger_entry_count_max"] = entries
+    if (seconds := _whole_number(properties, BECOME_OLD_SECONDS, least=0)) is not None:
+        settings["become_old_ack_record_seconds"] = seconds
+    rate, flush = _rate(properties), _whole_number(properties, FLUSH_SECONDS, least=1)
+    if rate is not None or flush is not None:
+        settings["flush_interval_ms"] = _flush_interval_ms(
+            _MARK_DELETE_RATE_DEFAULT if rate is None else rate, _FLUSH_SECONDS_DEFAULT if flush is None else flush
+        )
+    return settings
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Join what backslashes continue, and leave out blanks and comments; after what is continued there are none."""
+    begun: str | None = None
+    for natural in _LINE_END.split(text):
+        line = natural.lstrip(_BLANKS)
+        if not begun and (not line or line[0] in "#!"):
+            begun = None
+            continue
+        begun = (begun or "") + line
+        if _ends_in_escape(line):
+            begun = begun[:-1]
+            continue
+        yield begun
+        begun = None
+    if begun:
+        yield begun
+
+
+def _ends_in_escape(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda escape: _unescaped(escape[1], text), text)
+
+
+def _unescaped(escaped: str, text: str) -> str:
+    if len(escaped) > 1:
+        return chr(int(escaped[1:], 16))
+    if escaped == "u":
+        raise ValueError(f"malformed \\u escape in {text!r}")
+    return _CONTROLS.get(escaped, escaped)
+
+
+def _check_spelling(key: str) -> None:
+    if key in _OURS or key in _NEIGHBOURS:
+        return
+    folded = {known.casefold(): known for known in (*_OURS, *_NEIGHBOURS)}
+    for likest in difflib.get_close_matches(key.casefold(), folded, n=1, cutoff=_LIKENESS_MIN):
+        if folded[likest] in _OURS:
+            raise ValueError(f"{key!r} is no key of Pulsar; {folded[likest]!r} was probably meant")
+
+
+def _given(properties: Mapping[str, str], key: str) -> str:
+    value = properties.get(key, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{key}: the value is text, found {value!r}")
+    return value.strip()
+
+
+def _whole_number(properties: Mapping[str, str], key: str, *, least: int) -> int | None:
+    value = _given(properties, key)
+    if not value:
+        return None
+    # By length first: int() refuses thousands of digits in words of its own.
+    if not _INT.fullmatch(value) or len(value) > 20 or not least <= int(value) <= _INT_MAX:
+        raise ValueError(f"{key} is a whole number from {least} to {_INT_MAX}, found {value!r}")
+    return int(value)
+
+
+def _rate(properties: Mapping[str, str]) -> float | None:
+    value = _given(properties, MARK_DELETE_RATE)
+    if not value:
+        return None
+    if not _DOUBLE.fullmatch(value) or not math.isfinite(float(value)):
+        raise ValueError(f"{MARK_DELETE_RATE} is a number of writes a second, found {value!r}")
+    return float(value)
+
+
+def _flush_interval_ms(rate: float, flush_seconds: int) -> int:
+    """Return the longest time that Pulsar leaves an ack unwritten: until its limiter or its flush lets it through.
+
+    A rate of 0 or less is no limiter, so that each ack is written.
+    """
+    if rate <= 0:
+        return 0
+    return int(min(1000 / rate, 1000 * flush_seconds))
