@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ackstate.entry_bitmap import firsts, lasts
+from ackstate.entry_bitmap import runs_of
 from ackstate.record_size import varint_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ _Bytes = NDArray[np.uint8]
 _LEDGER_SIZE_MAX = 9
 _ENTRY_SIZES = range(1, 6)
 _MINUS_ONE = b"\xff" * 9 + b"\x01"
-_MINUS_ONE_UNSIGNED = 2**32 - 1
+_MINUS_ONE_UNSIGNED = 2**32 - 1  # -1 as it comes out of unsigned arithmetic; no entry before another has it
+_LONGER_FROM = np.array([2**digits for digits in (7, 14, 21, 28)], np.uint32)
 # A stretch is worked off in steps: looking for one that turns out short costs little, tables stay in the cache.
 _ROWS_MIN, _ROWS_MAX = 32, 4_096
 
@@ -104,19 +105,12 @@ def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytearray]:
 
     Complexity: O(ranges); less than 50 ns for each, and some us for each ledger and each change of a varint's length.
     """
-    if not deleted:
-        return []
-    ledgers, lowers, uppers = _columns(deleted)
-    lower_sizes = _varint_sizes(lowers)
-    lower_sizes[lowers == _MINUS_ONE_UNSIGNED] = len(_MINUS_ONE)
-    sizes = (_varint_sizes(ledgers), lower_sizes, _varint_sizes(uppers))
-    changed = np.logical_or.reduce([column[1:] != column[:-1] for column in sizes])
-    changed[_ROWS_MAX - 1 :: _ROWS_MAX] = True
-    cuts = [0, *(np.flatnonzero(changed) + 1).tolist(), len(ledgers)]
     parts = []
-    for begin, end in pairwise(cuts):
-        of_all = _Sizes(*(int(column[begin]) for column in sizes))
-        parts.append(_encode_stretch(tag, of_all, ledgers[begin:end], lowers[begin:end], uppers[begin:end]))
+    for ledger_id, bitmap in deleted.bitmaps():
+        begins, ends = runs_of(bitmap)
+        lowers = begins - np.uint32(1)
+        for begin, end in pairwise(_cuts(begins, lowers, ends)):
+            parts.append(_encode_stretch(tag, ledger_id, lowers[begin:end], ends[begin:end]))
     return parts
 
 
@@ -160,37 +154,25 @@ def _zero(size: int) -> bytes:
     return b"\x80" * (size - 1) + b"\0"
 
 
-def _columns(deleted: DeletedRanges) -> tuple[Int64s, _UInt32s, _UInt32s]:
-    """Return the ledger, the open lower entry (2**32 - 1 for -1) and the closed upper entry of each range."""
-    ledger_ids, counts, begins, ends = [], [], [], []
-    for ledger_id, bitmap in deleted.bitmaps():
-        range_firsts = firsts(bitmap).to_array()
-        ledger_ids.append(ledger_id)
-        counts.append(len(range_firsts))
-        begins.append(np.frombuffer(range_firsts, np.uint32))
-        ends.append(np.frombuffer(lasts(bitmap).to_array(), np.uint32))
-    return np.repeat(ledger_ids, counts), np.concatenate(begins) - np.uint32(1), np.concatenate(ends)
+def _cuts(begins: _UInt32s, lowers: _UInt32s, uppers: _UInt32s) -> list[int]:
+    """Return where stretches of ranges begin whose numbers are of the same sizes, and where the last one ends."""
+    count, from_zero = len(begins), int(begins[0] == 0)  # The lower end of a range from 0 on is -1.
+    cuts = {0, from_zero, count, *range(_ROWS_MAX, count, _ROWS_MAX)}
+    cuts.update((np.searchsorted(lowers[from_zero:], _LONGER_FROM) + from_zero).tolist())
+    cuts.update(np.searchsorted(uppers, _LONGER_FROM).tolist())
+    return sorted(cuts)
 
 
-def _varint_sizes(numbers: NDArray[Any]) -> _Bytes:
-    sizes = np.ones(len(numbers), np.uint8)
-    for size in range(1, varint_bytes(int(numbers.max()))):
-        sizes += numbers >= numbers.dtype.type(1 << 7 * size)
-    return sizes
-
-
-def _encode_stretch(tag: int, sizes: _Sizes, ledgers: Int64s, lowers: _UInt32s, uppers: _UInt32s) -> bytearray:
-    """Write ranges whose numbers are all of the given sizes."""
-    layout = _layout(tag, sizes)
+def _encode_stretch(tag: int, ledger_id: int, lowers: _UInt32s, uppers: _UInt32s) -> bytearray:
+    """Write ranges of one ledger whose numbers are all of the same sizes."""
+    lower = int(lowers[0])
+    lower_size = len(_MINUS_ONE) if lower == _MINUS_ONE_UNSIGNED else varint_bytes(lower)
+    layout = _layout(tag, _Sizes(varint_bytes(ledger_id), lower_size, varint_bytes(int(uppers[0]))))
     row = bytearray(layout.row)
-    same = ledgers[0] == ledgers[-1]  # They rise, so then all are.
-    if same:
-        row[layout.ledgers[0]] = row[layout.ledgers[1]] = varint(int(ledgers[0]))
-    record = row * len(ledgers)
-    columns = np.frombuffer(record, np.uint8).reshape(len(ledgers), -1).T
-    for ledger in () if same else layout.ledgers:
-        _put_varints(columns[ledger], ledgers)
-    if sizes.lower != len(_MINUS_ONE):
+    row[layout.ledgers[0]] = row[layout.ledgers[1]] = varint(ledger_id)
+    record = row * len(lowers)
+    columns = np.frombuffer(record, np.uint8).reshape(len(lowers), -1).T
+    if lower != _MINUS_ONE_UNSIGNED:
         _put_varints(columns[layout.lower], lowers)
     _put_varints(columns[layout.upper], uppers)
     return record
