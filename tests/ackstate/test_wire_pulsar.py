@@ -27,6 +27,7 @@ from ackstate.wire.pulsar import (
     decode_position_info,
     encode_cursor_info,
     encode_position_info,
+    range_list,
     resolve,
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
@@ -130,9 +131,13 @@ def assert_written_as_the_runtime_does(ranges):
     assert len(written) == ranges.record_bytes
 
 
-@given(ranges_anywhere)
-def test_a_list_is_written_as_the_runtime_does(ranges):
-    assert_written_as_the_runtime_does(ranges)
+@pytest.mark.parametrize("few", [0, 2, 8])
+@given(ranges=ranges_anywhere)
+def test_a_list_is_written_as_the_runtime_does(ranges, few):
+    """One by one up to a few ranges of a ledger, by columns beyond."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(range_list, "_FEW", few)
+        assert_written_as_the_runtime_does(ranges)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def _word_lists(deleted: DeletedRanges) -> Iterator[LongListMap]:
     return (LongListMap(key=ledger_id, values=words_of(bitmap)) for ledger_id, bitmap in deleted.bitmaps())
 
 
-def _assembled(head: _Message, ranges: list[bytearray], tail: _Message, unknown: bytes) -> bytes:
+def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, unknown: bytes) -> bytes:
     # Fields leave in the order of their numbers, as Pulsar's do; what is not known has the highest.
     if unknown:
         try:

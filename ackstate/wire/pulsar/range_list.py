@@ -44,6 +44,8 @@ _MINUS_ONE_UNSIGNED = 2**32 - 1  # -1 as it comes out of unsigned arithmetic; no
 _LONGER_FROM = np.array([2**digits for digits in (7, 14, 21, 28)], np.uint32)
 # A stretch is worked off in steps: looking for one that turns out short costs little, tables stay in the cache.
 _ROWS_MIN, _ROWS_MAX = 32, 4_096
+# So few ranges of a ledger are written one by one.
+_FEW = 8
 
 
 class RangeRows(NamedTuple):
@@ -93,7 +95,7 @@ def varint(number: int) -> bytes:
     return bytes((number >> 7 * index) & 0x7F | (0x80 if index < size - 1 else 0) for index in range(size))
 
 
-def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytearray]:
+def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytearray]:
     """Write every range as an element of a repeated field.
 
     Args:
@@ -105,9 +107,13 @@ def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytearray]:
 
     Complexity: O(ranges); less than 50 ns for each, and some us for each ledger and each change of a varint's length.
     """
-    parts = []
+    parts: list[bytes | bytearray] = []
     for ledger_id, bitmap in deleted.bitmaps():
         begins, ends = runs_of(bitmap)
+        if len(begins) <= _FEW:
+            ledger = varint(ledger_id)
+            parts.extend(_element(tag, ledger, *each) for each in zip(begins.tolist(), ends.tolist(), strict=True))
+            continue
         lowers = begins - np.uint32(1)
         for begin, end in pairwise(_cuts(begins, lowers, ends)):
             parts.append(_encode_stretch(tag, ledger_id, lowers[begin:end], ends[begin:end]))
@@ -152,6 +158,14 @@ def _layout(tag: int, sizes: _Sizes) -> _Layout:
 def _zero(size: int) -> bytes:
     """Return 0 as a varint longer than need be: each byte but the last says that one more follows."""
     return b"\x80" * (size - 1) + b"\0"
+
+
+def _element(tag: int, ledger: bytes, first: int, last: int) -> bytes:
+    """Write one range, of which both ends are included, given its ledger id as a varint."""
+    lower = b"\x08" + ledger + b"\x10" + (varint(first - 1) if first else _MINUS_ONE)
+    upper = b"\x08" + ledger + b"\x10" + varint(last)
+    size = 4 + len(lower) + len(upper)
+    return bytes((tag, size, 0x0A, len(lower))) + lower + bytes((0x12, len(upper))) + upper
 
 
 def _cuts(begins: _UInt32s, lowers: _UInt32s, uppers: _UInt32s) -> list[int]:
