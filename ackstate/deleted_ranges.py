@@ -226,7 +226,7 @@ class DeletedRanges:
         Complexity: bitmap operations over the ledgers that both hold.
         """
         removed = 0
-        for ledger_id, forgotten in other.bitmaps():
+        for ledger_id, forgotten in list(other.bitmaps()):  # A copy, as `other` may be this very set.
             held = self.entries(ledger_id)
             rest = held - forgotten
             if len(rest) == len(held):

@@ -200,3 +200,11 @@ def test_bitmaps_given_away_become_a_range_set():
 def test_bitmaps_of_ledgers_that_do_not_rise_are_refused(ledgers):
     with pytest.raises((ValueError, TypeError)):
         DeletedRanges.from_bitmaps((ledger, BitMap([1])) for ledger in ledgers)
+
+
+def test_a_set_without_itself_is_empty():
+    ranges = ranges_of((1, 0, 3), (2, 5, 8), (4, 1, 2))
+    assert ranges.update(ranges) == 0
+    assert ranges.difference_update(ranges) == 7
+    assert ranges == DeletedRanges()
+    ranges._check()

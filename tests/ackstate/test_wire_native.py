@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from ackstate import (
     AckStateError,
@@ -199,3 +202,39 @@ def test_damage_in_a_batch_block_is_named(offset, damage, expected):
     with pytest.raises(CorruptStateError, match=expected) as caught:
         native.decode(resealed(bytes(data)))
     assert LAST_BATCH <= caught.value.offset <= LAST_BATCH + 14
+
+
+def full_containers(count):
+    """A bitmap of whole containers, as run containers: nothing smaller stands for more entries."""
+    bitmap = BitMap(range(count * 65_536))
+    bitmap.run_optimize()
+    return bitmap.serialize()
+
+
+@pytest.mark.parametrize(
+    ("counts", "body"),
+    [
+        ((2**32 - 1, 0, 0), b""),
+        ((0, 2**32 - 1, 0), b""),
+        ((0, 0, 2**32 - 1), b""),
+        ((1, 0, 0), struct.pack("<QI", 3, 2**32 - 1)),
+        ((0, 1, 0), struct.pack("<Hq", 0xFFFF, 1)),
+        ((0, 0, 1), struct.pack("<QIH", 3, 5, 0xFFFF)),
+        ((1, 0, 0), struct.pack("<QI", 3, len(full_containers(1))) + full_containers(1)),
+        ((1, 0, 0), struct.pack("<QI", 3, 24) + struct.pack("<II", 12346, 2**16) + bytes(16)),
+    ],
+)
+def test_a_hundred_bytes_take_less_than_a_megabyte(counts, body):
+    ledgers, properties, batches = counts
+    body = struct.pack("<I", batches) + body
+    header = native._HEADER.pack(
+        native.MAGIC, 2, 1, 0, native._SIZE_MIN + len(body), 0, 0, 0, 3, 4, ledgers, properties
+    )
+    data = resealed(header + body + bytes(4))
+    assert len(data) <= 100
+    tracemalloc.start()
+    with contextlib.suppress(AckStateError):
+        native.decode(data)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 2**20
