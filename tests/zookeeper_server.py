@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -37,6 +38,15 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("whoever started this has died")
 os.execv(sys.argv[2], sys.argv[2:])
 """
+
+
+def wait_until(condition, *, timeout_s=20.0):
+    """Look again and again until a condition holds; fail when it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
+        pause.wait(0.005)
 
 
 @contextmanager
@@ -86,11 +96,11 @@ class ZooKeeperServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline_s = time.monotonic() + 30
-        while not self._answers():
-            assert self.process.poll() is None, (self.directory / "server.log").read_text()
-            assert time.monotonic() < deadline_s, "the server does not answer"
-            time.sleep(0.01)
+        wait_until(self._answers_or_died, timeout_s=30)
+        assert self.process.poll() is None, (self.directory / "server.log").read_text()
+
+    def _answers_or_died(self) -> bool:
+        return self.process.poll() is not None or self._answers()
 
     def kill(self) -> None:
         """SIGKILL: what it had not synced by itself is in the kernel's hands."""

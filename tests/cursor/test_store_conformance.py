@@ -7,7 +7,7 @@ from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.testing import check_store
-from tests.zookeeper_server import running_server
+from zookeeper_server import running_server
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.zookeeper import ZooKeeperStore
 from tests.planted import assert_caught
-from tests.zookeeper_server import running_server
+from zookeeper_server import running_server
 
 LEDGER_IDS = st.integers(0, 5)
 BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)

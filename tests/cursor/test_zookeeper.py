@@ -29,7 +29,7 @@ from cursor.store import (
 from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
-from tests.zookeeper_server import running_server
+from zookeeper_server import running_server, wait_until
 
 # A request that is small, so that small entries have several chunks.
 SMALL = 32 * 1024
@@ -506,8 +506,7 @@ def test_what_a_fence_returns_is_the_end_while_its_owner_writes_on(open_store):
 
         writer = threading.Thread(target=write)
         writer.start()
-        while len(written) < 3:
-            time.sleep(0.001)
+        wait_until(lambda written=written: len(written) >= 3)
         last = owner.ledgers.fence(ledger_id)
         writer.join(timeout=10)
         assert written == list(range(last + 1))
@@ -706,10 +705,8 @@ def test_what_was_appended_survives_20_kills_in_order_and_whole(server, open_sto
     writer.start()
     for _ in range(20):
         before = len(writer.appended)
-        deadline_s = time.monotonic() + 20
-        while len(writer.appended) < before + 3 and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-        time.sleep(chance.random() * 0.05)
+        wait_until(lambda before=before: len(writer.appended) >= before + 3)
+        writer.stopping.wait(chance.random() * 0.05)  # Nobody sets it yet: a random moment.
         server.kill()
         server.start()
     writer.stopping.set()
@@ -739,7 +736,7 @@ def test_a_call_waits_for_a_server_that_comes_back(server, open_store):
     ids = []
     waiting = threading.Thread(target=lambda: ids.append(store.ledgers.last(ledger_id)))
     waiting.start()
-    time.sleep(0.1)
+    wait_until(lambda: not store._session._client.connected)
     server.start()
     waiting.join(timeout=20)
     assert ids == [-1]
@@ -787,10 +784,7 @@ def test_a_lost_session_is_refused_until_reopened(server, open_store):
     ledger_id = store.ledgers.create("lost")
     version = store.metadata.put("/a", b"", expected_version=ABSENT)
     expire(server, store)
-    deadline_s = time.monotonic() + 10
-    while not store._session._refusal:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: store._session._refusal)
     for call in (
         lambda: store.ledgers.create("lost"),
         lambda: store.ledgers.append(ledger_id, b"x"),
@@ -819,8 +813,7 @@ def test_a_call_in_flight_when_the_session_is_lost_is_a_store_error(server, open
 
     writer = threading.Thread(target=append)
     writer.start()
-    while len(appended) < 5:
-        time.sleep(0.001)
+    wait_until(lambda: len(appended) >= 5)
     expire(server, store)
     writer.join(timeout=20)
     assert not writer.is_alive()
