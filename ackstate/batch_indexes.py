@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from itertools import takewhile
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -31,13 +32,15 @@ class _Ledger(NamedTuple):
 
 
 @final
-class BatchIndexes:
+class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     """Position of each partly acked batch -> its unacked indexes, as words of bits: a 1 is a message still unacked.
+
+    A mapping in order of position, whose words end with one that is not 0.
 
     >>> batches = BatchIndexes()
     >>> batches.ack(Position(3, 7), [0b0111]), batches.ack(Position(3, 7), [0b1101])
     (False, False)
-    >>> batches.unacked_words(Position(3, 7))
+    >>> batches[Position(3, 7)]
     (5,)
     >>> batches.ack(Position(3, 7), [0b1010]), len(batches)
     (True, 0)
@@ -61,6 +64,17 @@ class BatchIndexes:
     def __len__(self) -> int:
         return sum(len(ledger.unacked) for ledger in self._ledgers.values())
 
+    def __iter__(self) -> Iterator[Position]:
+        for ledger_id in self._ledger_ids:
+            for entry_id in self._ledgers[ledger_id].entry_ids:
+                yield Position(ledger_id, entry_id)
+
+    def __getitem__(self, position: Position) -> tuple[int, ...]:
+        mask = self._mask(*position)
+        if not mask:
+            raise KeyError(position)
+        return _words_of(mask)
+
     def __contains__(self, position: object) -> bool:
         if not isinstance(position, tuple):
             return False
@@ -68,9 +82,7 @@ class BatchIndexes:
         return self._mask(ledger_id, entry_id) != 0
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BatchIndexes):
-            return NotImplemented
-        return self._ledgers == other._ledgers
+        return self._ledgers == other._ledgers if isinstance(other, BatchIndexes) else super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -114,18 +126,6 @@ class BatchIndexes:
         ledger_id, entry_id = map(index, position)
         self.remove_at_most(Position(ledger_id, entry_id - 1))
         return complete
-
-    def unacked_words(self, position: Position) -> tuple[int, ...] | None:
-        """Return a batch's words, the last of them not 0, or None if no message of it was acked, or all."""
-        mask = self._mask(*position)
-        return _words_of(mask) if mask else None
-
-    def items(self) -> Iterator[tuple[Position, tuple[int, ...]]]:
-        """Yield each batch with its words, in order of position."""
-        for ledger_id in self._ledger_ids:
-            unacked, entry_ids = self._ledgers[ledger_id]
-            for entry_id in entry_ids:
-                yield Position(ledger_id, entry_id), _words_of(unacked[entry_id])
 
     def discard(self, position: Position) -> None:
         """Forget one batch, if it is held: its entry was acked as a whole."""

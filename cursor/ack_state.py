@@ -173,10 +173,10 @@ class AckState:
         if self.is_acked(position):
             return 0, False
         self._ledgers.check_written(position)
-        before = self.batch.unacked_words(position)
+        before = self.batch.get(position)
         if self.batch.ack(position, unacked_words):
             return self.ack(position), True
-        changed = self.batch.unacked_words(position) != before
+        changed = self.batch.get(position) != before
         if changed:
             self._changed_batches.add(position)
         return 0, changed
@@ -306,7 +306,7 @@ class AckState:
     def _batches(self, positions: Iterable[Position]) -> BatchIndexes:
         held = BatchIndexes()
         for position in positions:
-            unacked_words = self.batch.unacked_words(position)
+            unacked_words = self.batch.get(position)
             if unacked_words is not None:
                 held.ack(position, unacked_words)
         return held

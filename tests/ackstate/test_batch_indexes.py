@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ackstate import Position
@@ -22,10 +20,10 @@ def test_the_last_ack_of_a_batch_completes_it():
     indexes = BatchIndexes()
     assert not indexes.ack(P(3, 7), [0b110])
     assert not indexes.ack(P(3, 7), [0b101])
-    assert indexes.unacked_words(P(3, 7)) == (0b100,)
+    assert indexes.get(P(3, 7)) == (0b100,)
     assert indexes.ack(P(3, 7), [0b011])
     assert P(3, 7) not in indexes
-    assert indexes.unacked_words(P(3, 7)) is None
+    assert indexes.get(P(3, 7)) is None
     assert indexes == BatchIndexes()
 
 
@@ -49,24 +47,24 @@ def test_no_index_left_is_the_whole_batch(nothing_left):
     ],
 )
 def test_words_are_as_java_has_them(given, kept):
-    assert held((P(3, 7), given)).unacked_words(P(3, 7)) == kept
+    assert held((P(3, 7), given)).get(P(3, 7)) == kept
 
 
 def test_a_missing_word_is_acked():
     indexes = held((P(3, 7), [-1, -1, -1]))
     assert not indexes.ack(P(3, 7), [-1, 0b10])
-    assert indexes.unacked_words(P(3, 7)) == (-1, 0b10)
+    assert indexes.get(P(3, 7)) == (-1, 0b10)
 
 
 def test_words_may_come_once_only():
-    assert held((P(3, 7), iter([1, 2]))).unacked_words(P(3, 7)) == (1, 2)
+    assert held((P(3, 7), iter([1, 2]))).get(P(3, 7)) == (1, 2)
 
 
 def test_a_cumulative_ack_keeps_the_individual_acks_behind_it():
     # Pulsar would replace 0b0111 by 0b1110, whose first unacked index is greater, and deliver index 3 again.
     indexes = held((P(3, 7), [0b0111]))
     assert not indexes.ack_cumulative(P(3, 7), [0b1110])
-    assert indexes.unacked_words(P(3, 7)) == (0b0110,)
+    assert indexes.get(P(3, 7)) == (0b0110,)
 
 
 def test_a_cumulative_ack_forgets_the_batches_below():
@@ -80,7 +78,7 @@ def test_a_cumulative_ack_forgets_the_batches_below():
 def test_items_come_in_order_of_position():
     positions = [P(2**63 - 1, 0), P(3, 2**32 - 1), P(3, 0), P(0, 65536), P(0, 65535), P(3, 9)]
     indexes = held(*((position, [n]) for n, position in enumerate(positions, 1)))
-    assert isinstance(indexes.items(), Iterator)
+    assert list(indexes) == sorted(positions)
     assert list(indexes.items()) == sorted((position, (n,)) for n, position in enumerate(positions, 1))
 
 
@@ -106,7 +104,8 @@ def test_what_is_not_held_may_be_discarded():
 def test_equal_is_equal_whatever_the_order_of_acks():
     batches = [(P(3, 7), [1]), (P(3, 6), [2]), (P(2, 7), [3])]
     assert held(*batches) == held(*reversed(batches)) != held(*batches[1:])
-    assert held() != {}
+    assert held(*batches) == {position: tuple(words) for position, words in batches}
+    assert held(*batches) != [*batches]
     assert repr(held(*batches)) == "<BatchIndexes of 3 partly acked batches>"
 
 
@@ -151,3 +150,11 @@ def test_a_refused_removal_changes_nothing(position):
     with pytest.raises((ValueError, TypeError)):
         indexes.remove_at_most(position)
     assert len(indexes) == 1
+
+
+def test_it_is_a_mapping():
+    indexes = held((P(3, 7), [0b11]), (P(2, 0), [1, 0]))
+    assert dict(indexes) == {P(2, 0): (1,), P(3, 7): (0b11,)}
+    assert (P(3, 8) in indexes, indexes.get(P(3, 8))) == (False, None)
+    with pytest.raises(KeyError, match="entry_id=8"):
+        indexes[P(3, 8)]

@@ -125,7 +125,7 @@ def test_batches_survive_and_complete_across_a_crash(disk, log):
     assert cursor.durable(receipt)
     cursor.ack_batch(P(3, 5), [0b0010], now_ms=1)
     cursor = open_cursor(disk, log)
-    assert cursor.batch.unacked_words(P(3, 5)) == (0b1010,)
+    assert cursor.batch.get(P(3, 5)) == (0b1010,)
     assert cursor.ack_batch(P(3, 5), [0b0101], now_ms=2).newly_acked == 1
     assert len(cursor.batch) == 0
     cursor.close(now_ms=2)
