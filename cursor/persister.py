@@ -100,7 +100,8 @@ class Persister:
         """Return the position up to which acks are old enough to be persisted."""
         if not self._age_ms:
             return EVERYTHING
-        return self._ruler.frontier(self._age_ms, now_ms) or Position(0, -1)
+        with self._lock:
+            return self._ruler.frontier(self._age_ms, now_ms) or Position(0, -1)
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
@@ -200,7 +201,7 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
         For each, in order, the result, or the error that its own persist would have raised.
 
     Raises:
-        ValueError: The cursors are not of one store, or one comes twice.
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
     ordered = list(persisters)
     if len(set(ordered)) < len(ordered) or len({id(persister.journal.store) for persister in ordered}) > 1:
@@ -211,13 +212,19 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
             held.enter_context(persister.writing)
         outcomes: dict[Persister, PersistResult | AckStateError] = {}
         deltas: dict[Persister, Plan] = {}
-        for persister in ordered:
-            plan = _planned(persister, now_ms=now_ms)
-            if isinstance(plan, Plan) and plan.route is Route.DELTA:
-                deltas[persister] = plan
-            else:
-                outcomes[persister] = _concluded(persister, plan, now_ms=now_ms)
-        outcomes |= _append_together(deltas, now_ms=now_ms)
+        try:
+            for persister in ordered:
+                plan = _planned(persister, now_ms=now_ms)
+                if isinstance(plan, Plan) and plan.route is Route.DELTA:
+                    deltas[persister] = plan
+                else:
+                    outcomes[persister] = _concluded(persister, plan, now_ms=now_ms)
+            outcomes |= _append_together(deltas, now_ms=now_ms)
+        except BaseException:
+            # What was planned and not written must not count as written by the next persist.
+            for persister in deltas:
+                persister.abandon()
+            raise
     return [outcomes[persister] for persister in ordered]
 
 
@@ -252,11 +259,9 @@ def _append_together(deltas: dict[Persister, Plan], *, now_ms: int) -> dict[Pers
         for persister, (ledger_id, _) in prepared.items():
             persister.journal.not_appended(ledger_id)
         return {persister: _concluded(persister, plan, now_ms=now_ms) for persister, plan in deltas.items()}
-    except BaseException as error:
+    except StoreError as error:
         for persister in deltas:
             persister.abandon()
-        if not isinstance(error, StoreError):
-            raise
         return dict.fromkeys(deltas, error)
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)

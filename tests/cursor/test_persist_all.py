@@ -84,6 +84,22 @@ def test_a_failed_write_makes_nothing_durable_and_is_tried_again(log, kind):
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
 
 
+@pytest.mark.parametrize("bad", [0, 4])
+def test_a_record_that_cannot_be_made_leaves_every_ack_waiting(log, bad):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    cursors[bad].mark_delete(P(3, 0), now_ms=1, properties={"n" * 70_000: 1})
+    with pytest.raises(ValueError, match="property name"):
+        persist_all(cursors, now_ms=2)
+    cursors[bad].mark_delete(P(3, 0), now_ms=3, properties={})
+    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert [result.messages_covered for result in persist_all(cursors, now_ms=4)] == [
+        2 if cursor is cursors[bad] else 1 for cursor in cursors
+    ]
+    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+
+
 def test_cursors_of_two_stores_and_the_same_cursor_twice_are_refused(log):
     cursor, other = (open_cursors(MemoryStore(MemoryDisk()), log, 1)[0] for _ in range(2))
     for cursors in ([cursor, other], [cursor, cursor]):
