@@ -456,6 +456,6 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
         does not keep the others from being persisted.
 
     Raises:
-        ValueError: The cursors are not of one store, or one comes twice.
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
     return persist_together((cursor._persister for cursor in cursors), now_ms=now_ms)

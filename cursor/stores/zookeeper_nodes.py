@@ -33,8 +33,6 @@ FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 
 _LEDGER = struct.Struct("<QB")  # entry count, status; then the owner in UTF-8
 _CHUNK = struct.Struct("<I")  # chunk count; then the data
-CHUNK_FRAME_BYTES = FRAME_BYTES + _CHUNK.size
-"""How much larger than its part of the entry a chunk's node is."""
 _COUNTER = struct.Struct("<Q")
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +192,7 @@ def _encode_stretch(tag: int, ledger_id: int, lowers: _UInt32s, uppers: _UInt32s
     return record
 
 
-def _put_varints(columns: _Bytes, numbers: NDArray[Any]) -> None:
+def _put_varints(columns: _Bytes, numbers: _UInt32s) -> None:
     for index, column in enumerate(columns):
         digits = (numbers >> numbers.dtype.type(7 * index)).astype(np.uint8)
         column[:] = digits if index == len(columns) - 1 else digits | 0x80
