@@ -373,6 +373,14 @@ class CursorMachine(RuleBasedStateMachine):
             assert cursor.is_dirty() or cursor.durable(receipt) == (positions <= self.promised), "a receipt is late"
 
 
+class PassingByMachine(CursorMachine):
+    """The same where a persist leaves much out: what is planted there is found by a short search."""
+
+    @initialize(faults=st.just([]), config=st.sampled_from([CONFIGS[2], CONFIGS[3], CONFIGS[6]]))
+    def begin(self, faults, config):
+        super().begin(faults=faults, config=config)
+
+
 TestCursorModel = CursorMachine.TestCase
 
 
@@ -432,7 +440,7 @@ def test_model_catches_a_delta_that_forgets_the_mark_delete(monkeypatch):
 
 def test_model_catches_a_receipt_that_forgets_what_was_held_back(monkeypatch):
     monkeypatch.setattr(AckState, "is_undurable", lambda self, candidates: False)
-    assert_caught(CursorMachine, by=AssertionError, saying="a receipt lied")
+    assert_caught(PassingByMachine, by=AssertionError, saying="a receipt lied")
 
 
 def test_model_catches_young_acks_that_count_as_written(monkeypatch):
@@ -442,7 +450,7 @@ def test_model_catches_young_acks_that_count_as_written(monkeypatch):
         "begin_persist",
         lambda self, *, frontier: replace(begin(self, frontier=frontier), acked_count=self._acked_count),
     )
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(PassingByMachine, by=AssertionError)
 
 
 def test_model_catches_a_limit_that_drops_what_is_durable(monkeypatch):
@@ -450,7 +458,7 @@ def test_model_catches_a_limit_that_drops_what_is_durable(monkeypatch):
         return select(ranges, range_count_max=range_count_max, keep=keep)
 
     monkeypatch.setattr(cursor.ack_state, "select", forgetful)
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(PassingByMachine, by=AssertionError)
 
 
 def test_model_catches_a_limit_that_is_one_off(monkeypatch):
@@ -458,7 +466,7 @@ def test_model_catches_a_limit_that_is_one_off(monkeypatch):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
     monkeypatch.setattr(cursor.ack_state, "select", one_more)
-    assert_caught(CursorMachine, by=AssertionError)
+    assert_caught(PassingByMachine, by=AssertionError)
 
 
 def test_model_catches_batches_that_a_recovery_forgets(monkeypatch):
