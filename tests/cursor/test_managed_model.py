@@ -425,7 +425,12 @@ def test_model_catches_appending_after_a_failed_append(monkeypatch):
             self._open_ledger = ledger_id
 
     monkeypatch.setattr(Journal, "append_delta", keep_ledger)
-    assert_caught(CursorMachine, by=CorruptStateError, saying="expected .kind, epoch, sequence, chain.")
+    machine = CursorMachine()
+    machine.begin(faults=[], config=PLAIN)
+    machine.persist_into_a_fault(1, 0, FaultKind.FAIL_AFTER)
+    machine.persist()
+    with pytest.raises(CorruptStateError, match=r"expected .kind, epoch, sequence, chain."):
+        machine.crash([])
 
 
 def test_model_catches_a_delta_that_forgets_the_mark_delete(monkeypatch):
