@@ -6,12 +6,17 @@ use their positions as a ruler.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from operator import index
-from typing import final
+from typing import TYPE_CHECKING, final
+
+from pyroaring import AbstractBitMap
 
 from ackstate.position import Position, check_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MARKS_MAX_MIN = 128
 _MARKS_PER_CELL_OF_A_DOUBLING = 64
@@ -125,6 +130,52 @@ class DeliveryRuler:
         if found is not None:
             self._keep_answer(age_ms, instant, found)
         return found
+
+    def sent_by(self, position: Position) -> int | None:
+        """Return the time by which a position was certainly sent, or None if no mark is at or above it.
+
+        That of the lowest mark at or above it, as for `frontier`; but when marks are dropped it rises, while `frontier`
+        keeps its last answers. So a position may be old before its age by this.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+
+        Complexity: O(log marks).
+        """
+        check_position(position)
+        found = bisect_left(self._positions, position)
+        return self._times[found] if found < len(self._times) else None
+
+    def sent_counts(self, ledger_id: int, bitmap: AbstractBitMap) -> Iterator[tuple[int, int]]:
+        """Return the times by which entries of a ledger were certainly sent, rising, and how many at each; none is 0.
+
+        Each entry counts at what `sent_by` says of it; entries above the last mark are left out.
+
+        Args:
+            ledger_id: The ledger.
+            bitmap: Its entries. What is returned is of this instant, whatever becomes of it or of the ruler.
+
+        Raises:
+            ValueError: The ledger id is out of range.
+            TypeError: The ledger id is not an integer, or the entries are not in a bitmap.
+
+        Complexity: O(marks that entries fall to), for each three look-ups.
+        """
+        check_position(Position(ledger_id, -1))
+        if not isinstance(bitmap, AbstractBitMap):
+            raise TypeError(f"the entries are a bitmap, found {bitmap!r}")
+        sent: list[tuple[int, int]] = []
+        counted, count = 0, len(bitmap)
+        while counted < count:
+            found = bisect_left(self._positions, (ledger_id, bitmap[counted]))
+            if found == len(self._positions):
+                break
+            mark = self._positions[found]
+            counted_before = counted
+            counted = bitmap.rank(mark.entry_id) if mark.ledger_id == ledger_id else count
+            sent.append((self._times[found], counted - counted_before))
+        return iter(sent)
 
     def clear(self) -> None:
         """Forget every mark, as after a reset of the cursor: what it delivered before says nothing any more."""

@@ -1,0 +1,90 @@
+"""How often may a cursor write its mark-delete position?"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from operator import index
+from typing import final
+
+_SECOND_MS = 1000
+
+
+@final
+class MarkDeleteRateLimiter:
+    """Grants so many permits a second, saves up those of one idle second, and gives one on credit.
+
+    A permit is granted at once or not at all. It is paid for afterwards: the first of a new limiter costs no waiting,
+    and after an idle second at a rate of 1 there are two at once, one saved and one on credit.
+
+    >>> limiter = MarkDeleteRateLimiter(1, now_ms=0)
+    >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
+    [True, False, True, True, True, False]
+
+    Of a window of w ms it grants at most rate * (w / 1000 + 1) + 1 permits, whatever the clock does.
+
+    **Clock.** Milliseconds of any clock, negative or not. One that went back grants nothing extra, but a limiter that
+    had nothing saved stays shut until the clock is where it was: give it one that is not set back by hours.
+
+    **Exact.** A rate is the decimal that it is written as (0.1 is a tenth), and no time is ever rounded. Guava counts
+    in doubles and rounds each wait down to a microsecond, so that it may grant a permit up to 1 us earlier for each one
+    before it. Where a permit takes whole milliseconds, as at 0.1, 1, 10 or 1000 a second, the two decide alike, until
+    Guava's roundings add up to a millisecond.
+
+    Source: ``RateLimiter.create(permitsPerSecond)`` and ``tryAcquire()`` of Guava (``SmoothBursty`` with
+    ``maxBurstSeconds`` 1), by which Pulsar's ``ManagedCursorImpl`` limits writes. Its two fields
+    ``nextFreeTicketMicros`` and ``storedPermits`` say the same as the one here: as long as permits are stored, the next
+    ticket is free at once.
+
+    Args:
+        permits_per_second: Above 0 and finite; Pulsar's ``managedLedgerDefaultMarkDeleteRateLimit``, for which 0 or
+            less means no limiter.
+        now_ms: The present; nothing is saved up yet.
+
+    Raises:
+        ValueError: The rate is not above 0 and finite.
+        TypeError: The rate is not a number, or the time not an integer.
+    """
+
+    def __init__(self, permits_per_second: float, *, now_ms: int) -> None:
+        rate = _exact_rate(permits_per_second)
+        # The unit of time in which everything is whole: this many make a millisecond, and a permit takes _period.
+        self._units_per_ms = rate.numerator
+        self._period = rate.denominator * _SECOND_MS
+        self._saved_max = self._units_per_ms * _SECOND_MS
+        # When all that was granted is paid for; how long ago that is, up to a second, is what is saved.
+        self._paid_at = _integer(now_ms) * self._units_per_ms
+
+    def can_acquire(self, now_ms: int) -> bool:
+        """Tell whether `try_acquire` would grant a permit now; it changes nothing.
+
+        Raises:
+            TypeError: The time is not an integer.
+        """
+        return _integer(now_ms) * self._units_per_ms >= self._paid_at
+
+    def try_acquire(self, now_ms: int) -> bool:
+        """Take a permit if there is one now, and tell whether there was; a refusal costs nothing.
+
+        Raises:
+            TypeError: The time is not an integer.
+        """
+        now = _integer(now_ms) * self._units_per_ms
+        if now < self._paid_at:
+            return False
+        self._paid_at = max(self._paid_at, now - self._saved_max) + self._period
+        return True
+
+
+def _exact_rate(permits_per_second: float) -> Fraction:
+    if not isinstance(permits_per_second, int | float):
+        raise TypeError(f"permits_per_second is a number, found {permits_per_second!r}")
+    if not 0 < permits_per_second < float("inf"):
+        raise ValueError(f"permits_per_second must be above 0 and finite, found {permits_per_second!r}")
+    return Fraction(str(permits_per_second))
+
+
+def _integer(now_ms: int) -> int:
+    try:
+        return index(now_ms)
+    except TypeError:
+        raise TypeError(f"now_ms is an integer, found {now_ms!r}") from None

@@ -1,0 +1,283 @@
+"""`MarkDeleteRateLimiter` against Guava's own two fields in fractions, against Guava in doubles, and by its promise."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from cursor.rate_limiter import MarkDeleteRateLimiter
+from planted import assert_caught
+
+RATES = [0.1, 0.3, 1, 3, 7.5, 10, 1000, 12_345.678]
+WAITS_MS = [0, 1, 1, 99, 100, 133, 134, 333, 334, 999, 1_000, 1_001, 3_333, 10_000, 10**9]
+
+
+class GuavaInFractions:
+    """`SmoothBursty` line by line, in seconds, without rounding; its stopwatch never goes back."""
+
+    def __init__(self, rate, *, now_ms):
+        self.interval = 1 / Fraction(str(rate))
+        self.max_permits = 1 / self.interval
+        self.stored_permits = Fraction(0)
+        self.next_free = Fraction(now_ms, 1000)
+
+    def try_acquire(self, now_ms):
+        now = Fraction(now_ms, 1000)
+        if self.next_free > now:
+            return False
+        self.stored_permits = min(self.max_permits, self.stored_permits + (now - self.next_free) / self.interval)
+        spent = min(Fraction(1), self.stored_permits)
+        self.next_free = now + (1 - spent) * self.interval
+        self.stored_permits -= spent
+        return True
+
+
+class GuavaInDoubles:
+    """The same as Guava counts: doubles, and whole microseconds since the limiter was made."""
+
+    def __init__(self, rate, *, now_ms):
+        self.born_ms = now_ms
+        self.interval_us = 1_000_000 / float(rate)
+        self.max_permits = float(rate)
+        self.stored_permits = 0.0
+        self.next_free_us = 0
+
+    def try_acquire(self, now_ms):
+        now_us = (now_ms - self.born_ms) * 1000
+        if self.next_free_us > now_us:
+            return False
+        self.stored_permits = min(
+            self.max_permits, self.stored_permits + (now_us - self.next_free_us) / self.interval_us
+        )
+        spent = min(1.0, self.stored_permits)
+        self.next_free_us = now_us + int((1.0 - spent) * self.interval_us)
+        self.stored_permits -= spent
+        return True
+
+
+def decisions(limiter, times):
+    return [limiter.try_acquire(now_ms) for now_ms in times]
+
+
+def assert_few_in_every_window(granted_at_ms, rate):
+    """Assert the promise for every window that begins and ends with a grant."""
+    in_order = sorted(granted_at_ms)
+    for first, begin in enumerate(in_order):
+        for last in range(first, len(in_order)):
+            count, width_ms = last - first + 1, in_order[last] - begin
+            assert count <= Fraction(str(rate)) * (Fraction(width_ms, 1000) + 1) + 1, "too many in a window"
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    @initialize(rate=st.sampled_from(RATES), start_ms=st.sampled_from([0, -1_234, 1_759_000_000_123]))
+    def begin(self, rate, start_ms):
+        self.rate, self.now_ms = rate, start_ms
+        self.limiter = MarkDeleteRateLimiter(rate, now_ms=start_ms)
+        self.guava = GuavaInFractions(rate, now_ms=start_ms)
+        self.granted_at_ms = []
+
+    @rule(passed_ms=st.sampled_from(WAITS_MS), attempts=st.integers(1, 4))
+    def wait_and_try(self, passed_ms, attempts):
+        self.now_ms += passed_ms
+        for _ in range(attempts):
+            self.try_once()
+
+    @rule(step_ms=st.integers(1, 40), attempts=st.integers(1, 40))
+    def ask_again_and_again(self, step_ms, attempts):
+        for _ in range(attempts):
+            self.now_ms += step_ms
+            self.try_once()
+
+    def try_once(self):
+        would = self.limiter.can_acquire(self.now_ms)
+        assert would == self.limiter.can_acquire(self.now_ms), "asking changed the answer"
+        granted = self.limiter.try_acquire(self.now_ms)
+        assert granted == would, "asked and tried differ"
+        assert granted == self.guava.try_acquire(self.now_ms), "not as Guava"
+        if granted:
+            self.granted_at_ms.append(self.now_ms)
+
+    def teardown(self):
+        assert_few_in_every_window(getattr(self, "granted_at_ms", [])[-60:], getattr(self, "rate", 1))
+
+
+TestLimiterModel = pytest.mark.slow(LimiterMachine.TestCase)
+
+
+@given(
+    rate=st.sampled_from(RATES),
+    times=st.lists(st.integers(-3_000, 3_000), max_size=60),
+)
+def test_a_clock_that_goes_back_grants_nothing_extra(rate, times):
+    try_with_a_clock_that_goes_back(rate, times)
+
+
+def try_with_a_clock_that_goes_back(rate, times):
+    limiter = MarkDeleteRateLimiter(rate, now_ms=0)
+    granted_at_ms = [now_ms for now_ms in times if limiter.try_acquire(now_ms)]
+    assert_few_in_every_window(granted_at_ms, rate)
+    # From the birth on, the first on credit: nothing was saved before it.
+    latest_ms = max([0, *times])
+    assert len(granted_at_ms) <= Fraction(str(rate)) * Fraction(latest_ms, 1000) + 1, "more than since its birth"
+    after_ms = latest_ms + math.ceil(1000 / rate)
+    assert limiter.try_acquire(after_ms), "a clock that went back broke it"
+
+
+@pytest.mark.parametrize("rate", [0.1, 1, 10, 1000])
+@given(waits_ms=st.lists(st.one_of(st.integers(0, 30), st.sampled_from(WAITS_MS)), max_size=80))
+def test_decides_as_guava_does_where_a_permit_takes_whole_milliseconds(rate, waits_ms):
+    limiter, guava = MarkDeleteRateLimiter(rate, now_ms=5), GuavaInDoubles(rate, now_ms=5)
+    times = [5 + sum(waits_ms[: count + 1]) for count in range(len(waits_ms))]
+    assert decisions(limiter, times) == decisions(guava, times)
+
+
+@pytest.mark.parametrize("rate", [3, 7.5])
+def test_guava_grants_a_microsecond_earlier_for_each_permit_at_most(rate):
+    """At 3 a second a permit takes 333,333 1/3 us, for Guava 333,333."""
+    due = [math.ceil(Fraction(1000 * number) / Fraction(str(rate))) for number in range(4_000)]
+    times = sorted({max(now_ms + near, 0) for now_ms in due for near in (-2, -1, 0)})
+    ours, theirs = MarkDeleteRateLimiter(rate, now_ms=0), GuavaInDoubles(rate, now_ms=0)
+    ours_at = [now_ms for now_ms in times if ours.try_acquire(now_ms)]
+    theirs_at = [now_ms for now_ms in times if theirs.try_acquire(now_ms)]
+    assert ours_at == due
+    early_ms = [one - other for one, other in zip(ours_at, theirs_at, strict=True)]
+    assert all(0 <= early <= number / 1000 + 1 for number, early in enumerate(early_ms))
+    assert early_ms[-1] > 0
+
+
+def test_the_first_permit_is_on_credit_and_an_idle_second_saves_one_more():
+    limiter = MarkDeleteRateLimiter(1, now_ms=0)
+    assert decisions(limiter, [0, 0, 999, 1_000, 1_000, 1_999]) == [True, False, False, True, False, False]
+    assert decisions(limiter, [60_000] * 3) == [True, True, False]
+    assert decisions(limiter, [60_999, 61_000, 61_000]) == [False, True, False]
+
+
+def test_a_second_of_permits_is_saved_and_no_more():
+    limiter = MarkDeleteRateLimiter(1000, now_ms=0)
+    assert decisions(limiter, [86_400_000] * 1_005) == [True] * 1_001 + [False] * 4
+
+
+def test_below_one_a_second_only_a_part_of_a_permit_is_saved():
+    """At 0.1 a permit takes 10 s, of which an idle second has paid one."""
+    limiter = MarkDeleteRateLimiter(0.1, now_ms=0)
+    assert decisions(limiter, [0, 9_999, 10_000, 60_000]) == [True, False, True, True]
+    assert decisions(limiter, [68_999, 69_000]) == [False, True]
+
+
+@pytest.mark.slow
+def test_does_not_drift():
+    """Tried at every millisecond of five minutes, it grants exactly what it owes."""
+    millisecond_count = 300_000
+    for rate in (0.1, 3, 7.5, 333.3):
+        limiter = MarkDeleteRateLimiter(rate, now_ms=0)
+        granted = sum(limiter.try_acquire(now_ms) for now_ms in range(millisecond_count))
+        owed = Fraction(str(rate)) * (millisecond_count - 1) / 1000
+        assert granted == math.floor(owed) + 1
+
+
+@pytest.mark.parametrize("rate", [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf])
+def test_a_rate_that_grants_nothing_or_everything_is_refused(rate):
+    with pytest.raises(ValueError, match=str(rate)):
+        MarkDeleteRateLimiter(rate, now_ms=0)
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 1e300])
+def test_the_ends_of_the_doubles_are_rates(rate):
+    limiter = MarkDeleteRateLimiter(rate, now_ms=0)
+    assert limiter.try_acquire(0)
+    assert limiter.can_acquire(1) == (rate > 1)
+
+
+def test_a_refused_call_changes_nothing():
+    limiter = MarkDeleteRateLimiter(1, now_ms=0)
+    for refused, text in [
+        (lambda: limiter.try_acquire(0.5), "0.5"),
+        (lambda: limiter.can_acquire(None), "None"),
+        (lambda: MarkDeleteRateLimiter("1", now_ms=0), "'1'"),
+        (lambda: MarkDeleteRateLimiter(1, now_ms=1.5), "1.5"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            refused()
+    assert decisions(limiter, [0, 0]) == [True, False]
+
+
+def plant(monkeypatch, try_acquire):
+    monkeypatch.setattr(MarkDeleteRateLimiter, "try_acquire", try_acquire)
+
+
+def story(rate, *waits):
+    machine = LimiterMachine()
+    machine.begin(rate=rate, start_ms=0)
+    for passed_ms, attempts in waits:
+        machine.wait_and_try(passed_ms=passed_ms, attempts=attempts)
+    machine.teardown()
+
+
+def try_by(*, saved_ms=1000, credit=True, refusal_costs=False, whole_ms=False):
+    """Return a `try_acquire` that differs from the real one by what is not the default."""
+
+    def try_acquire(self, now_ms):
+        now = now_ms * self._units_per_ms
+        period = self._period // self._units_per_ms * self._units_per_ms if whole_ms else self._period
+        if now < self._paid_at + (0 if credit else period):
+            self._paid_at += period if refusal_costs else 0
+            return False
+        self._paid_at = max(self._paid_at, now - saved_ms * self._units_per_ms) + period
+        return True
+
+    return try_acquire
+
+
+STORY = [(0, 2), (333, 1), (1, 1), (333, 2), (334, 1), (5_000, 4), (1, 1), (700, 3), (86_400_000, 5)]
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_planted_tries_differ_from_the_real_one_by_their_bug_only(monkeypatch, rate):
+    story(rate, *STORY)
+    plant(monkeypatch, try_by())
+    story(rate, *STORY)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param({"saved_ms": 0}, id="nothing is saved"),
+        pytest.param({"saved_ms": 5_000}, id="five seconds are saved"),
+        pytest.param({"whole_ms": True}, id="a permit takes whole milliseconds"),
+        pytest.param({"refusal_costs": True}, id="a refusal costs"),
+    ],
+)
+def test_model_catches(monkeypatch, bug):
+    plant(monkeypatch, try_by(**bug))
+    with pytest.raises(AssertionError, match="not as Guava"):
+        story(3, *STORY)
+
+
+def test_model_catches_a_limiter_without_credit(monkeypatch):
+    plant(monkeypatch, try_by(credit=False))
+    with pytest.raises(AssertionError, match="asked and tried differ"):
+        story(3, *STORY)
+
+
+def test_model_catches_a_question_that_takes_a_permit(monkeypatch):
+    monkeypatch.setattr(MarkDeleteRateLimiter, "can_acquire", MarkDeleteRateLimiter.try_acquire)
+    assert_caught(LimiterMachine, by=AssertionError, saying="asking changed the answer")
+
+
+def test_the_promise_is_broken_by_a_clock_that_takes_the_debt_back(monkeypatch):
+    def forgiving(self, now_ms):
+        now = now_ms * self._units_per_ms
+        self._paid_at = min(self._paid_at, now + self._period)
+        if now < self._paid_at:
+            return False
+        self._paid_at = max(self._paid_at, now - self._saved_max) + self._period
+        return True
+
+    plant(monkeypatch, forgiving)
+    with pytest.raises(AssertionError, match="more than since its birth"):
+        try_with_a_clock_that_goes_back(1, [0, -3_000, -2_000, -1_000])
