@@ -1,0 +1,283 @@
+"""The scenarios of Apache Pulsar's issue 19966: what is on the disk after each persist, and what a crash would cost.
+
+Each file of `scenarios` is a story with its expected states. A line of it is a time and what happens then; indented
+lines below say for each configuration what a crash at that instant leaves: the mark-delete position, the ranges as
+Pulsar prints them, and how many acked messages are lost, by cause. Larger ones, whose ranges follow a formula, are in
+this file.
+
+What is on the disk is read from the disk: the story is told anew up to that line, the process dies, another one opens.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ackstate import Keep, LedgerMap, Position
+from cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
+from cursor.stores.memory import MemoryDisk
+
+FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
+CAUSES = ("unwritten", "young", "cut")
+STEP = re.compile(r"(?P<seconds>[\d.]+) s +(?P<verb>\w+)(?: +(?P<what>.+))?")
+EXPECTED = re.compile(
+    r" +(?P<name>\w+) +(?P<mark_delete>\S+) +(?P<ranges>\[\S*\]) +lost (?P<lost>\d+)(?:: (?P<by>.+))?"
+)
+
+
+class Expected(NamedTuple):
+    """What a crash leaves: mark-delete position, ranges, and the messages that it loses, by cause."""
+
+    mark_delete: str
+    ranges: str
+    lost: dict[str, int]
+
+
+class Step(NamedTuple):
+    at_ms: int
+    verb: str
+    what: str
+    expected: dict[str, Expected]
+
+
+class Scenario(NamedTuple):
+    ledgers: dict[int, int]
+    configurations: dict[str, CursorConfig]
+    steps: list[Step]
+
+
+def read(path):
+    written = tomllib.loads(path.read_text())
+    configurations = {name: config(settings) for name, settings in written["configurations"].items()}
+    steps = []
+    for line in written["story"]["steps"].splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if expected := EXPECTED.fullmatch(line):
+            assert expected["name"] not in steps[-1].expected
+            steps[-1].expected[expected["name"]] = expected_of(expected)
+        else:
+            step = STEP.fullmatch(line)
+            assert step, f"{path.name}: {line!r}"
+            steps.append(Step(round(float(step["seconds"]) * 1000), step["verb"], step["what"] or "", {}))
+    for step in steps:
+        assert set(step.expected) == (set(configurations) if step.verb in {"persist", "tick"} else set()), step
+    return Scenario({int(name): count for name, count in written["ledgers"].items()}, configurations, steps)
+
+
+def config(settings):
+    return CursorConfig(**{name: Keep[value] if name == "keep" else value for name, value in settings.items()})
+
+
+def expected_of(match):
+    """Return what a line expects; its total is told beside the causes, so that either checks the other."""
+    by_cause = [part.split() for part in match["by"].split(", ")] if match["by"] else []
+    lost = {cause: int(count) for count, cause in by_cause}
+    assert set(lost) <= set(CAUSES)
+    assert sum(lost.values()) == int(match["lost"]), match[0]
+    return Expected(match["mark_delete"], match["ranges"], lost)
+
+
+def entries(text):
+    """Return the entries that a line names: single ones, ``first..last`` and ``first..last/stride``."""
+    for part in text.split():
+        first, _, rest = part.partition("..")
+        last, _, stride = rest.partition("/")
+        yield from range(int(first), int(last or first) + 1, int(stride or 1))
+
+
+def memory_disk():
+    """Return what opens a store on an empty disk, and each time on the same."""
+    return partial(MemoryStore, MemoryDisk())
+
+
+class Broker:
+    """Does the steps with one cursor; a crash drops it and opens another on what the disk holds."""
+
+    def __init__(self, ledgers, config, make_store=None):
+        self.make_store = make_store or memory_disk()
+        self.log = LedgerMap.from_counts(ledgers)
+        self.config = config
+        self.store = self.make_store()
+        self.cursor = self.open(0)
+
+    def open(self, now_ms):
+        return ManagedCursor.open(
+            self.store, topic="t", subscription="s", ledgers=self.log, config=self.config, now_ms=now_ms
+        )
+
+    def crash(self, now_ms):
+        self.store.close()
+        self.store = self.make_store()
+        self.cursor = self.open(now_ms)
+
+    def do(self, step):
+        match step.verb:
+            case "deliver":
+                self.cursor.delivered(Position.parse(step.what), now_ms=step.at_ms)
+            case "ack":
+                ledger_id, _, entry_ids = step.what.partition(":")
+                self.cursor.ack_entries(int(ledger_id), list(entries(entry_ids)), now_ms=step.at_ms)
+            case "persist":
+                self.cursor.persist(now_ms=step.at_ms)
+            case "tick":
+                self.cursor.tick(now_ms=step.at_ms)
+            case "crash":
+                self.crash(step.at_ms)
+            case _:
+                raise ValueError(f"no step is called {step.verb!r}")
+
+    def check(self, expected, now_ms):
+        """Compare the gauge with what is expected, then crash and compare what was on the disk."""
+        stats, backlog = self.cursor.stats(), self.cursor.backlog
+        gauge = {cause: getattr(stats, f"redelivery_{cause}") for cause in CAUSES}
+        assert gauge == {cause: expected.lost.get(cause, 0) for cause in CAUSES}
+        assert self.cursor.redelivery_if_crashed == sum(gauge.values())
+        self.crash(now_ms)
+        assert str(self.cursor.mark_delete_position) == expected.mark_delete
+        assert str(self.cursor.deleted) == expected.ranges
+        assert self.cursor.backlog - backlog == sum(gauge.values())
+
+
+def tell(scenario, name, *, new_disk=memory_disk):
+    """Check every expectation that a scenario has for a configuration, each in a story of its own."""
+    for at, (at_ms, _, _, expected) in enumerate(scenario.steps):
+        if expected:
+            broker = Broker(scenario.ledgers, scenario.configurations[name], new_disk())
+            try:
+                for step in scenario.steps[: at + 1]:
+                    broker.do(step)
+                broker.check(expected[name], at_ms)
+            finally:
+                broker.store.close()
+
+
+def stories():
+    for path in FILES:
+        for name in read(path).configurations:
+            yield pytest.param(path, name, id=f"{path.stem}-{name}")
+
+
+STORIES = list(stories())
+
+
+@pytest.mark.parametrize(("path", "name"), STORIES)
+def test_a_scenario(path, name):
+    tell(read(path), name)
+
+
+@pytest.mark.parametrize(("path", "name"), STORIES)
+def test_a_scenario_on_sqlite(path, name, tmp_path):
+    numbers = count()
+    tell(read(path), name, new_disk=lambda: partial(SqliteStore, tmp_path / str(next(numbers))))
+
+
+def mistakes(expected):
+    """Return what is expected with one mistake each: in the position, in a range, in the cause, in the count."""
+    ledger_id, entry_id = expected.mark_delete.split(":")
+    yield expected._replace(mark_delete=f"{ledger_id}:{int(entry_id) + 1}")
+    yield expected._replace(ranges="[(3:0..3:9]]" if expected.ranges == "[]" else expected.ranges[:-2] + "0]]")
+    yield expected._replace(lost={**expected.lost, "unwritten": expected.lost.get("unwritten", 0) + 1})
+    if expected.lost:
+        cause, count = next(iter(expected.lost.items()))
+        yield expected._replace(lost={**expected.lost, cause: count - 1})
+
+
+@pytest.mark.parametrize(("path", "name"), STORIES)
+def test_a_mistake_in_what_is_expected_is_found(path, name):
+    scenario = read(path)
+    last = scenario.steps[-1]
+    for mistake in mistakes(last.expected[name]):
+        wrong = last._replace(expected={name: mistake})
+        only_this = [Step(*step[:3], {}) for step in scenario.steps[:-1]] + [wrong]
+        with pytest.raises(AssertionError):
+            tell(scenario._replace(steps=only_this), name)
+
+
+def ranges_text(pairs):
+    """Return ranges of ledger 3 as Pulsar prints them, from the first and last entry of each, both acked."""
+    return f"[{','.join(f'(3:{first - 1}..3:{last}]' for first, last in pairs)}]"
+
+
+def persisted(broker, acked):
+    broker.cursor.ack_entries(3, acked, now_ms=0)
+    broker.cursor.persist(now_ms=0)
+    return broker
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", Keep)
+@pytest.mark.parametrize("range_count_max", [None, 10_000])
+def test_odd_entries_up_to_a_million_and_one_then_the_even_ones(keep, range_count_max):
+    """`[1,3,...,1000001]`, and `[2,4,...,1000000]` are acked soon after. All are equally wide: the lowest are kept."""
+    limited = CursorConfig(range_count_max=range_count_max, keep=keep)
+    kept = range_count_max or 500_001
+    broker = Broker({3: 1_000_002}, limited)
+    persisted(broker, range(1, 1_000_002, 2))
+    lost = {"cut": 500_001 - kept}
+    expected = Expected("3:-1", ranges_text((entry, entry) for entry in range(1, 2 * kept, 2)), lost)
+    broker.check(expected, 0)
+
+    broker = Broker({3: 1_000_002}, limited)
+    persisted(broker, range(1, 1_000_002, 2))
+    persisted(broker, range(2, 1_000_001, 2))
+    broker.check(Expected("3:-1", "[(3:0..3:1000001]]", {}), 0)
+
+
+@pytest.mark.parametrize("stuck", [0, 3, 7])
+def test_one_of_eight_consumers_never_acks(stuck):
+    """Served in turn, eight consumers get every eighth of 8,000 entries each; one of them acks nothing."""
+    broker = persisted(Broker({3: 8_000}, CursorConfig()), [entry for entry in range(8_000) if entry % 8 != stuck])
+    pairs = [(first, min(first + 6, 7_999)) for first in range(stuck + 1, 8_000, 8)]
+    broker.check(Expected(f"3:{stuck - 1}", ranges_text(pairs), {}), 0)
+
+
+def test_one_consumer_acks_some_and_the_limit_cuts_the_highest():
+    """Of 100 consumers the last acks only every second message: a hole in every 200 entries, and 50 ranges."""
+    acked = [entry for entry in range(10_000) if entry % 200 != 99]
+    broker = persisted(Broker({3: 10_000}, CursorConfig(range_count_max=20)), acked)
+    pairs = [(100 + 200 * number, 298 + 200 * number) for number in range(20)]
+    # Of 50 ranges 29 are cut of 199 entries each, and the last, which ends with the log, of 100.
+    broker.check(Expected("3:98", ranges_text(pairs), {"cut": 29 * 199 + 100}), 0)
+
+
+@pytest.mark.parametrize("long_delayed_every", [2, 10, 100])
+def test_long_delayed_messages_among_short_delayed_ones(long_delayed_every):
+    """Every so many messages one is due in a day; the others are acked when the minute is over, and nothing closes."""
+    acked = [entry for entry in range(10_000) if entry % long_delayed_every]
+    broker = persisted(Broker({3: 10_000}, CursorConfig()), acked)
+    pairs = [(first + 1, first + long_delayed_every - 1) for first in range(0, 10_000, long_delayed_every)]
+    broker.check(Expected("3:-1", ranges_text(pairs), {}), 0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "first_width", "lost"),
+    [(Keep.LOWEST, 1, sum(range(41, 101))), (Keep.WIDEST, 61, sum(range(1, 61)))],
+)
+def test_the_wider_the_higher(keep, first_width, lost):
+    """The range of width w is the w-th: of 100 the limit keeps 40, the lowest or the widest ones."""
+    firsts = [1 + sum(range(1, width)) + width for width in range(1, 101)]
+    pairs = [(first, first + width - 1) for width, first in enumerate(firsts, start=1)]
+    broker = Broker({3: 6_000}, CursorConfig(range_count_max=40, keep=keep))
+    persisted(broker, [entry for first, last in pairs for entry in range(first, last + 1)])
+    kept = pairs[first_width - 1 : first_width + 39]
+    broker.check(Expected("3:-1", ranges_text(kept), {"cut": lost}), 0)
+
+
+def test_what_was_young_at_the_crash_comes_back_and_is_promoted_at_its_time():
+    """The odd entries of three seconds are acked at the end of each; one second later the even ones are."""
+    broker = Broker({3: 30_000}, CursorConfig(become_old_ack_record_seconds=3))
+    for second in range(3):
+        first, now_ms = 10_000 * second, 1_000 * second
+        broker.cursor.delivered(Position(3, first + 9_999), now_ms=now_ms)
+        broker.cursor.ack_entries(3, range(first + 1, first + 10_000, 2), now_ms=now_ms)
+        broker.cursor.tick(now_ms=now_ms)
+    broker.cursor.ack_entries(3, range(2, 10_000, 2), now_ms=3_000)
+    assert broker.cursor.tick(now_ms=3_000).messages_covered == 9_999
+    broker.check(Expected("3:-1", "[(3:0..3:9999]]", {"young": 10_000}), 3_000)
