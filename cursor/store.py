@@ -125,6 +125,13 @@ class LedgerStore(Protocol):
         """Return the ids of an owner's ledgers, lowest first."""
         ...
 
+    def owners(self) -> list[str]:
+        """Return every owner that has a ledger, once, sorted by code points.
+
+        It may be O(ledgers): it is for a check of the whole store.
+        """
+        ...
+
 
 class MetadataStore(Protocol):
     """Small values under slash-separated paths such as ``/managed-ledgers/orders/billing``.

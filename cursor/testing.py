@@ -244,6 +244,25 @@ def _check_owned_by(store: Store) -> None:
     _expect("owned_by nobody", store.ledgers.owned_by("ow"), [])
 
 
+def _check_owners(store: Store) -> None:
+    """`owners` returns every owner that has a ledger, once, sorted."""
+    ledgers = store.ledgers
+    names = ["owners/b", "owners/a", "owners/ä", "owners/b", "owners/B", "owners"]
+    ids = [ledgers.create(name) for name in names]
+    _expect("owners, sorted", ledgers.owners(), sorted(set(ledgers.owners())))
+    _expect("owners", _owners_in(ledgers.owners(), names), sorted(set(names)))
+    ledgers.fence(ids[1])
+    ledgers.delete(ids[0])
+    _expect("owners after one ledger of two was deleted", _owners_in(ledgers.owners(), names), sorted(set(names)))
+    ledgers.delete(ids[3])
+    _expect("owners after the last ledger was deleted", "owners/b" in ledgers.owners(), False)
+
+
+def _owners_in(owners: list[str], names: list[str]) -> list[str]:
+    # Other checks have left theirs.
+    return [owner for owner in owners if owner in names]
+
+
 def _check_values(store: Store) -> None:
     """`put` replaces a value and returns the version that `get` returns with it."""
     metadata = store.metadata
@@ -322,6 +341,7 @@ def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
         store.metadata.delete("/keep/gone", expected_version=gone)
     with closing(make_store()) as store:
         _expect("owned_by after a reopen", store.ledgers.owned_by("keep"), [one, other])
+        _expect("owners after a reopen", "keep" in store.ledgers.owners(), True)
         _expect("entries after a reopen", store.ledgers.read(one, 0, 2), [b"a", b"b"])
         _expect("entries after a reopen", store.ledgers.read(other, 0, 1), [b"c"])
         _expect("last after a reopen", [store.ledgers.last(one), store.ledgers.last(other)], [1, 0])
@@ -406,6 +426,7 @@ def _check_close(make_store: Callable[[], Store]) -> None:
         "delete of a ledger": partial(ledgers.delete, ledger_id),
         "fence": partial(ledgers.fence, ledger_id),
         "owned_by": partial(ledgers.owned_by, "close"),
+        "owners": ledgers.owners,
         "get": partial(metadata.get, "/close"),
         "put": partial(metadata.put, "/close", b"y", expected_version=version),
         "delete of a value": partial(metadata.delete, "/close", expected_version=version),
@@ -430,6 +451,7 @@ _CHECKS_OF_AN_OPEN_STORE = (
     _check_fence,
     _check_delete,
     _check_owned_by,
+    _check_owners,
     _check_values,
     _check_expected_versions,
     _check_children,

@@ -290,6 +290,11 @@ class _MemoryLedgers:
         with self._session.use() as disk:
             return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
 
+    def owners(self) -> list[str]:
+        """See `LedgerStore.owners`."""
+        with self._session.use() as disk:
+            return sorted({ledger.owner for ledger in disk.ledgers.values()})
+
 
 @final
 class _MemoryMetadata:

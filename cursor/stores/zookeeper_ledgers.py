@@ -123,6 +123,10 @@ class ZooKeeperLedgers:
         path = nodes.owner_path(owner)
         return sorted(_number(name, path) for name in self._session.children(path) or [])
 
+    def owners(self) -> list[str]:
+        """See `LedgerStore.owners`."""
+        return sorted(map(nodes.owner_in_owners, self._session.children(nodes.OWNERS) or []))
+
     @contextmanager
     def _holding(self, ledger_ids: set[int]) -> Iterator[None]:
         """Keep this process's other appends away from some ledgers."""

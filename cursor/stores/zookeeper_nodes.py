@@ -115,9 +115,22 @@ def name_in_metadata(node_name: str) -> str:
     Raises:
         CorruptStateError: No name is written so.
     """
+    return _unquoted(node_name, METADATA)
+
+
+def owner_in_owners(node_name: str) -> str:
+    """Return the owner that a node below `OWNERS` stands for.
+
+    Raises:
+        CorruptStateError: No owner is written so.
+    """
+    return "" if node_name == _node_name("") else _unquoted(node_name, OWNERS)
+
+
+def _unquoted(node_name: str, directory: str) -> str:
     name = unquote(node_name)
     if _node_name(name) != node_name:
-        raise CorruptStateError(METADATA, offset=0, expected="a name percent-encoded by us", found=node_name)
+        raise CorruptStateError(directory, offset=0, expected="a name percent-encoded by us", found=node_name)
     return name
 
 

@@ -64,6 +64,7 @@ def test_a_fault_hits_the_call_the_disk_and_the_later_calls(mutate, kind, error,
     assert contents(store.disk) == (contents_after(mutate) if happened else contents(prepared_disk()))
     later = (
         lambda: store.ledgers.owned_by("old"),
+        store.ledgers.owners,
         lambda: store.metadata.get("/a"),
         lambda: store.ledgers.create("later"),
         lambda: store.metadata.put("/later", b"", expected_version=ABSENT),

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -461,6 +462,200 @@ def test_a_lost_entry_is_noticed(tmp_path):
         assert len(store.ledgers.read(4, 0, 21)) == 21
 
 
+# Damaged pages
+
+
+def pages_of(directory: Path) -> dict[str, list[int]]:
+    """Which pages belong to which table or index, the first at 1."""
+    with closing(sqlite3.connect(directory / DATABASE)) as connection:
+        roots = dict(connection.execute("SELECT name, rootpage FROM sqlite_master"))
+        ((count,),) = connection.execute("PRAGMA page_count")
+    content = (directory / DATABASE).read_bytes()
+    return {name: list(subtree(content, root)) for name, root in roots.items()} | {"all": list(range(1, count + 1))}
+
+
+def subtree(content: bytes, page: int):
+    """The pages of a b-tree, as https://www.sqlite.org/fileformat2.html section 1.6 draws them."""
+    yield page
+    begin = (page - 1) * 4096
+    if content[begin] in {2, 5}:
+        cell_count = int.from_bytes(content[begin + 3 : begin + 5], "big")
+        for number in range(cell_count):
+            at = begin + 12 + 2 * number
+            cell = begin + int.from_bytes(content[at : at + 2], "big")
+            yield from subtree(content, int.from_bytes(content[cell : cell + 4], "big"))
+        yield from subtree(content, int.from_bytes(content[begin + 8 : begin + 12], "big"))
+
+
+@pytest.mark.parametrize("tree", ["entries", "sqlite_autoindex_entries_1", "ledgers", "ledgers_by_owner", "metadata"])
+def test_a_damaged_page_is_found_when_the_store_is_opened(damaged, tree):
+    directory = damaged("closed")
+    for page in pages_of(directory)[tree]:
+        database = damaged("closed") / DATABASE
+        # The kind of the page and the begin of its list of cells.
+        overwrite(database, (page - 1) * 4096 + 1, b"\xff" * 16)
+        damage = snapshot(directory)
+        with pytest.raises(CorruptStateError, match=f"{database}.*sound pages|{database}.*malformed"):
+            SqliteStore(directory)
+        assert snapshot(directory)[DATABASE] == damage[DATABASE]
+
+
+def test_without_the_check_of_pages_damage_is_found_when_it_is_read(damaged):
+    page = pages_of(damaged("closed"))["entries"][-1]
+    directory = damaged("closed")
+    overwrite(directory / DATABASE, (page - 1) * 4096 + 1, b"\xff" * 16)
+    with closing(SqliteStore(directory, check_pages=False)) as store:
+        assert len(store.ledgers.read(1, 0, 5)) == 5
+        with pytest.raises(CorruptStateError):
+            store.ledgers.read(4, 0, 21)
+
+
+@pytest.mark.slow
+def test_a_wiped_page_is_found_when_the_store_is_opened_unless_it_holds_but_one_entry(damaged):
+    directory = damaged("closed")
+    pages = pages_of(directory)
+    trees = {page for name, owned in pages.items() if name != "all" for page in owned}
+    for page in pages["all"]:
+        database = damaged("closed") / DATABASE
+        overwrite(database, (page - 1) * 4096, b"\xff" * 4096)
+        if page in trees or page == 1:
+            with pytest.raises(CorruptStateError):
+                SqliteStore(directory)
+        else:
+            survives(directory)
+
+
+# A look without a trace
+
+
+@pytest.mark.parametrize("state", ["closed", "open"])
+def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
+    directory = damaged(state)
+    assert (f"{DATABASE}-wal" in names_in(directory)) == (state == "open")
+    before = snapshot(directory)
+    with closing(SqliteStore.open_copy(directory)) as copy:
+        lies_in = Path(copy._copy.name)
+        assert copy.ledgers.owned_by("owner-0") == [1]
+        assert copy.ledgers.last(1) == 20
+        # What is written goes with the copy.
+        copy.ledgers.append(1, b"tried")
+        copy.metadata.put("/tried", b"", expected_version=ABSENT)
+        assert snapshot(directory) == before
+    copy.close()
+    assert snapshot(directory) == before
+    assert not lies_in.exists()
+    with closing(SqliteStore(directory)) as store:
+        assert store.ledgers.last(1) == 20
+        assert store.metadata.children("/") == ["values"]
+
+
+def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_written(damaged):
+    directory = damaged("closed")
+    (directory / "LOCK").unlink()
+    directory.chmod(0o555)
+    for path in directory.iterdir():
+        path.chmod(0o444)
+    try:
+        with closing(SqliteStore.open_copy(directory)) as copy:
+            assert copy.ledgers.last(1) == 20
+    finally:
+        directory.chmod(0o755)
+    assert names_in(directory) == [DATABASE]
+
+
+def test_a_copy_follows_a_link_to_the_database_and_its_log(damaged, tmp_path):
+    target = damaged("open")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / DATABASE).symlink_to(target / DATABASE)
+    with closing(SqliteStore.open_copy(tmp_path / "linked")) as copy:
+        assert copy.ledgers.last(1) == 20
+    assert names_in(tmp_path / "linked") == [DATABASE]
+
+
+@pytest.mark.slow
+def test_an_open_store_is_not_copied(tmp_path):
+    with start(HOLDER, tmp_path) as holder:
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
+            SqliteStore.open_copy(tmp_path)
+        holder.kill()
+    before = snapshot(tmp_path)
+    SqliteStore.open_copy(tmp_path).close()
+    assert snapshot(tmp_path) == before
+    with closing(SqliteStore(tmp_path)) as store:
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
+            SqliteStore.open_copy(tmp_path)
+        store.ledgers.create("goes on")
+
+
+def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeypatch):
+    directory = damaged("closed")
+    copyfile, inside = shutil.copyfile, []
+
+    def copy_and_open(*paths):
+        if not inside:
+            inside.append(True)
+            with pytest.raises(StoreLockedError, match=str(directory)):
+                SqliteStore(directory)
+            SqliteStore.open_copy(directory).close()
+        return copyfile(*paths)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_and_open)
+    with closing(SqliteStore.open_copy(directory)):
+        assert inside == [True]
+        # The copy is one's own: the store is free again.
+        assert_works(directory)
+
+
+def test_a_store_without_a_lock_file_that_is_opened_while_it_is_copied_is_refused(damaged, monkeypatch):
+    directory = damaged("closed")
+    (directory / "LOCK").unlink()
+    copyfile = shutil.copyfile
+
+    def open_and_copy(*paths):
+        assert_works(directory)
+        return copyfile(*paths)
+
+    monkeypatch.setattr(shutil, "copyfile", open_and_copy)
+    monkeypatch.setattr(tempfile, "tempdir", str(directory.parent))
+    before = names_in(directory.parent)
+    with pytest.raises(StoreLockedError, match="while it was copied"):
+        SqliteStore.open_copy(directory)
+    assert names_in(directory.parent) == before
+
+
+@pytest.mark.parametrize("content", [None, {}, {"notes.txt": b"mine"}, {"LOCK": b"", UNFINISHED: b"x"}])
+def test_what_is_no_store_is_not_copied_and_left_alone(tmp_path, content):
+    directory = tmp_path / "store"
+    if content is not None:
+        directory.mkdir()
+        for name, data in content.items():
+            (directory / name).write_bytes(data)
+    with pytest.raises(StoreError, match=f"{directory} is not an ackstate store"):
+        SqliteStore.open_copy(directory)
+    assert directory.exists() == (content is not None)
+    assert content is None or snapshot(directory) == content
+
+
+def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
+    directory = damaged("closed")
+    content = (directory / DATABASE).read_bytes()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory.parent))
+    around = names_in(directory.parent)
+    page = pages_of(directory)["entries"][-1]
+    for offset, data, error in (
+        (0, b"no database", CorruptStateError),
+        (60, (7).to_bytes(4, "big"), UnsupportedVersionError),
+        ((page - 1) * 4096 + 1, b"\xff" * 16, CorruptStateError),
+    ):
+        (directory / DATABASE).write_bytes(content)
+        overwrite(directory / DATABASE, offset, data)
+        before = snapshot(directory)
+        with pytest.raises(error, match=directory.name):
+            SqliteStore.open_copy(directory)
+        assert snapshot(directory) == before
+        assert names_in(directory.parent) == around
+
+
 # No room
 
 
@@ -560,6 +755,14 @@ class TestFullDisk:
         (tiny_disk / "ballast").unlink()
         with closing(SqliteStore(directory)) as store:
             assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
+
+    def test_a_copy_that_does_not_fit_is_refused_and_removed(self, tiny_disk, tmp_path, monkeypatch):
+        with closing(SqliteStore(tmp_path / "store")) as store:
+            store.ledgers.append(store.ledgers.create("billing"), bytes(3 << 20))
+        monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
+        with pytest.raises(StoreFullError, match=str(tmp_path / "store")):
+            SqliteStore.open_copy(tmp_path / "store")
+        assert names_in(tiny_disk) == ["ballast"]
 
     def test_no_store_is_half_made_on_a_full_disk(self, tiny_disk):
         with pytest.raises(OSError, match="No space"):

@@ -42,6 +42,13 @@ def store(request, tmp_path):
     store.close()
 
 
+def test_an_owner_may_have_any_name_or_none(store):
+    names = ["", "%", ".", "..", "/", "a/b", "ä", "\U0001f40d", "\uffff", "A"]
+    for name in names:
+        store.ledgers.create(name)
+    assert store.ledgers.owners() == sorted(names)
+
+
 @pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
@@ -171,6 +178,34 @@ class OwnedByHighestFirst(Forwarding):
         return self.inner.owned_by(owner)[::-1]
 
 
+class OwnersAreRepeated(Forwarding):
+    def owners(self):
+        return sorted(ledger.owner for ledger in self.disk.ledgers.values())
+
+
+class OwnersAreUnsorted(Forwarding):
+    def owners(self):
+        return list(dict.fromkeys(ledger.owner for ledger in self.disk.ledgers.values()))
+
+
+class OwnersOfNothing(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        self.created = set(inner.owners())
+
+    def create(self, owner):
+        self.created.add(owner)
+        return self.inner.create(owner)
+
+    def owners(self):
+        return sorted(self.created)
+
+
+class OwnersOfTheFencedAreForgotten(Forwarding):
+    def owners(self):
+        return sorted({ledger.owner for ledger in self.disk.ledgers.values() if not ledger.fenced})
+
+
 class VersionIsNotChecked(Forwarding):
     def put(self, path, data, *, expected_version):
         value = self.get(path)
@@ -267,6 +302,10 @@ class CloseOnlyOnce(BrokenStore):
         (DeleteKeepsTheLedger, "append with a deleted ledger"),
         (OwnedByPrefix, "owned_by"),
         (OwnedByHighestFirst, "owned_by"),
+        (OwnersAreRepeated, "owners, sorted"),
+        (OwnersAreUnsorted, "owners, sorted"),
+        (OwnersOfNothing, "owners after the last ledger was deleted"),
+        (OwnersOfTheFencedAreForgotten, "owners after one ledger of two"),
     ],
 )
 def test_broken_ledgers_are_caught(broken, promise):

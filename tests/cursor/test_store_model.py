@@ -102,6 +102,7 @@ class StoresMachine(RuleBasedStateMachine):
         self.disk._check()
         self.agree(lambda store: store.metadata.children("/"))
         self.agree(lambda store: store.ledgers.owned_by("billing"))
+        self.agree(lambda store: store.ledgers.owners())
         for ledger_id in self.disk.ledgers:
             self.agree(lambda store, ledger_id=ledger_id: store.ledgers.last(ledger_id))
         for path in self.disk.values:

@@ -192,13 +192,18 @@ def test_names_in_metadata_are_reversible_and_fit_for_zookeeper(names):
 
 def test_owners_have_names_of_their_own():
     owners = ["", ".", "..", "%", "%2E", "a", "a/b", "a%2Fb", "A"]
-    assert len({nodes.owner_path(owner) for owner in owners}) == len(owners)
+    paths = {nodes.owner_path(owner) for owner in owners}
+    assert len(paths) == len(owners)
+    assert sorted(nodes.owner_in_owners(path.removeprefix(f"{nodes.OWNERS}/")) for path in paths) == sorted(owners)
 
 
 @pytest.mark.parametrize("name", ["%2e", "a%", "a b", "%ff", "%"])
 def test_a_name_that_we_do_not_write_is_damage(name):
     with pytest.raises(CorruptStateError):
         nodes.name_in_metadata(name)
+    if name != "%":  # That is nobody's owner.
+        with pytest.raises(CorruptStateError, match=nodes.OWNERS):
+            nodes.owner_in_owners(name)
 
 
 @pytest.mark.parametrize("name", ["", "5", "5.", ".5", "a.0", "5.a"])

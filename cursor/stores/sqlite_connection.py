@@ -1,0 +1,255 @@
+"""How do calls from many threads share one connection, and one sync?
+
+A mutating call joins the group that is open. The first of a group to get the group's lock leads it: it waits for the
+connection, closes the group, and does all of it in one transaction, a savepoint for each call, so that a call that is
+refused undoes itself only. Calls that come meanwhile make the next group. So a lone call waits for nobody, and calls
+that would wait for each other's syncs share one. The others of a group then find it over and go, each with its own
+outcome, without waiting for the connection.
+
+For a savepoint SQLite keeps a copy of each page that the call changes, beyond 64 KiB in the directory for temporary
+files; no room there counts as a full disk.
+
+Locks are taken in this order: a group's, the connection's, the one for joining. All three are held by ``with`` only.
+A leader that is interrupted (`KeyboardInterrupt`) lets go of them, and the next of its group leads it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from ackstate.errors import AckStateError, CorruptStateError
+from cursor.store import StoreError, StoreFullError, StoreLockedError
+from cursor.stores.sqlite_database import DATABASE, open_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_Result = TypeVar("_Result")
+
+# The codes that our fixed statements meet on a damaged file only.
+_DAMAGE = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+    }
+)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What one caller wants done, and what became of it."""
+
+    change: Callable[[sqlite3.Connection], Any]
+    result: Any = None
+    error: Exception | None = None
+    is_withdrawn: bool = False  # Its caller was interrupted: not to be done any more behind its back.
+
+
+@final
+class _Group:
+    """Calls that share a transaction."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # Held by whoever leads the group.
+        self.calls: list[_Call] = []  # In the order in which they are carried out.
+        self.is_over = False  # Each call has its outcome, and nobody is to lead the group any more.
+
+
+@final
+class SqliteConnection:
+    """The only connection to a store's database, and whether it may still be used; thread-safe."""
+
+    def __init__(self, directory: Path, *, check_pages: bool) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()  # Held by whoever uses the connection.
+        self._joining = threading.Lock()  # Held for an instant, to join the open group or to close it.
+        self._open_group = _Group()
+        self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        try:
+            self._lock_file, self._connection = open_database(directory, check_pages=check_pages)
+        except sqlite3.Error as error:
+            raise self._in_our_words(error) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection for some queries, which see one state."""
+        with self._lock:
+            self._roll_back()
+            if self._refusal:
+                raise StoreError(self._refusal)
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                raise self._in_our_words(error) from error
+
+    def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Carry out a change, sync, and return what it returned; nothing of it is left if it raises.
+
+        Args:
+            change: Is called in any thread, and anew if that one is interrupted.
+        """
+        call = _Call(change)
+        try:
+            with self._joining:
+                group = self._open_group
+                group.calls.append(call)
+            with group.lock:
+                if not group.is_over:
+                    self._lead(group)
+        except BaseException:
+            call.is_withdrawn = True
+            raise
+        if call.error is not None:
+            raise call.error
+        result: _Result = call.result
+        return result
+
+    def close(self) -> None:
+        """Let go of the connection first and of the lock last."""
+        with self._lock:
+            self._refusal = self._refusal or f"{self._directory}: the store is closed"
+            # What does not fit on a full disk stays in the log for the next opening.
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._lock_file.close()
+
+    def damage(self, found: str) -> CorruptStateError:
+        """Return the error for a database that says what it cannot say."""
+        database = str(self._directory / DATABASE)
+        return CorruptStateError(database, offset=0, expected="sound pages", found=found)
+
+    def integer(self, value: object) -> int:
+        """Return what a column holds if it is an integer; damage can make it anything."""
+        if not isinstance(value, int):
+            raise self.damage(f"{value!r} where a number belongs")
+        return value
+
+    def blob(self, value: object) -> bytes:
+        """Return what a column holds if it is bytes."""
+        if not isinstance(value, bytes):
+            raise self.damage(f"{value!r} where bytes belong")
+        return value
+
+    def text(self, value: object) -> str:
+        """Return what a column holds if it is text."""
+        if not isinstance(value, str):
+            raise self.damage(f"{value!r} where text belongs")
+        return value
+
+    def _lead(self, group: _Group) -> None:
+        """Close a group and give each of its calls an outcome. The group's lock is held."""
+        with self._lock:
+            with self._joining:
+                if self._open_group is group:
+                    self._open_group = _Group()
+            calls = [call for call in group.calls if not call.is_withdrawn]
+            for call in calls:
+                call.error = None  # What it met under a leader that was interrupted.
+            self._roll_back()
+            if self._refusal:
+                _fail(calls, lambda: StoreError(self._refusal))
+            else:
+                self._commit(group, calls)
+            group.is_over = True
+
+    def _commit(self, group: _Group, calls: list[_Call]) -> None:
+        """Carry out calls in one transaction."""
+        is_committing = False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for call in calls:
+                self._carry_out(call, is_alone=len(calls) == 1)
+            is_committing = True
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
+            group.is_over = True
+        except sqlite3.Error as error:
+            self._undo(calls, error, is_committing=is_committing)
+        except BaseException:
+            # This thread was interrupted. If all is committed, the others go; otherwise the next of them starts over.
+            group.is_over = is_committing and not self._connection.in_transaction
+            raise
+
+    def _carry_out(self, call: _Call, *, is_alone: bool) -> None:
+        """Do what one call wants, or undo it and note why it is refused."""
+        if is_alone:
+            # A savepoint would cost a copy of each page that is changed: to delete a ledger, half of its size.
+            self._try(call, undo="ROLLBACK")
+        else:
+            self._connection.execute("SAVEPOINT call")
+            self._try(call, undo="ROLLBACK TO call")
+            self._connection.execute("RELEASE call")
+
+    def _try(self, call: _Call, *, undo: str) -> None:
+        try:
+            call.result = call.change(self._connection)
+        except Exception as error:
+            call.error = self._in_our_words(error) if isinstance(error, sqlite3.Error) else error
+            if self._ends_group(error):
+                raise
+            self._connection.execute(undo)
+
+    def _ends_group(self, error: Exception) -> bool:
+        # Short of memory, SQLite may have rolled back everything.
+        if not self._connection.in_transaction:
+            return True
+        return isinstance(error, sqlite3.Error) and _primary_code(error) != sqlite3.SQLITE_TOOBIG
+
+    def _undo(self, calls: list[_Call], error: sqlite3.Error, *, is_committing: bool) -> None:
+        """Undo a group, and tell the calls that do not know it yet.
+
+        What was met in one call, such as damage, is told to that one; the others learn that the store is not to be
+        used any more. A full disk and a failed commit are everybody's.
+        """
+        is_full = _primary_code(error) == sqlite3.SQLITE_FULL
+        if is_full:
+            self._roll_back()
+        else:
+            self._distrust(error)
+        if is_full or is_committing:
+            _fail(calls, lambda: self._in_our_words(error))
+        else:
+            _fail(calls, lambda: StoreError(self._refusal))
+
+    def _roll_back(self) -> None:
+        """Undo the transaction that was begun last, by this thread or by one that was interrupted."""
+        try:
+            if not self._refusal and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._distrust(error)
+
+    def _distrust(self, error: sqlite3.Error) -> None:
+        # The cached pages may differ from those on the disk now; opening anew reads and syncs them again.
+        self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
+
+    def _in_our_words(self, error: sqlite3.Error) -> AckStateError:
+        code = _primary_code(error)
+        if code in _DAMAGE:
+            return self.damage(str(error))
+        if code == sqlite3.SQLITE_FULL:
+            return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            return StoreLockedError(f"{self._directory}: another program reads the database")
+        return StoreError(f"{self._directory}: {error}")
+
+
+def _fail(calls: list[_Call], make_error: Callable[[], Exception]) -> None:
+    # An error for each, because raising one changes it.
+    for call in calls:
+        call.error = call.error or make_error()
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    # Without a code it is not SQLite that complains but Python, about a text that is no UTF-8.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return code & 0xFF
