@@ -129,10 +129,13 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
     def discard(self, position: Position) -> None:
         """Forget one batch, if it is held: its entry was acked as a whole."""
-        ledger_id, entry_id = position
-        if not self._mask(ledger_id, entry_id):
+        if not self._ledgers:
             return
-        unacked, entry_ids = self._ledgers[ledger_id]
+        ledger_id, entry_id = position
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None or entry_id not in ledger.unacked:
+            return
+        unacked, entry_ids = ledger
         del unacked[entry_id]
         entry_ids.remove(entry_id)
         if not unacked:

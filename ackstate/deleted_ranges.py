@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
-from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around
+from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around, run_end
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.record_size import (
     MINUS_ONE_BYTES,
@@ -137,29 +137,41 @@ class DeletedRanges:
             ledger_id, entry_id = index(ledger_id), index(entry_id)  # A fraction cut off is an ack that nobody made.
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
-            bitmap = self.entries(ledger_id)
-            if not bitmap:
+            if not self._recall(ledger_id):
                 self._hold(ledger_id, BitMap((entry_id,)))
                 return 1
-            self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
+        return self._add_recent(entry_id)
+
+    def add_with(self, part: DeletedRanges, position: Position) -> int:
+        """Ack one entry in this set and in a part of it, as `add` does, and return 1, or 0 if it was acked already.
+
+        Args:
+            part: Holds nothing that this set does not.
+            position: As `check_position` returns it: nothing is checked again.
+
+        Complexity: as `add`.
+        """
+        ledger_id, entry_id = position
+        if not ledger_id == self._recent_id == part._recent_id:
+            return self.add(position) and part.add(position)
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        # What a range that begins here has at its lower end, one that ends just before has at its upper; so above.
-        low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
-        high = VARINT_BYTES[entry_id.bit_length()]
-        ends_before = entry_id > 0 and entry_id - 1 in bitmap
-        begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
+        if not 0 < entry_id < ENTRY_ID_MAX or entry_id - 1 in bitmap or entry_id + 1 in bitmap:
+            self._add_recent(entry_id)
+            return part._add_recent(entry_id)
+        # What stands alone in the whole stands alone in the part.
+        record_bytes = (
+            self._recent_fixed + VARINT_BYTES[(entry_id - 1).bit_length()] + VARINT_BYTES[entry_id.bit_length()]
+        )
         bitmap.add(entry_id)
         self._entry_count += 1
-        if ends_before is not begins_after:
-            self._record_bytes += high - low if ends_before else low - high
-        elif ends_before:
-            self._range_count -= 1
-            self._record_bytes -= self._recent_fixed + low + high
-        else:
-            self._range_count += 1
-            self._record_bytes += self._recent_fixed + low + high
+        self._range_count += 1
+        self._record_bytes += record_bytes
+        part._recent.add(entry_id)
+        part._entry_count += 1
+        part._range_count += 1
+        part._record_bytes += record_bytes
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:
@@ -251,24 +263,39 @@ class DeletedRanges:
 
         Complexity: bitmap operations over what is forgotten.
         """
-        check_position(position)
-        ledger_id, entry_id = position
-        below = bisect_left(self._ledger_ids, ledger_id)
-        removed = sum(map(self._drop, self._ledger_ids[:below], self._bitmaps[:below]))
-        self._forget_ledgers(below)
-        bitmap = self.entries(ledger_id)
-        if not bitmap or entry_id < bitmap.min():
-            return removed
-        if entry_id >= bitmap.max():
-            self._forget_ledgers(1)
-            return removed + self._drop(ledger_id, bitmap)
-        removed += self._drop_up_to(ledger_id, bitmap, entry_id)
-        if entry_id in bitmap and entry_id + 1 in bitmap:
-            # The cut went through a range: what remains of it begins anew, and what went had no end there.
-            rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(entry_id + 1)
-            self._count(0, 1, rest_bytes + range_last_bytes(entry_id))
-        bitmap.remove_range(0, entry_id + 1)
-        return removed
+        ledger_id, entry_id = check_position(position)
+        held_before = self._entry_count
+        if self._ledger_ids and self._ledger_ids[0] < ledger_id:
+            self._drop_below(ledger_id)
+        if self._ledger_ids and self._ledger_ids[0] == ledger_id and entry_id >= 0:
+            self._drop_up_to(entry_id)
+        return held_before - self._entry_count
+
+    def remove_lowest_with(self, part: DeletedRanges, ledger_id: int, first: int) -> int:
+        """Forget the lowest run, here and in a part of this set, if it begins at an entry; return where it ended.
+
+        Args:
+            part: Holds nothing that this set does not.
+            ledger_id: The ledger of the entry.
+            first: The entry; nothing below it is held.
+
+        Returns:
+            The end of the run (excluded): `first` if the entry is not held.
+
+        Complexity: O(log run length) range queries.
+        """
+        bitmap = self._recent if ledger_id == self._recent_id else self._recall(ledger_id)
+        if first > ENTRY_ID_MAX or first not in bitmap:
+            return first
+        end = run_end(bitmap, first)
+        record_bytes = self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)
+        self._remove_lowest(first, end, record_bytes)
+        if end - first > 1:
+            if part._ledger_ids:
+                part.remove_at_most(Position(ledger_id, end - 1))
+        elif first in part.entries(ledger_id):
+            part._remove_lowest(first, end, record_bytes)
+        return end
 
     def take_at_most(self, position: Position) -> DeletedRanges:
         """Forget every entry at or below a position and return them as a set of their own.
@@ -301,6 +328,8 @@ class DeletedRanges:
 
     def entries(self, ledger_id: int) -> BitMap:
         """Return one ledger's acked entries, which may be none: to be read, not changed. O(log ledgers)."""
+        if ledger_id == self._recent_id:
+            return self._recent
         at = bisect_left(self._ledger_ids, ledger_id)
         if at == len(self._ledger_ids) or self._ledger_ids[at] != ledger_id:
             return _NONE
@@ -317,10 +346,11 @@ class DeletedRanges:
 
         Complexity: O(log run length) range queries.
         """
-        if position not in self:
-            return None
         ledger_id, entry_id = position
-        return Run(ledger_id, *run_around(self.entries(ledger_id), entry_id))
+        bitmap = self.entries(ledger_id)
+        if not 0 <= entry_id <= ENTRY_ID_MAX or index(entry_id) not in bitmap:
+            return None
+        return Run(ledger_id, *run_around(bitmap, entry_id))
 
     def range_containing(self, position: Position) -> tuple[Position, Position] | None:
         """Return the first and the last position of the range that holds a position, both included, or None."""
@@ -359,6 +389,44 @@ class DeletedRanges:
             end = min(last[1], ENTRY_ID_MAX) + 1 if ledger_id == last[0] else ENTRY_ID_MAX + 1
             total += bitmap.range_cardinality(start, end) if start < end else 0
         return total
+
+    def _recall(self, ledger_id: int) -> BitMap:
+        """Return a ledger's entries, and have them at hand from now on if there are any."""
+        bitmap = self.entries(ledger_id)
+        if bitmap:
+            self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
+        return bitmap
+
+    def _add_recent(self, entry_id: int) -> int:
+        bitmap = self._recent
+        if entry_id in bitmap:
+            return 0
+        # What a range that begins here has at its lower end, one that ends just before has at its upper; so above.
+        low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
+        high = VARINT_BYTES[entry_id.bit_length()]
+        ends_before = entry_id > 0 and entry_id - 1 in bitmap
+        begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
+        bitmap.add(entry_id)
+        self._entry_count += 1
+        if ends_before is not begins_after:
+            self._record_bytes += high - low if ends_before else low - high
+        elif ends_before:
+            self._range_count -= 1
+            self._record_bytes -= self._recent_fixed + low + high
+        else:
+            self._range_count += 1
+            self._record_bytes += self._recent_fixed + low + high
+        return 1
+
+    def _remove_lowest(self, first: int, end: int, record_bytes: int) -> None:
+        """Forget the lowest range, which is given, as is its size."""
+        bitmap = self._bitmaps[0]
+        bitmap.remove_range(first, end)
+        self._entry_count -= end - first
+        self._range_count -= 1
+        self._record_bytes -= record_bytes
+        if not bitmap:
+            self._forget_ledgers(1)
 
     def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
         held = self.entries(ledger_id)
@@ -401,13 +469,30 @@ class DeletedRanges:
         self._count(-entries, -ranges, -record_bytes)
         return entries
 
-    def _drop_up_to(self, ledger_id: int, bitmap: BitMap, last: int) -> int:
+    def _drop_below(self, ledger_id: int) -> None:
+        below = bisect_left(self._ledger_ids, ledger_id)
+        for forgotten in zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True):
+            self._drop(*forgotten)
+        self._forget_ledgers(below)
+
+    def _drop_up_to(self, last: int) -> None:
+        """Forget the entries of the first ledger up to one, included."""
+        ledger_id, bitmap = self._ledger_ids[0], self._bitmaps[0]
         first = bitmap.min()
-        if not bitmap.contains_range(first, last + 1):
-            return self._drop(ledger_id, bitmap & BitMap(range(first, last + 1)))
-        # A single range, as it is with every ack of a consumer that acks in order.
-        self._count(first - last - 1, -1, -range_bytes(ledger_id, first, last))
-        return last + 1 - first
+        if last < first:
+            return
+        if bitmap.contains_range(first, last + 1):
+            # A single range, as it is with every ack of a consumer that acks in order.
+            self._count(first - last - 1, -1, -range_bytes(ledger_id, first, last))
+        else:
+            self._drop(ledger_id, bitmap & BitMap(range(first, last + 1)))
+        if last < ENTRY_ID_MAX and last in bitmap and last + 1 in bitmap:
+            # The cut went through a range: what remains of it begins anew, and what went had no end there.
+            rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(last + 1)
+            self._count(0, 1, rest_bytes + range_last_bytes(last))
+        bitmap.remove_range(first, last + 1)
+        if not bitmap:
+            self._forget_ledgers(1)
 
     def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
         self._entry_count += entries

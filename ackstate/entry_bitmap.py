@@ -104,10 +104,19 @@ def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:
 
     Complexity: O(log run length) range queries.
     """
-    end = entry_id + 1
     before = _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
-    after = _gallop(limit=ENTRY_ID_MAX - entry_id, holds=lambda n: bitmap.contains_range(end, end + n))
-    return entry_id - before, end + after
+    return entry_id - before, run_end(bitmap, entry_id)
+
+
+def run_end(bitmap: BitMap, entry_id: int) -> int:
+    """Return where the run that holds an entry ends (excluded); the entry must be there.
+
+    Complexity: O(log run length) range queries.
+    """
+    end = entry_id + 1
+    if end > ENTRY_ID_MAX or end not in bitmap:
+        return end
+    return end + _gallop(limit=ENTRY_ID_MAX - entry_id, holds=lambda n: bitmap.contains_range(end, end + n))
 
 
 def _gallop(*, limit: int, holds: Callable[[int], bool]) -> int:
@@ -119,6 +128,7 @@ def _gallop(*, limit: int, holds: Callable[[int], bool]) -> int:
     while good + step <= limit and holds(good + step):
         good += step
         step *= 2
+    step //= 2
     while step:
         if good + step <= limit and holds(good + step):
             good += step

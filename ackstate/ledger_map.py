@@ -131,8 +131,10 @@ class LedgerMap:
 
     def entry_count(self, ledger_id: int) -> int:
         """Return how many entries the ledger has; 0 for one that is unknown or trimmed."""
+        if ledger_id == self._ledger_ids[-1]:
+            return self._open_count
         index = self._index(ledger_id)
-        return 0 if index is None else self._count_at(index)
+        return 0 if index is None else self._starts[index + 1] - self._starts[index]
 
     def __contains__(self, position: object) -> bool:
         if not isinstance(position, tuple):
@@ -175,6 +177,8 @@ class LedgerMap:
         At the end of the log it is the first entry of the open ledger if that is empty, else the next to come.
         """
         ledger_id, entry_id = position
+        if ledger_id == self._ledger_ids[-1] and -1 <= entry_id < self._open_count:
+            return Position(ledger_id, entry_id + 1)
         index = bisect_left(self._ledger_ids, ledger_id)
         if index < len(self._ledger_ids) and self._ledger_ids[index] == ledger_id:
             if entry_id + 1 < self._count_at(index):
@@ -217,18 +221,26 @@ class LedgerMap:
         """
         return max(0, self._entries_up_to(upper) - self._entries_up_to(lower))
 
-    def check_written(self, position: Position) -> None:
-        """Refuse a position that no entry of the log has.
+    def check_written(self, position: Position) -> Position:
+        """Refuse a position that no entry of the log has, and return any other as `check_position` does.
 
         Raises:
             InvalidPositionError: The log never had it, or not yet, or trimmed it.
+            TypeError: An id is not an integer.
         """
-        if position not in self:
+        ledger_id, entry_id = position
+        # Each ack comes through here, so what is in the log is not compared with the bounds of ids, nor looked up if in
+        # the open ledger.
+        if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
+            ledger_id, entry_id = position = check_position(position)
+        entry_count = self._open_count if ledger_id == self._ledger_ids[-1] else self.entry_count(ledger_id)
+        if not 0 <= entry_id < entry_count:
             raise InvalidPositionError(
                 f"position {Position(*position)} is not in the message log, "
-                f"whose ledger {position[0]} has {self.entry_count(position[0])} entries "
+                f"whose ledger {ledger_id} has {entry_count} entries "
                 f"and whose last entry is {self._last_confirmed}"
             )
+        return position
 
     @property
     def _end(self) -> int:

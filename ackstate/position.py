@@ -49,23 +49,28 @@ class Position(NamedTuple):
         return position
 
 
-def check_position(position: Position, *, entry_id_min: int = -1) -> None:
+def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
     """Refuse a position whose ids no message log can have.
 
     Args:
         position: The position to look at.
         entry_id_min: The lowest entry id allowed: -1 where "before the first" makes sense, else 0.
 
+    Returns:
+        The position itself if it is a `Position` of plain integers, else one that is.
+
     Raises:
         TypeError: An id is not an integer.
         ValueError: An id is out of range.
     """
     ledger_id, entry_id = position
-    try:
-        ledger_id, entry_id = index(ledger_id), index(entry_id)
-    except TypeError:
-        raise TypeError(f"ids of a position are integers, found {ledger_id!r} and {entry_id!r}") from None
+    if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
+        try:
+            ledger_id, entry_id = position = Position(index(ledger_id), index(entry_id))
+        except TypeError:
+            raise TypeError(f"ids of a position are integers, found {ledger_id!r} and {entry_id!r}") from None
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
     if not entry_id_min <= entry_id <= ENTRY_ID_MAX:
         raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside {entry_id_min}..{ENTRY_ID_MAX}")
+    return position

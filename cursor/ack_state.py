@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import InvalidPositionError
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.selection import Keep, select
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Unpersisted:
         properties: What the latest mark-delete carried.
         acked_count: How many messages are durable once this is.
         cut_count: How many acked messages the range limit left out of it.
+        batch_cut_count: How many partly acked batches the limit on them left out of it.
     """
 
     mark_delete: Position
@@ -42,6 +44,25 @@ class Unpersisted:
     acked_count: int
     batch: BatchIndexes = field(default_factory=BatchIndexes)
     cut_count: int = 0
+    batch_cut_count: int = 0
+
+
+class PersistLimits(NamedTuple):
+    """How much the durable state may hold.
+
+    Attributes:
+        range_count_max: How many ranges; None for any number.
+        batch_count_max: How many partly acked batches, the lowest first; None for any number.
+        displaces: Whether what goes first may take the place of what is durable already. Else that stays, even beyond
+            a limit that was lowered.
+    """
+
+    range_count_max: int | None = None
+    batch_count_max: int | None = None
+    displaces: bool = False
+
+
+UNLIMITED = PersistLimits()
 
 
 @final
@@ -52,13 +73,11 @@ class AckState:
 
     Args:
         ledgers: The message log's ledgers, which grow by themselves.
-        range_count_max: How many ranges the durable state may hold; None for any number.
-        keep: Which ranges go first when there are more.
+        keep: Which ranges are persisted first when there are more than a limit.
     """
 
-    def __init__(self, ledgers: LedgerMap, *, range_count_max: int | None = None, keep: Keep = Keep.LOWEST) -> None:
+    def __init__(self, ledgers: LedgerMap, *, keep: Keep = Keep.LOWEST) -> None:
         self._ledgers = ledgers
-        self._range_count_max = range_count_max
         self._keep = keep
         # Invariant: persisted_mark_delete <= mark_delete, and no entry of deleted is at or below mark_delete.
         self.mark_delete = self.persisted_mark_delete = ledgers.previous(Position(ledgers.first_ledger_id, 0))
@@ -79,8 +98,10 @@ class AckState:
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed_batches: set[Position] = set()
         self._batches_in_flight: set[Position] = set()
-        # What the records hold above the persisted mark-delete position; kept only if the range limit has to know.
-        self._durable = DeletedRanges()
+        # What was durable until the persist under way, or the last one, chose others in its place: cut off as well.
+        self._displaced = DeletedRanges()
+        # Batches that the last persist left out.
+        self._batches_cut: set[Position] = set()
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
 
@@ -88,6 +109,11 @@ class AckState:
     def redelivery_if_crashed(self) -> int:
         """Acked messages that no durable record covers. Complexity: O(1)."""
         return self._acked_count - self._durable_count
+
+    @property
+    def durable_count(self) -> int:
+        """Messages acked since the state was made or restored that are durable. Complexity: O(1)."""
+        return self._durable_count
 
     @property
     def held_back(self) -> int:
@@ -100,9 +126,15 @@ class AckState:
         return len(self._cut)
 
     @property
+    def batch_cut_count(self) -> int:
+        """Partly acked batches that the limit on them left out of the last persist. Complexity: O(them)."""
+        return sum(position in self.batch for position in self._batches_cut)
+
+    @property
     def changed_batch_count(self) -> int:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        return sum(position in self.batch for position in self._changed_batches | self._batches_in_flight)
+        undurable = self._changed_batches | self._batches_in_flight | self._batches_cut
+        return sum(position in self.batch for position in undurable)
 
     @property
     def unpersisted_record_bytes(self) -> int:
@@ -120,6 +152,10 @@ class AckState:
         """Tell whether an entry is acked, by itself or by the mark-delete."""
         return position <= self.mark_delete or position in self.deleted
 
+    def is_batch_cut(self, position: Position) -> bool:
+        """Tell whether the last persist left a partly acked batch out."""
+        return position in self._batches_cut and position in self.batch
+
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
         return any(
@@ -133,21 +169,36 @@ class AckState:
 
         Raises:
             InvalidPositionError: The log does not have the entry.
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+
+        Complexity: O(log ledgers); O(log run length) range queries more if the mark-delete moves over a run.
         """
-        if self.is_acked(position):
+        try:
+            position = self._ledgers.check_written(position)
+        except InvalidPositionError:
+            position = check_position(position, entry_id_min=0)
+            if self.is_acked(position):  # in a ledger that was trimmed since
+                return 0
+            raise
+        mark_delete = self.mark_delete
+        if position <= mark_delete:
             return 0
-        self._ledgers.check_written(position)
-        self.deleted.add(position)
-        self._fresh.add(position)
+        ledger_id, entry_id = position
+        marked_ledger_id, marked_entry_id = mark_delete
+        if ledger_id == marked_ledger_id and entry_id == marked_entry_id + 1:
+            self._ack_following(position)
+        elif not self.deleted.add_with(self._fresh, position):
+            return 0
+        elif ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
+            # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
+            self._advance_mark_delete()
         self.batch.discard(position)
         self._acked_count += 1
-        # In the ledger of the mark-delete position, only the entry that follows it lets it move.
-        if position[0] != self.mark_delete.ledger_id or position[1] == self.mark_delete.entry_id + 1:
-            self._advance_mark_delete()
         return 1
 
-    def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> int:
-        """Ack entries of many ledgers, all or none, and return how many were new.
+    def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+        """Ack entries of many ledgers, all or none, and return those that were new.
 
         Raises:
             InvalidPositionError: The log does not have one of the entries.
@@ -160,7 +211,8 @@ class AckState:
             self.deleted.add_entries(ledger_id, bitmap)
             self._fresh.add_entries(ledger_id, bitmap)
             self.batch.discard_entries(ledger_id, bitmap)
-        return self._accept(sum(map(len, new.values())))
+        self._accept(sum(map(len, new.values())))
+        return new
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int]) -> tuple[int, bool]:
         """Ack messages of a batch; return how many entries that acked, 1 with its last message, and if it changed.
@@ -198,6 +250,51 @@ class AckState:
         covered = self._ledgers.count_between(self.mark_delete, position)
         return self._accept(covered - self._move_mark_delete(position))
 
+    def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
+        """Ack every entry below a batch and its first messages; return how many entries were new, and if it changed.
+
+        Args:
+            position: The batch.
+            unacked_words: The messages of it that this leaves unacked; earlier ones of them stay acked.
+            counts: Whether the acks of single messages count.
+
+        Raises:
+            As `ack_up_to`; ValueError: A word does not fit 64 bits. TypeError: A word is not an integer.
+        """
+        if position <= self.mark_delete:
+            raise InvalidPositionError(
+                f"mark-delete into batch {position} would go back from {self.mark_delete}; only a reset may"
+            )
+        self._ledgers.check_written(position)
+        BatchIndexes().ack(position, unacked_words)  # Tried out: a refused call changes nothing.
+        newly_acked = self.ack_up_to(max(self._ledgers.previous(position), self.mark_delete))
+        if not counts or self.is_acked(position):
+            return newly_acked, False
+        before = self.batch.get(position)
+        self.batch.ack_cumulative(position, unacked_words)
+        changed = self.batch.get(position) != before
+        if changed:
+            self._changed_batches.add(position)
+        return newly_acked, changed
+
+    def position_after(self, count: int, *, counts_acked: bool) -> Position:
+        """Return the position so many entries after the mark-delete, or the last one; acked ones counted or not."""
+        position, last = self.mark_delete, self._ledgers.last_confirmed
+        while count and position < last:
+            first = self._ledgers.next_valid(position)
+            run = None if counts_acked else self.deleted.run_containing(first)
+            if run is not None:
+                position = Position(run.ledger_id, run.end - 1)
+                continue
+            end = self._ledgers.entry_count(first.ledger_id)
+            if not counts_acked:
+                above = self.deleted.entries(first.ledger_id)
+                below = above.rank(first.entry_id)
+                end = min(end, above[below]) if below < len(above) else end
+            taken = min(count, end - first.entry_id)
+            position, count = Position(first.ledger_id, first.entry_id + taken - 1), count - taken
+        return position
+
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
     ) -> None:
@@ -214,8 +311,6 @@ class AckState:
         self.deleted = deleted
         self.batch = batch
         self.properties = properties
-        if self._range_count_max is not None:
-            self._durable = deleted.copy()
         self._advance_mark_delete()
 
     def reset(self, mark_delete: Position) -> None:
@@ -223,10 +318,11 @@ class AckState:
         self.mark_delete = self.persisted_mark_delete = mark_delete
         self.batch = BatchIndexes()
         self.properties = {}
-        self.deleted, self._durable = DeletedRanges(), DeletedRanges()
+        self.deleted = DeletedRanges()
         self._fresh, self._in_flight, self._has_failed = DeletedRanges(), DeletedRanges(), False
         self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
-        self._changed_batches, self._batches_in_flight = set(), set()
+        self._displaced = DeletedRanges()
+        self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
         self._durable_count = self._acked_count
 
     def can_promote(self, frontier: Position) -> bool:
@@ -234,71 +330,95 @@ class AckState:
         lowest = self._held.first_range()
         return lowest is not None and lowest[0] < frontier
 
-    def begin_persist(self, *, frontier: Position = EVERYTHING) -> Unpersisted:
-        """Take everything that is not durable, as of now, but for what must be held back.
+    def begin_persist(self, *, frontier: Position = EVERYTHING, limits: PersistLimits = UNLIMITED) -> Unpersisted:
+        """Take everything that is not durable, as of now, but for what must be held back or is over a limit.
 
         Args:
             frontier: Acks above it are young and are held back; the mark-delete position never is.
+            limits: How much the durable state may hold.
 
-        Complexity: bitmap operations over what is not durable; with a range limit also over what is.
+        Complexity: bitmap operations over what is not durable; beyond a range limit also over what is.
         """
-        new = self._fresh
-        if self._held or frontier != EVERYTHING:
-            self._held.update(self._fresh)
-            new = self._held.take_at_most(frontier)
+        ready = self._fresh
         self._fresh, self._has_failed = DeletedRanges(), False
-        if self._range_count_max is not None:
-            new = self._cut_to_limit(new, self._range_count_max)
-        self._in_flight = new
-        self._batches_in_flight, self._changed_batches = self._changed_batches, set()
+        if self._held or frontier != EVERYTHING:
+            self._held.update(ready)
+            ready = self._held.take_at_most(frontier)
+        if self._cut:
+            ready.update(self._cut)
+            self._cut = DeletedRanges()
+        self._displaced = DeletedRanges()
+        if limits.range_count_max is not None:
+            ready = self._cut_to_limit(ready, limits.range_count_max, displaces=limits.displaces)
+        self._in_flight = ready
+        self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
+        self._batches_cut = (
+            set() if limits.batch_count_max is None else set(islice(self.batch, limits.batch_count_max, None))
+        )
         not_taken = len(self._held) + len(self._cut)
         return Unpersisted(
-            self.mark_delete, new, self.properties, self._acked_count - not_taken,
+            self.mark_delete, ready, self.properties, self._acked_count - not_taken,
             batch=self._batches(self._batches_in_flight), cut_count=len(self._cut),
+            batch_cut_count=len(self._batches_cut),
         )  # fmt: skip
 
-    def whole(self) -> DeletedRanges:
-        """Return all acks above the mark-delete position that are durable once what was taken is: a snapshot.
+    def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
+        """Return all acks above the mark-delete position, and in batches, that are durable once what was taken is.
 
         To be called right after `begin_persist`.
         """
         content = self.deleted.copy()
         for ranges in (self._held, self._cut):
             content.difference_update(ranges)
-        return content
+        batch = self.batch.copy()
+        for position in self._batches_cut:
+            batch.discard(position)
+        return content, batch
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count what was taken as durable and return how many messages that is."""
         covered = written.acked_count - self._durable_count
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
-        if self._range_count_max is not None:
-            self._durable.update(self._in_flight)
-            self._durable.remove_at_most(written.mark_delete)
         self._covered.remove_at_most(written.mark_delete)
         self._in_flight, self._batches_in_flight = DeletedRanges(), set()
         return covered
 
     def abandon_persist(self) -> None:
-        """Put back what was taken: it could not be written."""
+        """Put back what was taken: it could not be written, and what it was to displace may be gone."""
         self._covered.update(self._in_flight.take_at_most(self.mark_delete))
         self._fresh.update(self._in_flight)
         self._has_failed = True
         self._changed_batches |= self._batches_in_flight
         self._in_flight, self._batches_in_flight = DeletedRanges(), set()
 
-    def _cut_to_limit(self, ready: DeletedRanges, range_count_max: int) -> DeletedRanges:
-        """Return what of the acks that are ready, and of those cut off before, the durable state has room for."""
-        durable = self._durable.copy()
-        durable.remove_at_most(self.mark_delete)
-        wanted = durable.copy()
-        wanted.update(ready)
-        wanted.update(self._cut)
-        kept, _ = select(wanted, range_count_max=range_count_max, keep=self._keep, always=durable)
-        self._cut.update(ready)
-        self._cut.difference_update(kept)
-        kept.difference_update(durable)
-        return kept
+    def withdraw_persist(self) -> None:
+        """Put back what was just taken: it will not be tried, so what is durable stays so."""
+        self.abandon_persist()
+        self._cut.difference_update(self._displaced)
+        self._durable_count += len(self._displaced)
+
+    def _cut_to_limit(self, ready: DeletedRanges, range_count_max: int, *, displaces: bool) -> DeletedRanges:
+        """Return what of the acks that are ready the durable state has room for; the rest is cut off.
+
+        What is durable and gives way counts as not durable from now on: the write may happen although it fails.
+        """
+        if not self._held and self.deleted.range_count <= range_count_max:
+            return ready
+        wanted = self.deleted.copy()
+        wanted.difference_update(self._held)
+        durable = wanted.copy()
+        durable.difference_update(ready)
+        always = None if displaces else durable
+        kept = select(wanted, range_count_max=range_count_max, keep=self._keep, always=always).kept
+        wanted.difference_update(kept)
+        self._cut = wanted
+        new = kept.copy()
+        new.difference_update(durable)
+        durable.difference_update(kept)
+        self._displaced = durable
+        self._durable_count -= len(durable)
+        return new
 
     def _undurable(self) -> tuple[DeletedRanges, ...]:
         return self._fresh, self._in_flight, self._held, self._cut
@@ -324,6 +444,21 @@ class AckState:
             new.remove_range(0, self.mark_delete.entry_id + 1)
         return new
 
+    def _ack_following(self, position: Position) -> None:
+        """Move the mark-delete by one entry, which no set holds, and over what was acked after it."""
+        self.mark_delete = position
+        if not self.deleted:
+            return
+        if self._held or self._cut or self._has_failed:
+            self._advance_mark_delete()
+            return
+        ledger_id, entry_id = position
+        end = self.deleted.remove_lowest_with(self._fresh, ledger_id, entry_id + 1)
+        if end > entry_id + 1:
+            self.mark_delete = tuple.__new__(Position, (ledger_id, end - 1))  # in half the time
+        if end == self._ledgers.entry_count(ledger_id):
+            self._advance_mark_delete()
+
     def _advance_mark_delete(self) -> None:
         """Move the mark-delete over every acked entry that follows it, across the ends of ledgers.
 
@@ -348,7 +483,7 @@ class AckState:
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
-        for ranges in (self.deleted, self._durable, self._covered, *self._undurable()):
+        for ranges in (self.deleted, self._covered, *self._undurable()):
             ranges._check()
         self.batch._check()
         lowest = next(self.deleted.runs(), None)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from ackstate.selection import Keep
+from ackstate.wire.pulsar import Compression, RangeForm
+from cursor.ack_state import PersistLimits
+from cursor.auto_age import AutoAge
+from cursor.journal_format import Format
+from cursor.native_format import NativeFormat
 from cursor.pulsar_conf import cursor_settings, read_properties
+from cursor.pulsar_format import PulsarFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cursor.journal_format import JournalFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,45 +27,115 @@ class CursorConfig:
     """Settings of one cursor.
 
     Attributes:
+        format: In which bytes it is written; it is read in either, and converted by its next persist.
         flush_interval_ms: `ManagedCursor.tick` persists what is not yet durable when the last persist is at least this
             long ago; what a crash redelivers is at most what was acked in such an interval. 0 persists at every tick.
             Pulsar: ``managedLedgerCursorPositionFlushSeconds``.
-        compaction_bytes_min: The journal is compacted into a snapshot when the deltas since the last one outweigh it,
-            but not before they take this many bytes: a tiny state is not rewritten at every persist.
-        ledger_entry_count_max: Nor is a journal continued beyond this many records: the next one is a snapshot in a new
-            ledger. Pulsar: ``managedLedgerCursorMaxEntriesPerLedger``.
-        range_count_max: How many ranges the durable state may hold; None, the default, for any number, because the
-            journal makes them cheap. What is durable already stays so, even beyond a limit that was lowered.
-            Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
+        mark_delete_rate_limit: Above 0, `tick` also persists as soon as something was acked since the tick before, at
+            most so many times a second, with a burst of one second. What it refuses waits for later acks or the flush
+            interval. 0 leaves it to the flush interval alone. Pulsar: ``managedLedgerDefaultMarkDeleteRateLimit``.
+        compaction_bytes_min: The journal is compacted into a snapshot when the deltas since the last one outweigh it
+            four times, but not before they take this many bytes: a tiny state is not rewritten at every persist.
+        ledger_entry_count_max: Nor is a ledger continued beyond this many entries: the next one is the whole state in a
+            new ledger. Pulsar: ``managedLedgerCursorMaxEntriesPerLedger``.
+        ledger_rollover_ms: Nor is it when it was begun so long ago; 0 for never.
+            Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
+        range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
+            format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format what is durable
+            already stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes
+            its place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
         keep: Which ranges become durable first when there are more.
+        batch_count_max: How many partly acked batches Pulsar's format holds, the lowest first; None for any number. The
+            native format holds all. Pulsar: ``managedLedgerMaxBatchDeletedIndexToPersist``.
+        metadata_range_count_max: How many ranges the metadata store may be given, when a ledger cannot be written or,
+            in Pulsar's format, when a cursor is closed. None, the default, is any number in the native format and 1,000
+            in Pulsar's. Pulsar: ``managedLedgerMaxUnackedRangesToPersistInMetadataStore``.
+        metadata_bytes_max: How many bytes it may be given: less than a ZooKeeper server takes.
+        range_form: How a cursor ledger in Pulsar's format holds the acks.
+            Pulsar: ``managedLedgerPersistIndividualAckAsLongArray``.
+        compression: How a record of the metadata store in Pulsar's format is compressed.
+            Pulsar: ``managedCursorInfoCompressionType``.
+        compression_bytes_min: Smaller records are not. Pulsar: ``managedCursorInfoCompressionThresholdInBytes``.
+        batch_index_acks: Whether acks of single messages of a batch count; else one is ignored until all its messages
+            are acked. Pulsar: ``acknowledgmentAtBatchIndexLevelEnabled``.
         become_old_ack_record_seconds: Above 0, only acks of messages that were sent at least so long ago are persisted,
             until the cursor is closed; the broker tells `ManagedCursor.delivered` what it sent. The mark-delete
-            position is persisted in any case. Pulsar's issue 19966: ``becomeOldAckRecordSeconds``.
+            position is persisted in any case. An `AutoAge` such as `AUTO` chooses the age from how long consumers take.
+            Pulsar's issue 19966: ``becomeOldAckRecordSeconds``.
+        ledger_retry_ms: After a ledger could not be written the next persist tries again; after that it waits so long,
+            and twice as long after each further failure, up to a minute; meanwhile the metadata store is used.
     """
 
+    format: Format = Format.NATIVE
     flush_interval_ms: int = 1_000
+    mark_delete_rate_limit: float = 0
     compaction_bytes_min: int = 64 * 1024
     ledger_entry_count_max: int = 50_000
+    ledger_rollover_ms: int = 4 * 3_600_000
     range_count_max: int | None = None
     keep: Keep = Keep.LOWEST
-    become_old_ack_record_seconds: int = 0
+    batch_count_max: int | None = 10_000
+    metadata_range_count_max: int | None = None
+    metadata_bytes_max: int = 900_000
+    range_form: RangeForm = RangeForm.WORDS
+    compression: Compression = Compression.NONE
+    compression_bytes_min: int = 16_384
+    batch_index_acks: bool = True
+    become_old_ack_record_seconds: int | AutoAge = 0
+    ledger_retry_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        for name in ("flush_interval_ms", "compaction_bytes_min", "become_old_ack_record_seconds"):
-            _check_count(name, getattr(self, name), least=0)
-        _check_count("ledger_entry_count_max", self.ledger_entry_count_max, least=1)
-        if self.range_count_max is not None:
-            _check_count("range_count_max", self.range_count_max, least=0)
-        if not isinstance(self.keep, Keep):
-            raise TypeError(f"keep is a Keep, found {self.keep!r}")
+        object.__setattr__(self, "format", Format(self.format))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name not in _NULLABLE:
+                _check_count(name, value, least=least)
+        if not isinstance(self.become_old_ack_record_seconds, AutoAge):
+            _check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
+        if not isinstance(self.mark_delete_rate_limit, int | float) or not isfinite(self.mark_delete_rate_limit):
+            raise TypeError(f"mark_delete_rate_limit is a finite number, found {self.mark_delete_rate_limit!r}")
+        for name, kind in (("keep", Keep), ("range_form", RangeForm), ("compression", Compression)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} is a {kind.__name__}, found {getattr(self, name)!r}")
+
+    @property
+    def ledger_limits(self) -> PersistLimits:
+        """How much a cursor ledger may hold."""
+        if self.format is Format.NATIVE:
+            return PersistLimits(self.range_count_max)
+        range_count_max = _PULSAR_RANGES if self.range_count_max is None else self.range_count_max
+        return PersistLimits(range_count_max, self.batch_count_max, displaces=True)
+
+    @property
+    def metadata_limits(self) -> PersistLimits:
+        """How much the metadata store may hold: its own limits, and none that is wider than that of a ledger."""
+        ledger = self.ledger_limits
+        ranges = self.metadata_range_count_max
+        if ranges is None and self.format is Format.PULSAR:
+            ranges = _PULSAR_RANGES_IN_METADATA
+        limits = [limit for limit in (ranges, ledger.range_count_max) if limit is not None]
+        return ledger._replace(range_count_max=min(limits, default=None))
+
+    @property
+    def closing_range_count_max(self) -> int:
+        """With how many ranges at most a cursor in Pulsar's format is closed into the metadata store."""
+        limit = self.metadata_range_count_max
+        return _PULSAR_RANGES_IN_METADATA if limit is None else limit
+
+    @property
+    def journal_format(self) -> JournalFormat:
+        """What turns states into bytes."""
+        if self.format is Format.NATIVE:
+            return NativeFormat()
+        return PulsarFormat(self.range_form, self.compression, self.compression_bytes_min)
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> CursorConfig:
         """Return the settings by which a Pulsar broker's cursors would persist; what it leaves out is the default.
 
-        `flush_interval_ms` is the longest that Pulsar leaves an ack unwritten: the shorter of what
-        ``managedLedgerDefaultMarkDeleteRateLimit`` (writes a second; 0 or less for no limit, so for an interval of 0)
-        and ``managedLedgerCursorPositionFlushSeconds`` say. Keys that do not concern a cursor are ignored.
+        A ``managedLedgerDefaultMarkDeleteRateLimit`` of 0 or less is no limiter: each ack is written, so the interval
+        is 0 then. The format stays native; `dataclasses.replace` chooses Pulsar's. Keys that do not concern a cursor
+        are ignored.
 
         Args:
             source: The keys and their values, or the path of a ``broker.conf``.
@@ -67,6 +146,24 @@ class CursorConfig:
             OSError: The file cannot be read.
         """
         return cls(**cursor_settings(source if isinstance(source, Mapping) else read_properties(source)))
+
+
+_PULSAR_RANGES = 10_000
+_PULSAR_RANGES_IN_METADATA = 1_000
+
+_LEAST = {
+    "flush_interval_ms": 0,
+    "compaction_bytes_min": 0,
+    "ledger_entry_count_max": 1,
+    "ledger_rollover_ms": 0,
+    "range_count_max": 0,
+    "batch_count_max": 0,
+    "metadata_range_count_max": 0,
+    "metadata_bytes_max": 1,
+    "compression_bytes_min": 0,
+    "ledger_retry_ms": 0,
+}
+_NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -1,335 +1,300 @@
-"""The durable side of one cursor: a journal of records in a cursor ledger, and the pointer that names the ledger.
+"""The durable side of one cursor: a record in the metadata store, and mostly a journal in a ledger that it names.
 
-A ledger begins with a snapshot; deltas follow. A new ledger is made complete before the pointer swings to it by
-compare-and-set, and the old one is deleted after, so a crash between any two steps leaves one readable journal. What
-such a crash leaves over is found by its owner's name and deleted at the next open.
+A ledger begins with the whole state. A new ledger is made complete before the record swings to it by compare-and-set,
+and the old one is deleted after, so a crash between any two steps leaves one readable journal. What such a crash leaves
+over is found by its owner's name and deleted at the next open. A new cursor, and one whose ledger cannot be written,
+has no ledger: then the whole state is in the record.
 
-Opening reads the journal and then takes the cursor over: it raises the pointer's term and fences the ledger, so that an
+Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
 earlier owner can neither swing nor append.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
-from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError, CursorFencedError
-from ackstate.wire import native
-from ackstate.wire.native import Pointer, Record, RecordKind
+from cursor.journal_format import CursorRecord
+from cursor.recovery import Recovery, decode_record
 from cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
-    from cursor.store import Store, Versioned
+    from cursor.journal_format import Content, JournalFormat, Repair
+    from cursor.recovery import Found
+    from cursor.store import Store
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What a journal held.
-
-    Attributes:
-        mark_delete: The last durable mark-delete position.
-        deleted: The durable acks above it.
-        batch: The durable acks of batch indexes.
-        properties: What the last mark-delete carried.
-        records_replayed: Records that were read and folded.
-        bytes_discarded: Size of a torn last record that was left out; it was never reported durable.
-        discarded_offset: Where it begins, in bytes from the start of the journal; -1 without one.
-        discarded_reason: Why it could not be read; empty without one.
-    """
-
-    mark_delete: Position
-    deleted: DeletedRanges
-    batch: BatchIndexes
-    properties: Mapping[str, int]
-    records_replayed: int
-    bytes_discarded: int = 0
-    discarded_offset: int = -1
-    discarded_reason: str = ""
-
-
-class Content(NamedTuple):
-    """What one record says: in a snapshot all of it, in a delta what is new.
-
-    Attributes:
-        mark_delete: The mark-delete position.
-        deleted: Acked entries above it.
-        batch: Partly acked batches.
-        properties: What the latest mark-delete carried.
-    """
-
-    mark_delete: Position
-    deleted: DeletedRanges
-    batch: BatchIndexes
-    properties: Mapping[str, int]
-
-
 @final
 class Journal:
-    """Appends a cursor's records and swings its pointer; one owner, one write at a time.
+    """Writes a cursor's states; one owner, one write at a time.
 
-    Made by `open`. After a failed write the ledger is not appended to again, because nobody knows whether its end holds
-    the record: the next write begins a new one.
+    Made by `open`. After a failed append the ledger is not appended to again, because nobody knows whether its end
+    holds the record: the next write begins a new one, or goes to the metadata store.
     """
 
-    def __init__(self, store: Store, *, topic: str, subscription: str) -> None:
+    def __init__(self, store: Store, *, topic: str, subscription: str, form: JournalFormat) -> None:
         self.store = store
         self.path = cursor_path(topic, subscription)
-        self._owner = f"cursor {self.path}"
+        self.form = form
+        self.cursor_properties: Mapping[str, str] = {}
+        self.snapshot_bytes = 0
+        self.delta_bytes = 0
+        self._owner = cursor_owner(self.path)
         self._version = ABSENT
         self._epoch = 0
         self._term = 1
-        self._pointed_at: int | None = None  # the ledger that a recovery would read
+        self._unknown = b""
+        self._mark_delete: Position | None = None  # that of the record
+        self._pointed_at: int | None = None  # the ledger that a recovery would read; None without one
         self._open_ledger: int | None = None  # the same if it may be appended to, else None
-        self._made: set[int] = set()  # ledgers that a pointer of ours named or may come to name
-        self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the pointer is ours
+        self._made: set[int] = set()  # ledgers that a record of ours named or may come to name
+        self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
         self._sequence = 0
-        self.snapshot_bytes = 0
-        self.delta_bytes = 0
 
     @classmethod
-    def open(cls, store: Store, *, topic: str, subscription: str) -> tuple[Journal, Recovered | None]:
+    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        subscription: str,
+        form: JournalFormat,
+        ledgers: LedgerMap,
+        repair: Repair,
+    ) -> tuple[Journal, Found | None]:
         """Take the cursor over and read what is durable of it; None if there never was such a cursor.
 
+        After a repair, or in another format, it is to be written anew.
+
         Raises:
-            CorruptStateError: There is a journal, and it cannot be read; it is left as it is.
+            CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
-        journal = cls(store, topic=topic, subscription=subscription)
+        journal = cls(store, topic=topic, subscription=subscription, form=form)
+        recovery = Recovery(store, journal.path, ledgers, repair)
         for _ in range(_TAKEOVER_ATTEMPTS):
-            # Listed before the pointer is read and deleted after it is ours: a ledger of this list that another owner
+            # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
-            found = store.metadata.get(journal.path)
+            found = recovery.find(journal._leftovers)
             if found is None:
                 return journal, None
-            recovered = journal._take_over(found)
-            if recovered is not None:
-                journal._delete_leftovers()
-                return journal, recovered
-        raise StoreError(f"{journal.path}: the pointer kept changing while the cursor was opened")
+            if journal._take_over(found):
+                return journal, journal._appended_since(found, recovery)
+        raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
 
     @property
-    def needs_snapshot(self) -> bool:
-        """Whether the next write must be a snapshot because no ledger can be appended to."""
+    def needs_ledger(self) -> bool:
+        """Whether the next write must begin a new ledger because none can be appended to."""
         return self._open_ledger is None
 
     @property
     def entry_count(self) -> int:
-        """How many records the ledger holds that is appended to."""
+        """How many entries the ledger holds that is appended to."""
         return self._sequence
 
-    def append_delta(self, content: Content) -> int:
-        """Append what is new since the record before, sync, and return the bytes written.
+    def append(self, content: Content) -> int:
+        """Append an entry, sync, and return the bytes written.
+
+        Args:
+            content: What is new since the entry before or, in a format without deltas, the whole state.
 
         Raises:
             CursorFencedError: Another owner has the cursor; nothing was written.
-            StoreError: The append failed; whether it happened is unknown, and the next write must be a snapshot.
+            StoreError: The append failed; whether it happened is unknown, and the ledger is not appended to again.
         """
-        ledger_id, encoded = self.prepare_delta(content)
+        ledger_id, encoded = self.prepare(content)
         try:
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
         return self.appended(ledger_id, encoded)
 
-    def prepare_delta(self, content: Content) -> tuple[int, bytes]:
-        """Return the ledger and the record to be appended to it; one of the two that follow must be told the outcome.
+    def prepare(self, content: Content) -> tuple[int, bytes]:
+        """Return the ledger and the entry to be appended to it; one of the two that follow must be told the outcome.
 
-        Until then, and if the outcome is unknown for good, the next write must be a snapshot.
+        Until then, and if the outcome is unknown for good, the next write must begin a new ledger.
         """
         assert self._open_ledger is not None
         ledger_id, self._open_ledger = self._open_ledger, None
-        return ledger_id, self._encode(RecordKind.DELTA, content)
+        return ledger_id, self._encode(content)
 
     def appended(self, ledger_id: int, encoded: bytes) -> int:
-        """Go on after a record that was appended and synced, and return its size."""
+        """Go on after an entry that was appended and synced, and return its size."""
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.delta_bytes += len(encoded)
         return len(encoded)
 
     def not_appended(self, ledger_id: int) -> None:
-        """Go on as before: the record is certain not to have been appended."""
+        """Go on as before: the entry is certain not to have been appended."""
         self._open_ledger = ledger_id
 
-    def write_snapshot(self, content: Content) -> int:
-        """Write the whole state to a new ledger, swing the pointer, delete the old ledger; return the bytes written.
+    def begin_ledger(self, content: Content) -> int:
+        """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
-            StoreError: A step failed; the journal before or the new one is what a recovery reads, and either is right.
+            StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
         """
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        encoded = self._encode(RecordKind.SNAPSHOT, content)
+        encoded = self._encode(content)
         ledger_id = self.store.ledgers.create(self._owner)
         self._made.add(ledger_id)
         try:
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
-        self._swing(ledger_id)
-        if self._pointed_at is not None:
-            self._made.add(self._pointed_at)
-        self._open_ledger = self._pointed_at = ledger_id
+        self._swing(self._record(ledger_id, content.mark_delete))
+        self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
-        self._delete(self._made - {ledger_id})
-        self._delete_leftovers()
         return len(encoded)
 
-    def write_reset(self, content: Content) -> int:
-        """Write a snapshot as `write_snapshot` does, in a new epoch: no record from before counts after it.
+    def encode_record(self, content: Content) -> bytes:
+        """Return the record that would hold the whole state."""
+        return self.form.encode_record(self._record(None, content.mark_delete, content))
+
+    def write_record(self, content: Content) -> int:
+        """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
 
         Raises:
-            As `write_snapshot`; whether the reset is what a recovery reads is then unknown until the next write.
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; the state before or the new one is what a recovery reads.
         """
-        self._epoch += 1
+        self._open_ledger = None
+        record = self._record(None, content.mark_delete, content)
+        written = self._swing(record)
+        self.snapshot_bytes, self.delta_bytes = written, 0
+        return written
+
+    def write_cursor_properties(self, properties: Mapping[str, str]) -> int:
+        """Replace the cursor properties, nothing else, and return the bytes written.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; whether it happened is unknown.
+        """
+        record = self._record(self._pointed_at, self._mark_delete)
+        if self._pointed_at is None:
+            # Read back rather than kept: it is the whole state.
+            found = self.store.metadata.get(self.path)
+            if found is None or not self._is_ours(found.data):
+                raise self._fenced()
+            record = decode_record(found.data).record
+        before, self.cursor_properties = self.cursor_properties, dict(properties)
         try:
-            return self.write_snapshot(content)
+            return self._swing(replace(record, cursor_properties=self.cursor_properties))
         except BaseException:
-            self._epoch -= 1
+            self.cursor_properties = before
             raise
 
-    def _encode(self, kind: RecordKind, content: Content) -> bytes:
-        mark_delete, deleted, batch, properties = content
-        return native.encode(
-            Record(kind, self._epoch, self._sequence, self._chain, mark_delete, deleted, properties, batch)
-        )
+    def begin_epoch(self) -> None:
+        """Let the next whole state be of a new epoch: no record from before counts after it."""
+        self._epoch += 1
+
+    def abandon_epoch(self) -> None:
+        """Go back to the epoch before: the new one could not be written."""
+        self._epoch -= 1
+
+    def _encode(self, content: Content) -> bytes:
+        return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
 
     def _advance_chain(self, encoded: bytes) -> None:
-        self._chain = native.checksum(encoded)
+        self._chain = self.form.chain(encoded)
         self._sequence += 1
 
-    def _take_over(self, found: Versioned) -> Recovered | None:
-        """Read the journal that a pointer names, then keep every earlier owner out; None if the pointer has changed.
+    def _record(
+        self, ledger_id: int | None, mark_delete: Position | None, content: Content | None = None
+    ) -> CursorRecord:
+        return CursorRecord(
+            ledger_id, self._epoch, self._term, mark_delete, content, self.cursor_properties, self._unknown
+        )
 
-        What cannot be read is refused before anything is written.
-        """
-        pointer = native.decode_pointer(found.data)
-        ledgers, ledger_id = self.store.ledgers, pointer.cursor_ledger_id
-        self._pointed_at, self._epoch, self._term = ledger_id, pointer.epoch, pointer.term + 1
-        taken = native.encode_pointer(replace(pointer, term=self._term))
+    def _take_over(self, found: Found) -> bool:
+        """Keep every earlier owner out; False if the record has changed since it was found."""
+        record = found.record
+        self._epoch, self._term, self._mark_delete = record.epoch, record.term + 1, record.mark_delete
+        self._pointed_at, self.cursor_properties = record.cursor_ledger_id, record.cursor_properties
+        self._unknown = record.unknown
+        taken = found.form.encode_record(replace(record, term=self._term))
         try:
-            entries = ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1)
-            recovered = fold(entries, what=f"journal of {self.path}", epoch=self._epoch)
             self._version = self.store.metadata.put(self.path, taken, expected_version=found.version)
-            last = ledgers.fence(ledger_id)
         except VersionMismatchError:
-            return None
-        except LedgerNotFoundError as error:
-            if self.store.metadata.get(self.path) != found:
-                return None
-            raise CorruptStateError(
-                f"journal of {self.path}", offset=0, expected="the cursor ledger", found=str(error)
-            ) from error
-        if last + 1 == len(entries):
-            return recovered
-        # The owner before appended until it was fenced.
-        return fold(ledgers.read(ledger_id, 0, last + 1), what=f"journal of {self.path}", epoch=self._epoch)
+            return False
+        if self._pointed_at is not None:
+            try:
+                self.store.ledgers.fence(self._pointed_at)
+            except LedgerNotFoundError:
+                # It was missing before, and a repair does without it; or else the last owner has just left it.
+                if not found.is_repaired:
+                    return False
+        self._delete(self._leftovers - {self._pointed_at})
+        return True
 
-    def _swing(self, ledger_id: int) -> None:
-        pointer = native.encode_pointer(Pointer(ledger_id, self._epoch, self._term))
+    def _appended_since(self, found: Found, recovery: Recovery) -> Found:
+        """Return what was found and what the owner before appended until it was fenced."""
+        ledger_id = found.record.cursor_ledger_id
+        if found.is_repaired or ledger_id is None or self.store.ledgers.last(ledger_id) + 1 == found.entry_count:
+            return found
+        return recovery.read_journal(found)
+
+    def _swing(self, record: CursorRecord) -> int:
+        """Put a record, delete the ledgers that it does not name, and return its size."""
+        encoded = self.form.encode_record(record)
         try:
-            self._version = self.store.metadata.put(self.path, pointer, expected_version=self._version)
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier swing of ours may have happened although the store reported a failure. Then the version is
-            # ours to adopt; a pointer to anything else means another owner.
+            # ours to adopt; a record of anything else means another owner.
             found = self.store.metadata.get(self.path)
-            if found is None or not self._is_ours(found):
+            if found is None or not self._is_ours(found.data):
                 raise self._fenced() from error
-            self._version = self.store.metadata.put(self.path, pointer, expected_version=found.version)
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
+        if self._pointed_at is not None:
+            self._made.add(self._pointed_at)
+        self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
+        self._delete((self._made | self._leftovers) - {self._pointed_at})
+        return len(encoded)
 
-    def _is_ours(self, found: Versioned) -> bool:
-        pointer = native.decode_pointer(found.data)
-        return pointer.term == self._term and pointer.cursor_ledger_id in self._made
+    def _is_ours(self, encoded: bytes) -> bool:
+        record = decode_record(encoded).record
+        ledger_id = record.cursor_ledger_id
+        return record.term == self._term and (ledger_id in self._made | {None, self._pointed_at})
 
     def _fenced(self) -> CursorFencedError:
         return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
 
-    def _delete_leftovers(self) -> None:
-        """Delete the ledgers that a crash left without a pointer; the pointer is ours."""
-        self._delete(self._leftovers - {self._pointed_at})
-
     def _delete(self, ledger_ids: set[int]) -> None:
-        """Delete ledgers that no pointer names.
+        """Delete ledgers that no record names.
 
-        They are garbage, not state: where the storage refuses, the next snapshot or the next open tries again.
+        They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
         """
         for ledger_id in sorted(ledger_ids):
             try:
                 self.store.ledgers.delete(ledger_id)
-            except StoreError:
+            except (StoreError, CorruptStateError):
                 return
             self._made.discard(ledger_id)
             self._leftovers.discard(ledger_id)
 
 
 def cursor_path(topic: str, subscription: str) -> str:
-    """Return the metadata path of a cursor's pointer."""
+    """Return the metadata path of a cursor's record."""
     return f"{ROOT}/{quote(topic, safe='')}/{quote(subscription, safe='')}"
 
 
-def fold(entries: list[bytes], *, what: str, epoch: int) -> Recovered:
-    """Fold a journal's records into the state that they describe.
-
-    Args:
-        entries: Encoded records, a snapshot first.
-        what: The journal's name for error messages.
-        epoch: The epoch that the pointer names.
-
-    Raises:
-        CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
-            one that cannot be read is discarded and reported: its write was never reported durable.
-        UnsupportedVersionError: A newer release wrote a record.
-    """
-    if not entries:
-        raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    deleted, batch, offset, chain, torn = DeletedRanges(), BatchIndexes(), 0, 0, ""
-    record = None
-    for sequence, encoded in enumerate(entries):
-        try:
-            found = native.decode(encoded)
-        except CorruptStateError as error:
-            if record is None or sequence < len(entries) - 1:
-                raise CorruptStateError(
-                    what, offset=offset + error.offset, expected=error.expected, found=error.found
-                ) from error
-            torn = str(error)
-            break
-        expected = (RecordKind.DELTA if sequence else RecordKind.SNAPSHOT, epoch, sequence, chain)
-        if (found.kind, found.epoch, found.sequence, found.chain) != expected:
-            raise CorruptStateError(
-                what,
-                offset=offset,
-                expected=f"(kind, epoch, sequence, chain) {tuple(map(int, expected))}",
-                found=(int(found.kind), found.epoch, found.sequence, found.chain),
-            )
-        record = found
-        deleted.update(record.deleted)
-        deleted.remove_at_most(record.mark_delete)
-        for position, unacked_words in record.batch.items():
-            batch.ack(position, unacked_words)
-        batch.remove_at_most(record.mark_delete)
-        for ledger_id, bitmap in record.deleted.bitmaps():
-            batch.discard_entries(ledger_id, bitmap)
-        chain = native.checksum(encoded)
-        offset += len(encoded)
-    assert record is not None
-    return Recovered(
-        record.mark_delete, deleted, batch, record.properties,
-        records_replayed=len(entries) - bool(torn),
-        bytes_discarded=len(entries[-1]) if torn else 0,
-        discarded_offset=offset if torn else -1,
-        discarded_reason=torn,
-    )  # fmt: skip
+def cursor_owner(path: str) -> str:
+    """Return in whose name a cursor's ledgers are made."""
+    return f"cursor {path}"

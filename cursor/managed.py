@@ -9,10 +9,13 @@ from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.position import Position, check_position
-from cursor.ack_state import EVERYTHING, AckState
+from ackstate.wire.native import check_properties
+from ackstate.wire.native_pointer import check_cursor_properties
+from cursor.ack_state import AckState
 from cursor.config import CursorConfig
 from cursor.journal import Journal
-from cursor.outcome import CursorStats, PersistResult, Receipt, RecoveryReport, Source
+from cursor.journal_format import Repair
+from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
 from cursor.persister import Persister, persist_together
 
 if TYPE_CHECKING:
@@ -22,8 +25,14 @@ if TYPE_CHECKING:
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.errors import AckStateError
     from ackstate.ledger_map import LedgerMap
-    from cursor.journal import Recovered
+    from cursor.recovery import Found
     from cursor.store import Store
+
+
+INTERNAL_PREFIX = "#pulsar.internal."
+"""What the names of cursor properties begin with that are not the application's."""
+
+_ACCEPTED = ReceiptStatus.ACCEPTED  # An enum looks up its members in Python.
 
 
 @final
@@ -40,8 +49,12 @@ class ManagedCursor:
         self._ledgers = ledgers
         self._lock = threading.RLock()
         self._opened = object()
-        self._state = AckState(ledgers, range_count_max=config.range_count_max, keep=config.keep)
+        self._state = AckState(ledgers, keep=config.keep)
         self._persister = Persister(self._state, journal, lock=self._lock, config=config, now_ms=now_ms)
+        # Whether a receipt must say which entries it is for: a persist may pass some by.
+        self._names_entries = self._persister.may_pass_by
+        self._chooses_age = self._persister.young_age.is_chosen
+        self._batch_index_acks = config.batch_index_acks
         self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0)
         self._read_position = ledgers.next_valid(self._state.mark_delete)
 
@@ -54,6 +67,7 @@ class ManagedCursor:
         subscription: str,
         ledgers: LedgerMap,
         config: CursorConfig | None = None,
+        repair: Repair = Repair.NONE,
         now_ms: int,
     ) -> ManagedCursor:
         """Open a subscription's cursor and take it over from whoever had it: recover it, or create it if there is none.
@@ -66,21 +80,32 @@ class ManagedCursor:
             subscription: Any text.
             ledgers: The message log's ledgers; the caller goes on appending to it.
             config: How to persist.
+            repair: What to do if what the store holds cannot be read, instead of refusing; the report says what was
+                done, and it is durable when this returns. Nothing is done to what can be read.
             now_ms: The present.
 
         Raises:
-            CorruptStateError: What the store holds cannot be read; nothing was changed.
+            UnreadableCursorError: What the store holds cannot be read; nothing was changed. It says which repairs would
+                help, and is a `CorruptStateError`.
             UnsupportedVersionError: A newer release wrote it.
             InvalidPositionError: The durable state reaches beyond the end of the message log.
             StoreError: The storage failed.
         """
-        journal, recovered = Journal.open(store, topic=topic, subscription=subscription)
-        cursor = cls(journal, ledgers, config=config or CursorConfig(), now_ms=now_ms)
-        if recovered is None:
-            cursor._persister.accepted_number += 1
+        config = config or CursorConfig()
+        form = config.journal_format
+        journal, found = Journal.open(
+            store, topic=topic, subscription=subscription, form=form, ledgers=ledgers, repair=repair
+        )
+        cursor = cls(journal, ledgers, config=config, now_ms=now_ms)
+        persister = cursor._persister
+        if found is None:
+            persister.create(now_ms=now_ms)
+            return cursor
+        cursor._restore(found)
+        # What is in another format is converted by the next persist; what was repaired, at once.
+        persister.accepted_number += found.form.name is not form.name or found.is_repaired
+        if found.is_repaired:
             cursor.persist(now_ms=now_ms)
-        else:
-            cursor._restore(recovered)
         return cursor
 
     @property
@@ -96,7 +121,10 @@ class ManagedCursor:
     @property
     def read_position(self) -> Position:
         """The next entry to be read for the first time; always above the mark-delete position."""
-        return self._read_position
+        with self._lock:
+            if self._read_position <= self._state.mark_delete:
+                self._read_position = self._ledgers.next_valid(self._state.mark_delete)
+            return self._read_position
 
     @property
     def deleted(self) -> DeletedRanges:
@@ -107,6 +135,16 @@ class ManagedCursor:
     def batch(self) -> BatchIndexes:
         """The partly acked batches: to be read, not changed."""
         return self._state.batch
+
+    @property
+    def properties(self) -> Mapping[str, int]:
+        """What the latest mark-delete carried: to be read, not changed."""
+        return self._state.properties
+
+    @property
+    def cursor_properties(self) -> Mapping[str, str]:
+        """What the application attached to the cursor: to be read, not changed."""
+        return self._persister.journal.cursor_properties
 
     @property
     def recovery_report(self) -> RecoveryReport:
@@ -144,7 +182,7 @@ class ManagedCursor:
         """
         if receipt.opened is not self._opened:
             raise ValueError("the receipt was not given by this open cursor")
-        return self._persister.is_durable(receipt.number, receipt.entries)
+        return self._persister.is_durable(receipt.number, receipt.entries, receipt.batch)
 
     def stats(self) -> CursorStats:
         """Return the cursor's numbers, all of one instant."""
@@ -166,9 +204,17 @@ class ManagedCursor:
                 truncation_count=persister.truncation_count,
                 snapshot_count=persister.snapshot_count,
                 journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
+                batches_cut=state.batch_cut_count,
+                ledger_write_count=persister.ledger_write_count,
+                ledger_bytes_written=persister.ledger_bytes_written,
+                ledger_error_count=persister.ledger_error_count,
+                metadata_write_count=persister.metadata_write_count,
+                metadata_error_count=persister.metadata_error_count,
+                young_age_ms=persister.young_age.age_ms,
+                young_age_reason=persister.young_age.reason,
             )
 
-    def ack(self, position: Position, *, now_ms: int) -> Receipt:  # noqa: ARG002
+    def ack(self, position: Position, *, now_ms: int) -> Receipt:
         """Ack one entry.
 
         Raises:
@@ -176,13 +222,22 @@ class ManagedCursor:
             ValueError: An id is out of range.
             CursorClosedError: The cursor is closed.
         """
-        check_position(position, entry_id_min=0)
-        with self._lock:
-            self.check_open()
+        persister = self._persister
+        # An ack takes so little that `with`, a call more and the constructor of a named tuple would show in it.
+        self._lock.acquire()
+        try:
+            if persister.closed:
+                persister.check_open()
             newly_acked = self._state.ack(position)
-            return self._accept(newly_acked, entries=self._named(position))
+            number = persister.accepted_number = persister.accepted_number + newly_acked
+        finally:
+            self._lock.release()
+        entries = self._named(position) if self._names_entries else {}
+        if newly_acked and self._chooses_age:
+            self._observe(entries, now_ms=now_ms)
+        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, _ACCEPTED, None))
 
-    def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:  # noqa: ARG002
+    def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
 
         Raises:
@@ -195,9 +250,9 @@ class ManagedCursor:
             check_position(position, entry_id_min=0)
             by_ledger.setdefault(position[0], []).append(position[1])
         candidates = {ledger_id: bitmap_of(entry_ids) for ledger_id, entry_ids in by_ledger.items()}
-        return self._ack_bitmaps(candidates)
+        return self._ack_bitmaps(candidates, now_ms=now_ms)
 
-    def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:  # noqa: ARG002
+    def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack many entries of one ledger: all of them or, if one is refused, none.
 
         Raises:
@@ -209,9 +264,9 @@ class ManagedCursor:
         Complexity: bitmap operations over the entries; no loop.
         """
         check_position(Position(ledger_id, 0))
-        return self._ack_bitmaps({ledger_id: bitmap_of(entry_ids)})
+        return self._ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
 
-    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:  # noqa: ARG002
+    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.
 
         Args:
@@ -227,15 +282,21 @@ class ManagedCursor:
         """
         check_position(position, entry_id_min=0)
         position = Position(*position)
+        words = list(unacked_words)
+        if not self._batch_index_acks and any(words):
+            return self.ack_many((), now_ms=now_ms)
         with self._lock:
             self.check_open()
-            newly_acked, changed = self._state.ack_batch(position, unacked_words)
+            newly_acked, changed = self._state.ack_batch(position, words)
             self._persister.accepted_number += changed and not newly_acked
+            if newly_acked and self._chooses_age:
+                self._observe(self._named(position), now_ms=now_ms)
             # Batches are never held back, only the entry is that the last ack of one acks.
-            entries = None if position in self._state.batch else self._named(position)
-            return self._accept(newly_acked, entries=entries)
+            if position in self._state.batch:
+                return self._accept(newly_acked, batch=position)
+            return self._accept(newly_acked, entries=self._named(position) if self._names_entries else None)
 
-    def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:  # noqa: ARG002
+    def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.
 
         Args:
@@ -259,7 +320,7 @@ class ManagedCursor:
             end = self._ledgers.entry_count(ledger_id)
             end = min(last[1] + 1, end) if ledger_id == last[0] else end
             lost[ledger_id] = bitmap_of(range(begin, end))
-        return self._ack_bitmaps(lost)
+        return self._ack_bitmaps(lost, now_ms=now_ms)
 
     def mark_delete(
         self,
@@ -267,6 +328,7 @@ class ManagedCursor:
         *,
         now_ms: int,  # noqa: ARG002
         properties: Mapping[str, int] | None = None,
+        unacked_words: Iterable[int] = (),
     ) -> Receipt:
         """Ack every entry up to a position, included.
 
@@ -274,23 +336,65 @@ class ManagedCursor:
             position: An entry of the log, or the position before a ledger's first; not below the mark-delete position.
             now_ms: The present.
             properties: Replace those of the mark-delete before; None keeps them.
+            unacked_words: If the entry is a batch of which only the first messages are acked, the others, as
+                `BatchIndexes` has them. Then the mark-delete position stays before the entry.
 
         Raises:
             InvalidPositionError: The log does not have the position, or it is below the mark-delete position.
-            ValueError: An id is out of range.
+            ValueError: An id is out of range, or no record can hold the properties or the words.
+            TypeError: The same, of a wrong type.
             CursorClosedError: The cursor is closed.
         """
-        check_position(position)
+        words = list(unacked_words)
+        check_position(position, entry_id_min=0 if any(words) else -1)
         position = Position(*position)
+        if properties is not None:
+            check_properties(properties)
         with self._lock:
             self.check_open()
-            before = self._state.mark_delete
-            newly_acked = self._state.ack_up_to(position)
+            before, was_changed = self._state.mark_delete, False
+            if any(words):
+                newly_acked, was_changed = self._state.ack_up_to_batch(position, words, counts=self._batch_index_acks)
+            else:
+                newly_acked = self._state.ack_up_to(position)
             if properties is not None:
                 self._state.properties = dict(properties)
-            if not newly_acked and (properties is not None or self._state.mark_delete != before):
+            if not newly_acked and (was_changed or properties is not None or self._state.mark_delete != before):
                 self._persister.accepted_number += 1
-            return self._accept(newly_acked)
+            return self._accept(newly_acked, batch=position if was_changed else None)
+
+    def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
+        """Ack the next so many entries after the mark-delete position, or all there are.
+
+        Args:
+            count: How many; 0 or more.
+            now_ms: The present.
+            counts_acked: Whether entries that are acked already count among them.
+
+        Raises:
+            ValueError: The count is negative.
+            CursorClosedError: The cursor is closed.
+
+        Source: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar, with ``IndividualDeletedEntries``.
+
+        Complexity: O(ledgers), with acked ones not counted O(runs that are passed).
+        """
+        if count < 0:
+            raise ValueError(f"cannot skip {count} entries")
+        with self._lock:
+            self.check_open()
+            target = self._state.position_after(count, counts_acked=counts_acked)
+            return self.mark_delete(target, now_ms=now_ms)
+
+    def clear_backlog(self, *, now_ms: int) -> Receipt:
+        """Ack everything that the log has.
+
+        Raises:
+            CursorClosedError: The cursor is closed.
+        """
+        with self._lock:
+            self.check_open()
+            return self.mark_delete(max(self._ledgers.last_confirmed, self._state.mark_delete), now_ms=now_ms)
 
     def read(self, count_max: int) -> list[Position]:
         """Return up to `count_max` entries from the read position on that are not acked, and move past them."""
@@ -298,9 +402,8 @@ class ManagedCursor:
             self.check_open()
             positions: list[Position] = []
             # The log may have rolled since: what would have been the next entry never came to be.
-            position = self._ledgers.next_valid(
-                Position(self._read_position.ledger_id, self._read_position.entry_id - 1)
-            )
+            ledger_id, entry_id = self.read_position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
             last = self._ledgers.last_confirmed
             while len(positions) < count_max and position <= last:
                 run = self._state.deleted.run_containing(position)
@@ -325,7 +428,8 @@ class ManagedCursor:
             ValueError: An id is out of range.
         """
         check_position(position)
-        self._persister.delivered(position, now_ms=now_ms)
+        with self._lock:
+            self._persister.young_age.delivered(position, now_ms=now_ms)
 
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
         """Seek: make a position the next to be read, with nothing acked from there on.
@@ -350,10 +454,34 @@ class ManagedCursor:
                 self.check_open()
                 position = self._ledgers.next_valid(Position(position[0], position[1] - 1))
                 mark_delete = self._ledgers.previous(position)
-            written = self._persister.reset(mark_delete)
+            route, written = self._persister.reset(mark_delete, now_ms=now_ms)
             with self._lock:
                 self._read_position = position
-                return self._persister.begin_anew(mark_delete, written, now_ms=now_ms)
+                return self._persister.begin_anew(mark_delete, route, written, now_ms=now_ms)
+
+    def set_cursor_properties(self, properties: Mapping[str, str]) -> None:
+        """Replace what the application attached to the cursor; it is durable when this returns.
+
+        Names that begin with ``#pulsar.internal.`` belong to the broker: those that are there stay.
+
+        Raises:
+            ValueError: A name belongs to the broker, or a name or a text is too long.
+            TypeError: One is not text.
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; whether it happened is unknown.
+            CursorClosedError: The cursor is closed.
+
+        Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
+        """
+        check_cursor_properties(properties)
+        for name in properties:
+            if name.startswith(INTERNAL_PREFIX):
+                raise ValueError(f"cursor property {name!r}: names that begin with {INTERNAL_PREFIX!r} are internal")
+        with self._persister.writing:
+            self.check_open()
+            journal = self._persister.journal
+            kept = {name: text for name, text in journal.cursor_properties.items() if name.startswith(INTERNAL_PREFIX)}
+            journal.write_cursor_properties({**kept, **properties})
 
     def is_dirty(self) -> bool:
         """Tell whether something was accepted that no persist has looked at."""
@@ -364,12 +492,12 @@ class ManagedCursor:
         return self._persister.is_due(now_ms=now_ms)
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
-        """Persist if something waits and the flush interval is over; None if nothing was due.
+        """Persist what waits if the flush interval is over, or the rate limit lets it through; None if nothing was due.
 
         Raises:
             As `persist`.
         """
-        return self.persist(now_ms=now_ms) if self.is_persist_due(now_ms=now_ms) else None
+        return self.persist(now_ms=now_ms) if self._persister.tick(now_ms=now_ms) else None
 
     def persist(self, *, now_ms: int) -> PersistResult:
         """Write what is not durable and not too young, sync, and report. Acks that arrive meanwhile wait for the next.
@@ -394,7 +522,7 @@ class ManagedCursor:
             return None
         while True:
             with self._persister.writing:
-                result = self._persister.persist(EVERYTHING, now_ms=now_ms)
+                result = self._persister.close(now_ms=now_ms)
             with self._lock:
                 # An ack that came in while the last record was written wants a record of its own.
                 if not self.is_dirty():
@@ -405,42 +533,52 @@ class ManagedCursor:
         """Raise `CursorClosedError` if the cursor is closed."""
         self._persister.check_open()
 
-    def _ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Receipt:
+    def _ack_bitmaps(self, candidates: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
         with self._lock:
             self.check_open()
-            newly_acked = self._state.ack_bitmaps(candidates)
-            return self._accept(newly_acked, entries=candidates if self._persister.may_pass_by else None)
+            new = self._state.ack_bitmaps(candidates)
+            if self._chooses_age:
+                self._observe(new, now_ms=now_ms)
+            return self._accept(sum(map(len, new.values())), entries=candidates if self._names_entries else None)
 
-    def _accept(self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None) -> Receipt:
+    def _observe(self, entries: Mapping[int, BitMap], *, now_ms: int) -> None:
+        with self._lock:
+            self._persister.young_age.acked(entries, now_ms=now_ms)
+
+    def _accept(
+        self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None, batch: Position | None = None
+    ) -> Receipt:
         """Answer an ack; one that changed nothing is as durable as everything before it."""
         self._persister.accepted_number += newly_acked > 0
-        if self._read_position <= self._state.mark_delete:
-            self._read_position = self._ledgers.next_valid(self._state.mark_delete)
-        return Receipt(self._persister.accepted_number, newly_acked, self._opened, entries or {})
+        return Receipt(self._persister.accepted_number, newly_acked, self._opened, entries or {}, batch=batch)
 
-    def _named(self, position: Position) -> Mapping[int, BitMap] | None:
-        return {position[0]: BitMap((position[1],))} if self._persister.may_pass_by else None
+    def _named(self, position: Position) -> Mapping[int, BitMap]:
+        entries = BitMap()
+        entries.add(position[1])  # in half the time that it takes to build it from a list
+        return {position[0]: entries}
 
-    def _restore(self, recovered: Recovered) -> None:
+    def _restore(self, found: Found) -> None:
+        content, recovered = found.recovered.content, found.recovered
+        source = Source.JOURNAL if found.entry_count else Source.METADATA
         self._recovery_report = RecoveryReport(
-            Source.JOURNAL,
+            Source.NEW if found.repair is Repair.START_ANEW else source,
             recovered.records_replayed,
             recovered.bytes_discarded,
             recovered.discarded_offset,
             recovered.discarded_reason,
-            recovered.mark_delete,
-            recovered.deleted.range_count,
+            content.mark_delete,
+            content.deleted.range_count,
+            found.form.name,
+            found.repair,
         )
-        self._state.restore(
-            recovered.mark_delete, recovered.deleted, batch=recovered.batch, properties=recovered.properties
-        )
+        self._state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
         self._read_position = self._ledgers.next_valid(self._state.mark_delete)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
         with self._lock:
             self._state._check()
-            assert self._read_position > self._state.mark_delete
+            assert self.read_position > self._state.mark_delete
             assert self._persister.durable_number <= self._persister.accepted_number
 
 

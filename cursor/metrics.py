@@ -74,12 +74,27 @@ _NUMBERS = (
     ),
     _Number(
         "pulsar_ml_cursor_persistLedgerSucceed",
-        "persist_count",
+        "ledger_write_count",
         "Records written to the cursor ledger since the cursor was opened.",
     ),
     _Number(
+        "pulsar_ml_cursor_persistLedgerErrors",
+        "ledger_error_count",
+        "Times that the cursor ledger could not be written, since the cursor was opened.",
+    ),
+    _Number(
+        "pulsar_ml_cursor_persistZookeeperSucceed",
+        "metadata_write_count",
+        "Records written to the metadata store instead, since the cursor was opened.",
+    ),
+    _Number(
+        "pulsar_ml_cursor_persistZookeeperErrors",
+        "metadata_error_count",
+        "Times that the metadata store could not be written, since the cursor was opened.",
+    ),
+    _Number(
         "pulsar_ml_cursor_writeLedgerLogicalSize",
-        "bytes_persisted",
+        "ledger_bytes_written",
         "Bytes written to the cursor ledger since the cursor was opened, replicas not counted.",
     ),
     _Number(
@@ -104,14 +119,24 @@ _NUMBERS = (
         "Times that the range limit began to leave acked messages out of what is durable, since the cursor was opened.",
     ),
     _Number(
+        "ackstate_cursor_batches_cut",
+        "batches_cut",
+        "Partly acked batches that the limit on them left out of the last record.",
+    ),
+    _Number(
+        "ackstate_cursor_young_age_ms",
+        "young_age_ms",
+        "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations.",
+    ),
+    _Number(
         "ackstate_cursor_journal_bytes",
         "journal_bytes",
-        "Bytes of the cursor ledger that a recovery would read.",
+        "Bytes that a recovery would read.",
     ),
     _Number(
         "ackstate_cursor_snapshots_total",
         "snapshot_count",
-        "Records written that hold the whole state, since the cursor was opened.",
+        "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened.",
     ),
     _Number(
         "ackstate_cursor_persists_total",

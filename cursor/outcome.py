@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from cursor.journal_format import Format, Repair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +22,7 @@ class ReceiptStatus(Enum):
     ACCEPTED = "accepted"
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """The answer to an accepted ack: it is in memory, and nothing is said about the disk.
 
     Attributes:
@@ -35,24 +36,31 @@ class Receipt:
     number: int
     newly_acked: int
     opened: object
-    entries: Mapping[int, BitMap] = field(default_factory=dict, repr=False)
+    entries: Mapping[int, BitMap]
     status: ReceiptStatus = ReceiptStatus.ACCEPTED
+    batch: Position | None = None
+
+    def __repr__(self) -> str:
+        """Leave out the entries, which may be a million."""
+        return f"<Receipt {self.number} for {self.newly_acked} newly acked, {self.status.value}>"
 
 
 class Source(Enum):
     """Where a cursor's state came from when it was opened."""
 
     NEW = "new"
-    JOURNAL = "journal"
+    JOURNAL = "journal in a cursor ledger"
+    METADATA = "whole state in the metadata store"
 
 
 class Route(Enum):
     """Which way a persist took."""
 
     NOTHING = "nothing to write"
-    DELTA = "delta appended"
-    SNAPSHOT = "snapshot in a new cursor ledger"
-    RESET = "snapshot of a new epoch in a new cursor ledger"
+    DELTA = "delta appended to the cursor ledger"
+    WHOLE = "whole state appended to the cursor ledger"
+    SNAPSHOT = "whole state in a new cursor ledger"
+    METADATA = "whole state in the metadata store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +70,11 @@ class PersistResult:
     Attributes:
         route: Which way it took.
         bytes_written: Size of the record.
-        messages_covered: Acked messages that became durable by it.
+        messages_covered: By how many the durable acked messages are more; below 0 if what was durable had to give way.
         mark_delete: The durable mark-delete position.
         messages_held_back: Acked messages that it left for later, because they are young.
         messages_cut: Acked messages that the range limit left out of it.
+        batches_cut: Partly acked batches that the limit on them left out of it.
     """
 
     route: Route
@@ -74,6 +83,7 @@ class PersistResult:
     mark_delete: Position
     messages_held_back: int = 0
     messages_cut: int = 0
+    batches_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +93,14 @@ class RecoveryReport:
     Attributes:
         source: NEW for a cursor that never was, else where the state was read.
         records_replayed: Journal records folded.
-        bytes_discarded: Size of a torn last record that was left out; its write was never reported durable.
+        bytes_discarded: Size of a torn last record that was left out, its write was never reported durable; or of what
+            a repair gave up.
         discarded_offset: Where it begins in the journal, -1 without one.
         discarded_reason: Why it could not be read, empty without one.
         mark_delete: The mark-delete position found.
         range_count: How many individually deleted ranges were found.
+        format: The format that it was written in.
+        repair: What had to be done to read it.
     """
 
     source: Source
@@ -97,6 +110,8 @@ class RecoveryReport:
     discarded_reason: str
     mark_delete: Position
     range_count: int
+    format: Format = Format.NATIVE
+    repair: Repair = Repair.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +131,16 @@ class CursorStats:
         bytes_persisted: Bytes written since the cursor was opened.
         persist_count: Records written since the cursor was opened.
         truncation_count: How often the range limit began to leave something out, since the cursor was opened.
-        snapshot_count: Those of them that were snapshots.
-        journal_bytes: Size of the cursor ledger that a recovery would read.
+        snapshot_count: Those of them that were the whole state in a new cursor ledger.
+        journal_bytes: Size of the cursor ledger, or of the record in the metadata store, that a recovery would read.
+        batches_cut: Partly acked batches that the limit on them left out of the last persist.
+        ledger_write_count: Those of the records that went to a cursor ledger.
+        ledger_bytes_written: Their bytes.
+        ledger_error_count: How often a cursor ledger could not be written.
+        metadata_write_count: Those of the records that went to the metadata store.
+        metadata_error_count: How often that failed.
+        young_age_ms: The age from which on acks are old enough to be persisted; 0 without generations.
+        young_age_reason: Why that age, in a sentence; empty if it was set.
     """
 
     redelivery_if_crashed: int
@@ -134,3 +157,11 @@ class CursorStats:
     truncation_count: int
     snapshot_count: int
     journal_bytes: int
+    batches_cut: int = 0
+    ledger_write_count: int = 0
+    ledger_bytes_written: int = 0
+    ledger_error_count: int = 0
+    metadata_write_count: int = 0
+    metadata_error_count: int = 0
+    young_age_ms: int = 0
+    young_age_reason: str = ""

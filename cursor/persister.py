@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,22 +10,28 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import AckStateError, CursorClosedError
-from ackstate.position import Position
 from cursor.ack_state import EVERYTHING
-from cursor.journal import Content
+from cursor.journal_format import Content
 from cursor.outcome import PersistResult, Route
-from cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from cursor.rate_limiter import MarkDeleteRateLimiter
+from cursor.store import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError
+from cursor.young_age import YoungAge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyroaring import BitMap
 
+    from ackstate.position import Position
     from cursor.ack_state import AckState, Unpersisted
     from cursor.config import CursorConfig
     from cursor.journal import Journal
+
+
+_LOG = logging.getLogger(__name__)
+_LEDGER_RETRY_MS_MAX = 60_000
+_COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,11 @@ class Plan:
     content: Content
     taken: Unpersisted
     number: int
+
+    @property
+    def appends(self) -> bool:
+        """Whether it goes to the end of the open cursor ledger."""
+        return self.route in {Route.DELTA, Route.WHOLE}
 
 
 @final
@@ -61,47 +73,57 @@ class Persister:
         self.accepted_number = self.durable_number = 0
         self.void_number = -1  # of the last that a reset made void
         self.bytes_persisted = self.persist_count = self.snapshot_count = self.truncation_count = 0
+        self.ledger_write_count = self.ledger_bytes_written = self.ledger_error_count = 0
+        self.metadata_write_count = self.metadata_error_count = 0
+        self.young_age = YoungAge(config.become_old_ack_record_seconds)
+        # Whether a persist may leave out an ack, so that a receipt must say which entries it is for.
+        self.may_pass_by = self.young_age.is_on or config.metadata_limits.range_count_max is not None
         self._lock = lock
         self._config = config
-        self._ruler = DeliveryRuler()
-        self._age_ms = config.become_old_ack_record_seconds * 1000
-        self._last_persist_ms = now_ms
+        self._limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
+        self._refused_number = 0  # what the limiter refused last: it is not asked again until more was accepted
+        self._last_persist_ms = self._ledger_begun_ms = now_ms
+        self._ledger_failures = 0  # in a row
+        self._ledger_retry_at_ms = now_ms
         self._was_cut = False
-
-    @property
-    def may_pass_by(self) -> bool:
-        """Whether a persist may leave out an ack, so that a receipt must say which entries it is for."""
-        return bool(self._age_ms) or self._config.range_count_max is not None
 
     @property
     def is_dirty(self) -> bool:
         """Whether something was accepted that no persist has looked at."""
         return self.accepted_number > self.durable_number
 
-    def is_durable(self, number: int, entries: Mapping[int, BitMap]) -> bool:
-        """Tell whether what was accepted up to a number is durable, and none of some entries was passed by."""
+    def is_durable(self, number: int, entries: Mapping[int, BitMap], batch: Position | None) -> bool:
+        """Tell whether what was accepted up to a number is durable, and none of some acks was passed by."""
         with self._lock:
-            return self.void_number < number <= self.durable_number and not self.state.is_undurable(entries)
+            if not self.void_number < number <= self.durable_number or self.state.is_undurable(entries):
+                return False
+            return batch is None or not self.state.is_batch_cut(batch)
 
     def is_due(self, *, now_ms: int) -> bool:
-        """Tell whether the flush interval is over and something waits, or young acks became old."""
-        if now_ms - self._last_persist_ms < self._config.flush_interval_ms:
-            return False
+        """Tell whether the flush interval is over and something waits, or the rate limit lets what is new through."""
         with self._lock:
-            return self.is_dirty or self.state.can_promote(self.frontier(now_ms=now_ms))
+            if now_ms - self._last_persist_ms >= self._config.flush_interval_ms:
+                return self.is_dirty or self.state.can_promote(self.frontier(now_ms=now_ms))
+            return self._is_new() and self._limiter is not None and self._limiter.can_acquire(now_ms)
 
-    def delivered(self, position: Position, *, now_ms: int) -> None:
-        """Note that everything up to a position was sent by now."""
-        if self._age_ms:
-            with self._lock:
-                self._ruler.record(position, now_ms)
+    def tick(self, *, now_ms: int) -> bool:
+        """Tell whether to persist now, and take a permit for it."""
+        with self._lock:
+            is_due = self.is_due(now_ms=now_ms)
+            if self._limiter is not None and (is_due or self._is_new()):
+                self._refused_number = self.accepted_number
+                self._limiter.try_acquire(now_ms)
+            return is_due
+
+    def _is_new(self) -> bool:
+        return self.accepted_number > max(self._refused_number, self.durable_number)
 
     def frontier(self, *, now_ms: int) -> Position:
         """Return the position up to which acks are old enough to be persisted."""
-        if not self._age_ms:
-            return EVERYTHING
         with self._lock:
-            return self._ruler.frontier(self._age_ms, now_ms) or Position(0, -1)
+            return self.young_age.frontier(now_ms=now_ms)
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
@@ -110,60 +132,188 @@ class Persister:
 
     def persist(self, frontier: Position, *, now_ms: int) -> PersistResult:
         """Write what waits up to a frontier; to be called with `writing` held, as all that follow."""
-        return self.carry_out(self.plan(frontier), now_ms=now_ms)
+        return self.carry_out(self.plan(frontier, now_ms=now_ms), frontier, now_ms=now_ms)
 
-    def carry_out(self, plan: Plan | None, *, now_ms: int) -> PersistResult:
+    def carry_out(self, plan: Plan | None, frontier: Position, *, now_ms: int) -> PersistResult:
         """Write what was planned, and commit or abandon it."""
         if plan is None:
             state = self.state
             return PersistResult(Route.NOTHING, 0, 0, state.persisted_mark_delete, state.held_back, state.cut_off)
-        written = 0
         try:
             written = self._write(plan)
-        finally:
-            if not written:
+        except StoreError as error:
+            if plan.route is Route.METADATA:
                 self.abandon()
+                self.metadata_error_count += 1
+                raise
+            return self.fall_back(error, frontier, now_ms=now_ms)
+        except BaseException:
+            self.abandon()
+            raise
         return self.commit(plan, written, now_ms=now_ms)
 
-    def reset(self, mark_delete: Position) -> int:
-        """Write a reset and return its bytes; to be called with `writing` held, and `begin_anew` after it."""
+    def fall_back(self, error: StoreError, frontier: Position, *, now_ms: int) -> PersistResult:
+        """Write what was planned for a cursor ledger to the metadata store; the ledger could not be written.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: Nor could that be: the error given.
+        """
+        self.abandon()
+        self._count_ledger_error(now_ms=now_ms)
         try:
-            return self.journal.write_reset(Content(mark_delete, DeletedRanges(), BatchIndexes(), {}))
+            plan = self._plan_metadata(frontier)
+        except StoreError as refusal:
+            error.add_note(f"nor was the metadata store given it: {refusal}")
+            raise error from refusal
+        try:
+            written = self._write(plan)
+        except StoreError as second:
+            self.abandon()
+            self.metadata_error_count += 1
+            raise error from second
         except BaseException:
+            self.abandon()
+            raise
+        return self.commit(plan, written, now_ms=now_ms)
+
+    def create(self, *, now_ms: int) -> None:
+        """Write a new cursor: with a cursor ledger or, as in Pulsar, in the metadata store before the first ack."""
+        self.accepted_number += 1
+        if self.journal.form.has_deltas:
+            self.persist(EVERYTHING, now_ms=now_ms)
+            return
+        plan = self._plan_whole(Route.METADATA, self.state.begin_persist())
+        self.carry_out(plan, EVERYTHING, now_ms=now_ms)
+
+    def reset(self, mark_delete: Position, *, now_ms: int) -> tuple[Route, int]:
+        """Write a reset; to be called with `writing` held, and `begin_anew` after it.
+
+        Returns:
+            Which way it took, and its bytes.
+        """
+        content = Content(mark_delete, DeletedRanges(), BatchIndexes(), {})
+        self.journal.begin_epoch()
+        try:
+            try:
+                return Route.SNAPSHOT, self.journal.begin_ledger(content)
+            except StoreError as error:
+                self._count_ledger_error(now_ms=now_ms)
+                try:
+                    return Route.METADATA, self.journal.write_record(content)
+                except StoreError as second:
+                    self.metadata_error_count += 1
+                    raise error from second
+        except BaseException:
+            self.journal.abandon_epoch()
             # It may have happened: the next persist, even with nothing new, writes what the cursor has.
             with self._lock:
                 self.accepted_number += 1
             raise
 
-    def begin_anew(self, mark_delete: Position, written: int, *, now_ms: int) -> PersistResult:
+    def begin_anew(self, mark_delete: Position, route: Route, written: int, *, now_ms: int) -> PersistResult:
         """Forget everything from before a reset that was written; to be called with both locks held."""
         self.state.reset(mark_delete)
-        self._ruler.clear()
+        self.young_age.clear()
         self._was_cut = False
         self.void_number = self.accepted_number
         self.accepted_number += 1
         self.durable_number = self.accepted_number
-        self._count_written(Route.RESET, written, now_ms=now_ms)
-        return PersistResult(Route.RESET, written, 0, mark_delete)
+        self._count_written(route, written, now_ms=now_ms)
+        return PersistResult(route, written, 0, mark_delete)
 
-    def plan(self, frontier: Position) -> Plan | None:
-        """Take what the next record holds, at one instant; None if nothing waits."""
+    def close(self, *, now_ms: int) -> PersistResult:
+        """Write everything, young acks too; Pulsar's format to the metadata store if it is small enough."""
+        plan = self._plan_closing()
+        if plan is None:
+            return self.persist(EVERYTHING, now_ms=now_ms)
+        return self.carry_out(plan, EVERYTHING, now_ms=now_ms)
+
+    def plan(self, frontier: Position, *, now_ms: int) -> Plan | None:
+        """Take what the next record holds, at one instant; None if nothing waits.
+
+        Raises:
+            CursorClosedError: The cursor is closed.
+            PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store cannot take the state.
+        """
         with self._lock:
             self.check_open()
             if not self.is_dirty and not self.state.can_promote(frontier):
                 return None
-            journal, config = self.journal, self._config
-            outgrown = journal.delta_bytes > max(journal.snapshot_bytes, config.compaction_bytes_min)
-            full = journal.entry_count >= config.ledger_entry_count_max
-            taken = self.state.begin_persist(frontier=frontier)
-            if journal.needs_snapshot or outgrown or full:
-                content = Content(taken.mark_delete, self.state.whole(), self.state.batch.copy(), taken.properties)
-                return Plan(Route.SNAPSHOT, content, taken, self.accepted_number)
+            if now_ms < self._ledger_retry_at_ms:
+                return self._plan_metadata(frontier)
+            taken = self.state.begin_persist(frontier=frontier, limits=self._config.ledger_limits)
+            journal = self.journal
+            if self._needs_new_ledger(now_ms=now_ms):
+                return self._plan_whole(Route.SNAPSHOT, taken)
+            if not journal.form.has_deltas:
+                return self._plan_whole(Route.WHOLE, taken)
             content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
             return Plan(Route.DELTA, content, taken, self.accepted_number)
 
+    def _needs_new_ledger(self, *, now_ms: int) -> bool:
+        journal, config = self.journal, self._config
+        outgrown = max(_COMPACTION_RATIO * journal.snapshot_bytes, config.compaction_bytes_min)
+        return (
+            journal.needs_ledger
+            or journal.entry_count >= config.ledger_entry_count_max
+            or 0 < config.ledger_rollover_ms <= now_ms - self._ledger_begun_ms
+            or (journal.form.has_deltas and journal.delta_bytes > outgrown)
+        )
+
+    def _plan_whole(self, route: Route, taken: Unpersisted) -> Plan:
+        deleted, batch = self.state.whole()
+        return Plan(route, Content(taken.mark_delete, deleted, batch, taken.properties), taken, self.accepted_number)
+
+    def _plan_metadata(self, frontier: Position) -> Plan:
+        """Take as much of the whole state as the metadata store may hold.
+
+        Raises:
+            PayloadTooLargeError: What is durable would not fit, or receipts could not tell what was left out.
+        """
+        with self._lock:
+            self.check_open()
+            limits = self._config.metadata_limits
+            while True:
+                durable_count = self.state.durable_count
+                taken = self.state.begin_persist(frontier=frontier, limits=limits)
+                plan = self._plan_whole(Route.METADATA, taken)
+                range_count = plan.content.deleted.range_count
+                size = len(self.journal.encode_record(plan.content))
+                fits = size <= self._config.metadata_bytes_max
+                is_within = limits.range_count_max is None or range_count <= limits.range_count_max
+                if fits and is_within and taken.acked_count >= durable_count:
+                    return plan
+                self.state.withdraw_persist()
+                if fits or not is_within or not range_count or not self.may_pass_by:
+                    raise PayloadTooLargeError(
+                        f"{self.journal.path}: {size} bytes and {range_count} ranges are durable or must become so,"
+                        f" more than the metadata store may be given"
+                    )
+                shrunk = min(range_count - 1, range_count * self._config.metadata_bytes_max // size)
+                limits = limits._replace(range_count_max=shrunk)
+
+    def _plan_closing(self) -> Plan | None:
+        """Take the whole state for the metadata store, if Pulsar's format is used and it is small enough."""
+        config = self._config
+        if self.journal.form.has_deltas:
+            return None
+        with self._lock:
+            self.check_open()
+            ledger, metadata = config.ledger_limits, config.metadata_limits
+            assert metadata.range_count_max is not None
+            if ledger.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
+                return None
+            plan = self._plan_whole(Route.METADATA, self.state.begin_persist(limits=ledger))
+            if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
+                return plan
+            self.state.withdraw_persist()
+            return None
+
     def _write(self, plan: Plan) -> int:
-        write = self.journal.write_snapshot if plan.route is Route.SNAPSHOT else self.journal.append_delta
+        if plan.appends:
+            return self.journal.append(plan.content)
+        write = self.journal.write_record if plan.route is Route.METADATA else self.journal.begin_ledger
         return write(plan.content)
 
     def abandon(self) -> None:
@@ -174,20 +324,47 @@ class Persister:
     def commit(self, plan: Plan, written: int, *, now_ms: int) -> PersistResult:
         """Count what was planned as durable: it was written and synced."""
         with self._lock:
-            covered = self.state.end_persist(plan.taken)
+            taken = plan.taken
+            covered = self.state.end_persist(taken)
             self.durable_number = plan.number
             # Counted where it begins: a limit that goes on cutting is one event, not one a persist.
-            self.truncation_count += plan.taken.cut_count > 0 and not self._was_cut
-            self._was_cut = plan.taken.cut_count > 0
+            is_cut = taken.cut_count > 0 or taken.batch_cut_count > 0
+            if is_cut and not self._was_cut:
+                self.truncation_count += 1
+                _LOG.warning(
+                    "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
+                    self.journal.path, taken.cut_count, taken.batch_cut_count,
+                )  # fmt: skip
+            self._was_cut = is_cut
             self._count_written(plan.route, written, now_ms=now_ms)
             held_back = self.state.held_back
-            return PersistResult(plan.route, written, covered, plan.taken.mark_delete, held_back, plan.taken.cut_count)
+            return PersistResult(
+                plan.route, written, covered, taken.mark_delete, held_back, taken.cut_count, taken.batch_cut_count
+            )
 
     def _count_written(self, route: Route, written: int, *, now_ms: int) -> None:
         self._last_persist_ms = now_ms
         self.bytes_persisted += written
         self.persist_count += 1
-        self.snapshot_count += route is not Route.DELTA
+        if route is Route.METADATA:
+            self.metadata_write_count += 1
+            return
+        self.ledger_write_count += 1
+        self.ledger_bytes_written += written
+        self._ledger_failures = 0
+        if route is Route.SNAPSHOT:
+            self.snapshot_count += 1
+            self._ledger_begun_ms = now_ms
+
+    def _count_ledger_error(self, *, now_ms: int) -> None:
+        """Count a ledger that could not be written: the next persist tries again, those after wait ever longer."""
+        waits = self._ledger_failures
+        pause_ms = self._config.ledger_retry_ms << min(waits - 1, 20) if waits else 0
+        self._ledger_retry_at_ms = now_ms + min(pause_ms, _LEDGER_RETRY_MS_MAX)
+        if not self._ledger_failures:
+            _LOG.warning("%s: the cursor ledger cannot be written; trying the metadata store", self.journal.path)
+        self._ledger_failures += 1
+        self.ledger_error_count += 1
 
 
 def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[PersistResult | AckStateError]:
@@ -211,18 +388,18 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
         for persister in sorted(ordered, key=id):
             held.enter_context(persister.writing)
         outcomes: dict[Persister, PersistResult | AckStateError] = {}
-        deltas: dict[Persister, Plan] = {}
+        appends: dict[Persister, Plan] = {}
         try:
             for persister in ordered:
                 plan = _planned(persister, now_ms=now_ms)
-                if isinstance(plan, Plan) and plan.route is Route.DELTA:
-                    deltas[persister] = plan
+                if isinstance(plan, Plan) and plan.appends:
+                    appends[persister] = plan
                 else:
                     outcomes[persister] = _concluded(persister, plan, now_ms=now_ms)
-            outcomes |= _append_together(deltas, now_ms=now_ms)
+            outcomes |= _append_together(appends, now_ms=now_ms)
         except BaseException:
             # What was planned and not written must not count as written by the next persist.
-            for persister in deltas:
+            for persister in appends:
                 persister.abandon()
             raise
     return [outcomes[persister] for persister in ordered]
@@ -230,7 +407,7 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
 
 def _planned(persister: Persister, *, now_ms: int) -> Plan | AckStateError | None:
     try:
-        return persister.plan(persister.frontier(now_ms=now_ms))
+        return persister.plan(persister.frontier(now_ms=now_ms), now_ms=now_ms)
     except AckStateError as error:
         return error
 
@@ -242,28 +419,33 @@ def _concluded(
     if isinstance(plan, AckStateError):
         return plan
     try:
-        return persister.carry_out(plan, now_ms=now_ms)
+        return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
     except AckStateError as error:
         return error
 
 
-def _append_together(deltas: dict[Persister, Plan], *, now_ms: int) -> dict[Persister, PersistResult | AckStateError]:
-    """Append all deltas with one sync; one by one if one of the ledgers is no longer its cursor's."""
-    if not deltas:
+def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Persister, PersistResult | AckStateError]:
+    """Append all with one sync; one by one if one of the ledgers is no longer its cursor's."""
+    if not appends:
         return {}
-    prepared = {persister: persister.journal.prepare_delta(plan.content) for persister, plan in deltas.items()}
-    store = next(iter(deltas)).journal.store
+    prepared = {persister: persister.journal.prepare(plan.content) for persister, plan in appends.items()}
+    store = next(iter(appends)).journal.store
     try:
         store.ledgers.append_all(list(prepared.values()))
     except (LedgerFencedError, LedgerNotFoundError):
         for persister, (ledger_id, _) in prepared.items():
             persister.journal.not_appended(ledger_id)
-        return {persister: _concluded(persister, plan, now_ms=now_ms) for persister, plan in deltas.items()}
+        return {persister: _concluded(persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
     except StoreError as error:
-        for persister in deltas:
-            persister.abandon()
-        return dict.fromkeys(deltas, error)
+        return {persister: _fallen_back(persister, error, now_ms=now_ms) for persister in appends}
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
-        for persister, plan in deltas.items()
+        for persister, plan in appends.items()
     }
+
+
+def _fallen_back(persister: Persister, error: StoreError, *, now_ms: int) -> PersistResult | AckStateError:
+    try:
+        return persister.fall_back(error, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+    except AckStateError as final_error:
+        return final_error

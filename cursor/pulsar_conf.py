@@ -10,26 +10,37 @@ import difflib
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from ackstate.wire.pulsar import Compression, RangeForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
+BATCHES = "managedLedgerMaxBatchDeletedIndexToPersist"
+METADATA_RANGES = "managedLedgerMaxUnackedRangesToPersistInMetadataStore"
+METADATA_RANGES_ALIAS = "managedLedgerMaxUnackedRangesToPersistInZooKeeper"  # of old releases; above 0 it wins
 LEDGER_ENTRIES = "managedLedgerCursorMaxEntriesPerLedger"
+ROLLOVER_SECONDS = "managedLedgerCursorRolloverTimeInSeconds"
 MARK_DELETE_RATE = "managedLedgerDefaultMarkDeleteRateLimit"
 FLUSH_SECONDS = "managedLedgerCursorPositionFlushSeconds"
+AS_WORDS = "managedLedgerPersistIndividualAckAsLongArray"
+COMPRESSION = "managedCursorInfoCompressionType"
+COMPRESSION_BYTES = "managedCursorInfoCompressionThresholdInBytes"
+BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
 BECOME_OLD_SECONDS = "becomeOldAckRecordSeconds"
 
-_OURS = (RANGES, LEDGER_ENTRIES, MARK_DELETE_RATE, FLUSH_SECONDS, BECOME_OLD_SECONDS)
+_OURS = (
+    RANGES, BATCHES, METADATA_RANGES, METADATA_RANGES_ALIAS, LEDGER_ENTRIES, ROLLOVER_SECONDS, MARK_DELETE_RATE,
+    FLUSH_SECONDS, AS_WORDS, COMPRESSION, COMPRESSION_BYTES, BATCH_INDEX_ACKS, BECOME_OLD_SECONDS,
+)  # fmt: skip
 # Keys of Pulsar that are so like one of ours that they would pass for a misspelling of it.
 _NEIGHBOURS = frozenset(
     {
-        "managedLedgerCursorRolloverTimeInSeconds",
-        "managedLedgerMaxBatchDeletedIndexToPersist",
         "managedLedgerMaxEntriesPerLedger",
-        "managedLedgerMaxUnackedRangesToPersistInMetadataStore",
-        "managedLedgerMaxUnackedRangesToPersistInZooKeeper",
+        "managedLedgerInfoCompressionType",
+        "managedLedgerInfoCompressionThresholdInBytes",
     }
 )
 _LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
@@ -53,8 +64,16 @@ class CursorSettings(TypedDict, total=False):
     """Arguments of `CursorConfig`; those that are missing keep its defaults."""
 
     flush_interval_ms: int
+    mark_delete_rate_limit: float
     ledger_entry_count_max: int
+    ledger_rollover_ms: int
     range_count_max: int
+    batch_count_max: int
+    metadata_range_count_max: int
+    range_form: RangeForm
+    compression: Compression
+    compression_bytes_min: int
+    batch_index_acks: bool
     become_old_ack_record_seconds: int
 
 
@@ -100,19 +119,39 @@ def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
     """
     for key in properties:
         _check_spelling(key)
-    settings = CursorSettings()
-    if (ranges := _whole_number(properties, RANGES, least=0)) is not None:
-        settings["range_count_max"] = ranges
-    if (entries := _whole_number(properties, LEDGER_ENTRIES, least=1)) is not None:
-        settings["ledger_entry_count_max"] = entries
-    if (seconds := _whole_number(properties, BECOME_OLD_SECONDS, least=0)) is not None:
-        settings["become_old_ack_record_seconds"] = seconds
+    found: dict[str, object] = {
+        "range_count_max": _whole_number(properties, RANGES, least=0),
+        "batch_count_max": _whole_number(properties, BATCHES, least=0),
+        "metadata_range_count_max": _metadata_ranges(properties),
+        "ledger_entry_count_max": _whole_number(properties, LEDGER_ENTRIES, least=1),
+        "compression": _compression(properties),
+        "compression_bytes_min": _whole_number(properties, COMPRESSION_BYTES, least=0),
+        "batch_index_acks": _flag(properties, BATCH_INDEX_ACKS),
+        "become_old_ack_record_seconds": _whole_number(properties, BECOME_OLD_SECONDS, least=0),
+        **_pace(properties),
+    }
+    if (seconds := _whole_number(properties, ROLLOVER_SECONDS, least=0)) is not None:
+        found["ledger_rollover_ms"] = 1000 * seconds
+    if (as_words := _flag(properties, AS_WORDS)) is not None:
+        found["range_form"] = RangeForm.WORDS if as_words else RangeForm.LIST
+    return cast("CursorSettings", {name: value for name, value in found.items() if value is not None})
+
+
+def _metadata_ranges(properties: Mapping[str, str]) -> int | None:
+    alias = _whole_number(properties, METADATA_RANGES_ALIAS, least=-1)
+    limit = _whole_number(properties, METADATA_RANGES, least=0)
+    return alias if alias is not None and alias > 0 else limit
+
+
+def _pace(properties: Mapping[str, str]) -> dict[str, float]:
+    """Return when to write; what is given of the two keys draws in Pulsar's default of the other."""
     rate, flush = _rate(properties), _whole_number(properties, FLUSH_SECONDS, least=1)
-    if rate is not None or flush is not None:
-        settings["flush_interval_ms"] = _flush_interval_ms(
-            _MARK_DELETE_RATE_DEFAULT if rate is None else rate, _FLUSH_SECONDS_DEFAULT if flush is None else flush
-        )
-    return settings
+    if rate is None and flush is None:
+        return {}
+    rate = _MARK_DELETE_RATE_DEFAULT if rate is None else rate
+    if rate <= 0:
+        return {"mark_delete_rate_limit": 0, "flush_interval_ms": 0}
+    return {"mark_delete_rate_limit": rate, "flush_interval_ms": 1000 * (flush or _FLUSH_SECONDS_DEFAULT)}
 
 
 def _logical_lines(text: str) -> Iterator[str]:
@@ -184,11 +223,19 @@ def _rate(properties: Mapping[str, str]) -> float | None:
     return float(value)
 
 
-def _flush_interval_ms(rate: float, flush_seconds: int) -> int:
-    """Return the longest time that Pulsar leaves an ack unwritten: until its limiter or its flush lets it through.
+def _flag(properties: Mapping[str, str], key: str) -> bool | None:
+    value = _given(properties, key).casefold()
+    if value not in {"", "true", "false"}:
+        raise ValueError(f"{key} is true or false, found {value!r}")
+    return value == "true" if value else None
 
-    A rate of 0 or less is no limiter, so that each ack is written.
-    """
-    if rate <= 0:
-        return 0
-    return int(min(1000 / rate, 1000 * flush_seconds))
+
+def _compression(properties: Mapping[str, str]) -> Compression | None:
+    value = _given(properties, COMPRESSION)
+    if not value:
+        return None
+    try:
+        return Compression[value]
+    except KeyError:
+        names = ", ".join(each.name for each in Compression)
+        raise ValueError(f"{COMPRESSION} is one of {names}, found {value!r}") from None

@@ -99,18 +99,32 @@ def test_the_golden_record_reads_as_drawn(version, blocks_begin):
     assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
 
 
-def test_the_golden_pointer_reads_as_drawn():
+def test_the_golden_pointers_read_as_drawn():
+    data = (GOLDEN / "cursor-pointer-v2.bin").read_bytes()
+    expected = {"magic": b"ACKP", "version": 2, "reserved": bytes(3), "cursor ledger id": 17, "epoch": 2, "term": 9}
+    counts = {"cursor property count": 1, "snapshot size": 0}
+    place = {"mark-delete ledger id": 3, "mark-delete entry id": 41}
+    assert fields(data, "## Cursor pointer, version 2") == {**expected, **place, **counts}
+    block = fields(data, "A **cursor property block**", 56)
+    assert block == {"name size": 5, "text size": 7}
+    assert data[62:74] == b"ownerbilling"
+    assert data[74:] == struct.pack("<I", google_crc32c.value(data[:74]))
+
+
+def test_a_golden_pointer_with_the_state_reads_as_drawn():
+    data = (GOLDEN / "cursor-pointer-v2-state.bin").read_bytes()
+    found = fields(data, "## Cursor pointer, version 2")
+    assert found["cursor ledger id"] == 2**64 - 1
+    record = data[56 : 56 + found["snapshot size"]]
+    assert fields(record, "## Native record, version 2")["kind"] == 1
+    assert data[56 + len(record) :] == struct.pack("<I", google_crc32c.value(data[:-4]))
+
+
+def test_the_golden_pointer_of_version_1_ends_after_the_term():
     data = (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
     assert len(data) == 36
-    assert fields(data, "## Cursor pointer, version 1") == {
-        "magic": b"ACKP",
-        "version": 1,
-        "reserved": bytes(3),
-        "cursor ledger id": 17,
-        "epoch": 2,
-        "term": 9,
-        "CRC-32C": google_crc32c.value(data[:32]),
-    }
+    assert struct.unpack("<QQQ", data[8:32]) == (17, 2, 9)
+    assert struct.unpack("<I", data[32:])[0] == google_crc32c.value(data[:32])
 
 
 def test_a_recording_reads_as_drawn(tmp_path):
@@ -137,7 +151,7 @@ def test_a_recording_reads_as_drawn(tmp_path):
     ("words", "end"),
     [
         ("## Native record, version 2", 60),
-        ("## Cursor pointer, version 1", 36),
+        ("## Cursor pointer, version 2", 56),
         ("Header, 12 bytes", 12),
         ("\nFrame:", 16),
         ("Event, 41 bytes", 41),

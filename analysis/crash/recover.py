@@ -55,7 +55,11 @@ class Recovered:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         plain = asdict(self)
-        plain["report"] |= {"source": self.report.source.value, "mark_delete": str(self.report.mark_delete)}
+        plain["report"] |= {
+            "source": self.report.source.value,
+            "mark_delete": str(self.report.mark_delete),
+            "repair": self.report.repair.value,
+        }
         return plain
 
 

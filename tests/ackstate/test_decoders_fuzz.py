@@ -12,7 +12,7 @@ import google_crc32c
 import pytest
 
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
-from ackstate.wire import native, pulsar
+from ackstate.wire import native, native_pointer, pulsar
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
 LEDGERS = LedgerMap.from_counts({3: 100, 5: 0, 6: 70_000, 9: 10})
@@ -61,7 +61,9 @@ def resealed(data):
 
 
 def pointer_seeds():
-    yield native.encode_pointer(native.Pointer(17, 2, 9))
+    yield native_pointer.encode_pointer(native_pointer.Pointer(17, 2, 9, Position(3, 41), {"owner": "billing"}))
+    snapshot = native.decode(next(record_seeds()))
+    yield native_pointer.encode_pointer(native_pointer.Pointer(None, snapshot.epoch, 9, None, {}, snapshot))
 
 
 def mutated(choose, seeds):
@@ -103,7 +105,7 @@ def sealed_as_a_rule(choose, data):
     ("decode", "seeds", "finish"),
     [
         (native.decode, native_seeds, sealed_as_a_rule),
-        (native.decode_pointer, pointer_seeds, sealed_as_a_rule),
+        (native_pointer.decode_pointer, pointer_seeds, sealed_as_a_rule),
         (lambda data: pulsar.decode_position_info(data, LEDGERS), position_info_seeds, never_sealed),
         (lambda data: pulsar.decode_cursor_info(data, LEDGERS), cursor_info_seeds, never_sealed),
     ],

@@ -22,8 +22,9 @@ from ackstate import (
     Position,
     UnsupportedVersionError,
 )
-from ackstate.wire import native
-from ackstate.wire.native import Pointer, Record, RecordKind
+from ackstate.wire import native, native_pointer
+from ackstate.wire.native import Record, RecordKind
+from ackstate.wire.native_pointer import Pointer
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, positions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -79,9 +80,18 @@ def test_a_record_goes_there_and_back(record):
     assert native.decode(native.encode(record)) == record
 
 
-@given(st.builds(Pointer, unsigned, unsigned, unsigned))
+texts = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
+places = st.none() | st.builds(Position, st.integers(0, LEDGER_ID_MAX), st.integers(-1, ENTRY_ID_MAX))
+pointers = st.builds(Pointer, st.integers(0, 2**64 - 2), unsigned, unsigned, places, texts) | records.map(
+    lambda record: Pointer(None, record.epoch, 1, record.mark_delete, {}, replace(record, kind=RecordKind.SNAPSHOT))
+)
+SAMPLE_POINTER = Pointer(17, 2, 9, Position(3, 41), {"owner": "billing"})
+SAMPLE_STATE = Pointer(None, 2, 9, Position(3, 41), {}, replace(SAMPLE, kind=RecordKind.SNAPSHOT))
+
+
+@given(pointers)
 def test_a_pointer_goes_there_and_back(pointer):
-    assert native.decode_pointer(native.encode_pointer(pointer)) == pointer
+    assert native_pointer.decode_pointer(native_pointer.encode_pointer(pointer)) == pointer
 
 
 @pytest.mark.parametrize(("version", "record"), [(1, SAMPLE_V1), (2, SAMPLE)])
@@ -93,10 +103,23 @@ def test_the_last_version_is_what_is_written():
     assert native.encode(SAMPLE) == (GOLDEN / "native-record-v2.bin").read_bytes()
 
 
-def test_version_1_of_the_pointer_is_read_and_written():
-    golden = (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
-    assert native.decode_pointer(golden) == Pointer(17, 2, 9)
-    assert native.encode_pointer(Pointer(17, 2, 9)) == golden
+@pytest.mark.parametrize(
+    ("name", "pointer"), [("v1", Pointer(17, 2, 9)), ("v2", SAMPLE_POINTER), ("v2-state", SAMPLE_STATE)]
+)
+def test_every_released_version_of_the_pointer_still_decodes(name, pointer):
+    assert native_pointer.decode_pointer((GOLDEN / f"cursor-pointer-{name}.bin").read_bytes()) == pointer
+
+
+@pytest.mark.parametrize(("name", "pointer"), [("v2", SAMPLE_POINTER), ("v2-state", SAMPLE_STATE)])
+def test_the_last_version_of_the_pointer_is_what_is_written(name, pointer):
+    assert native_pointer.encode_pointer(pointer) == (GOLDEN / f"cursor-pointer-{name}.bin").read_bytes()
+
+
+def test_a_pointer_has_either_a_ledger_or_a_snapshot():
+    with pytest.raises(ValueError, match="either"):
+        Pointer(None, 0, 1)
+    with pytest.raises(ValueError, match="either"):
+        Pointer(3, 0, 1, snapshot=SAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +127,11 @@ def test_version_1_of_the_pointer_is_read_and_written():
     [
         (native.encode(SAMPLE), native.decode),
         ((GOLDEN / "native-record-v1.bin").read_bytes(), native.decode),
-        (native.encode_pointer(Pointer(17, 2, 9)), native.decode_pointer),
+        ((GOLDEN / "cursor-pointer-v1.bin").read_bytes(), native_pointer.decode_pointer),
+        (native_pointer.encode_pointer(SAMPLE_POINTER), native_pointer.decode_pointer),
+        (native_pointer.encode_pointer(SAMPLE_STATE), native_pointer.decode_pointer),
     ],
-    ids=["record", "record of version 1", "pointer"],
+    ids=["record", "record of version 1", "pointer of version 1", "pointer", "pointer with a snapshot"],
 )
 def test_every_cut_and_every_flipped_bit_is_found(data, decode):
     for length in range(len(data)):
@@ -136,7 +161,7 @@ def test_damage_behind_a_fitting_checksum_is_found_or_is_another_valid_record():
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_raise_only_our_own_errors(data):
-    for decode in (native.decode, native.decode_pointer):
+    for decode in (native.decode, native_pointer.decode_pointer):
         with pytest.raises(AckStateError):
             decode(data)
 

@@ -140,7 +140,7 @@ def test_a_reset_forgets_what_came_before(disk, log):
     cursor.ack_batch(P(3, 60), [1], now_ms=0)
     cursor.persist(now_ms=0)
     assert cursor.durable(before)
-    assert cursor.reset(P(3, 2), now_ms=1).route is Route.RESET
+    assert cursor.reset(P(3, 2), now_ms=1).route is Route.SNAPSHOT
     assert (cursor.mark_delete_position, cursor.read_position, cursor.backlog) == (P(3, 1), P(3, 2), 998)
     assert not cursor.durable(before)
     waiting = cursor.ack(P(3, 9), now_ms=2)

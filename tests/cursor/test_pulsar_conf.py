@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ackstate.wire.pulsar import Compression, RangeForm
 from cursor import CursorConfig
 from cursor.pulsar_conf import parse_properties
 
@@ -12,6 +15,8 @@ ENTRIES = "managedLedgerCursorMaxEntriesPerLedger"
 RATE = "managedLedgerDefaultMarkDeleteRateLimit"
 FLUSH = "managedLedgerCursorPositionFlushSeconds"
 OLD = "becomeOldAckRecordSeconds"
+IN_METADATA = "managedLedgerMaxUnackedRangesToPersistInMetadataStore"
+IN_ZOOKEEPER = "managedLedgerMaxUnackedRangesToPersistInZooKeeper"
 
 # As the file has them: some set, some empty, one twice.
 BROKER_CONF = """\
@@ -66,14 +71,12 @@ managedLedgerCursorMaxEntriesPerLedger=\\
 
 # Keys of Pulsar 2.7 to 5.0 that begin like ours.
 PULSARS_KEYS = [
-    "managedLedgerCursorRolloverTimeInSeconds",
+    "managedLedgerInfoCompressionType",
+    "managedLedgerInfoCompressionThresholdInBytes",
     "managedLedgerCursorBackloggedThreshold",
     "managedLedgerMaxEntriesPerLedger",
     "managedLedgerMaxSizePerLedgerMbytes",
     "managedLedgerMaxLedgerRolloverTimeMinutes",
-    "managedLedgerMaxBatchDeletedIndexToPersist",
-    "managedLedgerMaxUnackedRangesToPersistInZooKeeper",
-    "managedLedgerMaxUnackedRangesToPersistInMetadataStore",
     "managedLedgerUnackedRangesOpenCacheSetEnabled",
     "managedLedgerDefaultAckQuorum",
     "managedLedgerReadEntryTimeoutSeconds",
@@ -95,7 +98,19 @@ def conf(tmp_path):
 
 def test_a_broker_conf_sets_what_concerns_a_cursor_and_leaves_the_rest(conf):
     config = CursorConfig.from_pulsar_conf(conf(BROKER_CONF))
-    assert config == CursorConfig(flush_interval_ms=250, ledger_entry_count_max=40_000, range_count_max=20_000)
+    assert config == CursorConfig(
+        flush_interval_ms=60_000,
+        mark_delete_rate_limit=4.0,
+        ledger_entry_count_max=40_000,
+        ledger_rollover_ms=14_400_000,
+        range_count_max=20_000,
+        batch_count_max=10_000,
+        metadata_range_count_max=1_000,
+        range_form=RangeForm.WORDS,
+        compression=Compression.LZ4,
+        compression_bytes_min=16_384,
+        batch_index_acks=True,
+    )
     assert CursorConfig.from_pulsar_conf(str(conf(BROKER_CONF))) == config
     assert CursorConfig.from_pulsar_conf(parse_properties(BROKER_CONF)) == config
 
@@ -107,25 +122,58 @@ def test_nothing_set_is_the_default(conf):
 
 
 @pytest.mark.parametrize(
-    ("rate", "flush", "interval_ms"),
+    ("rate", "flush", "limit", "interval_ms"),
     [
-        ("1.0", "60", 1_000),
-        ("10", "60", 100),
-        ("0.01", "60", 60_000),
-        ("0", "60", 0),
-        ("-1", "60", 0),
-        ("0.1", None, 10_000),
-        ("0.001", None, 60_000),  # Pulsar's period
-        (None, "5", 1_000),  # Pulsar's rate
-        ("3", "1", 333),
-        ("1e9", "1", 0),
-        ("5e-324", "7", 7_000),
-        (".5", "60", 2_000),
+        ("1.0", "60", 1, 60_000),
+        ("0.01", "60", 0.01, 60_000),
+        ("0", "60", 0, 0),
+        ("-1", "60", 0, 0),
+        ("0.1", None, 0.1, 60_000),  # Pulsar's period
+        (None, "5", 1, 5_000),  # Pulsar's rate
+        ("1e9", "1", 1e9, 1_000),
+        (".5", "60", 0.5, 60_000),
     ],
 )
-def test_an_ack_waits_no_longer_than_pulsar_lets_it(rate, flush, interval_ms):
+def test_rate_and_period_are_pulsars(rate, flush, limit, interval_ms):
     given = {key: value for key, value in ((RATE, rate), (FLUSH, flush)) if value is not None}
-    assert CursorConfig.from_pulsar_conf(given).flush_interval_ms == interval_ms
+    config = CursorConfig.from_pulsar_conf(given)
+    assert (config.mark_delete_rate_limit, config.flush_interval_ms) == (limit, interval_ms)
+
+
+@pytest.mark.parametrize(("alias", "limit"), [("-1", 7), ("0", 7), ("", 7), ("5", 5)])
+def test_the_old_name_of_the_metadata_limit_wins_where_it_is_set(alias, limit):
+    assert CursorConfig.from_pulsar_conf({IN_METADATA: "7", IN_ZOOKEEPER: alias}).metadata_range_count_max == limit
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "expected"),
+    [
+        ("managedLedgerCursorRolloverTimeInSeconds", "7", "ledger_rollover_ms", 7_000),
+        ("managedLedgerMaxBatchDeletedIndexToPersist", "9", "batch_count_max", 9),
+        ("managedLedgerPersistIndividualAckAsLongArray", "False", "range_form", RangeForm.LIST),
+        ("acknowledgmentAtBatchIndexLevelEnabled", "false", "batch_index_acks", False),
+        ("managedCursorInfoCompressionType", "ZSTD", "compression", Compression.ZSTD),
+        ("managedCursorInfoCompressionThresholdInBytes", "0", "compression_bytes_min", 0),
+        (IN_ZOOKEEPER, "5", "metadata_range_count_max", 5),
+    ],
+)
+def test_each_key_sets_its_own(key, value, name, expected):
+    assert CursorConfig.from_pulsar_conf({key: value}) == replace(CursorConfig(), **{name: expected})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("managedLedgerPersistIndividualAckAsLongArray", "yes"),
+        ("acknowledgmentAtBatchIndexLevelEnabled", "1"),
+        ("managedCursorInfoCompressionType", "lz5"),
+        ("managedLedgerCursorRolloverTimeInSeconds", "-1"),
+        (IN_ZOOKEEPER, "-2"),
+    ],
+)
+def test_a_malformed_value_is_refused_with_its_key(key, value):
+    with pytest.raises(ValueError, match=key):
+        CursorConfig.from_pulsar_conf({key: value})
 
 
 def test_the_age_of_issue_19966_and_a_range_limit_of_0_are_taken():

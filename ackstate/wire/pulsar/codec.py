@@ -132,6 +132,7 @@ def encode_cursor_info(
         last_active=info.last_active_ms,
         batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
         cursor_properties=(StringProperty(name=name, value=text) for name, text in info.cursor_properties.items()),
+        ackstate_term=info.term,
     )
     ranges = encode_range_list(selection.kept, tag=_CURSOR_INFO.ranges_tag)
     record = _assembled(head, ranges, tail, info.unknown)
@@ -164,6 +165,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
         if message.cursors_ledger_id < NO_LEDGER:
             found = message.cursors_ledger_id
             raise RefusedError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
+        term = message.ackstate_term if message.HasField("ackstate_term") else None
         return CursorInfo(
             message.cursors_ledger_id,
             _mark_delete(message),
@@ -173,6 +175,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
             message.last_active if message.HasField("last_active") else None,
             {_text(each.name): _text(each.value) for each in message.cursor_properties},
             _unknown(message),
+            term,
         )
     except RefusedError as refused:
         raise locate(record, CURSOR_INFO, refused) from None

@@ -71,7 +71,7 @@ class PositionInfo(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., individual_deleted_message_ranges: _Optional[_Iterable[_Union[LongListMap, _Mapping]]] = ...) -> None: ...
 
 class ManagedCursorInfo(_message.Message):
-    __slots__ = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "individual_deleted_messages", "properties", "last_active", "batched_entry_deletion_index_info", "cursor_properties")
+    __slots__ = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "individual_deleted_messages", "properties", "last_active", "batched_entry_deletion_index_info", "cursor_properties", "ackstate_term")
     CURSORS_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MARK_DELETE_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MARK_DELETE_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class ManagedCursorInfo(_message.Message):
     LAST_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     BATCHED_ENTRY_DELETION_INDEX_INFO_FIELD_NUMBER: _ClassVar[int]
     CURSOR_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    ACKSTATE_TERM_FIELD_NUMBER: _ClassVar[int]
     cursors_ledger_id: int
     mark_delete_ledger_id: int
     mark_delete_entry_id: int
@@ -88,4 +89,5 @@ class ManagedCursorInfo(_message.Message):
     last_active: int
     batched_entry_deletion_index_info: _containers.RepeatedCompositeFieldContainer[BatchedEntryDeletionIndexInfo]
     cursor_properties: _containers.RepeatedCompositeFieldContainer[StringProperty]
-    def __init__(self, cursors_ledger_id: _Optional[int] = ..., mark_delete_ledger_id: _Optional[int] = ..., mark_delete_entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., last_active: _Optional[int] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursor_properties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ...) -> None: ...
+    ackstate_term: int
+    def __init__(self, cursors_ledger_id: _Optional[int] = ..., mark_delete_ledger_id: _Optional[int] = ..., mark_delete_entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., last_active: _Optional[int] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursor_properties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ..., ackstate_term: _Optional[int] = ...) -> None: ...

@@ -51,6 +51,7 @@ class CursorInfo:
         last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record does not say.
         cursor_properties: What the application attached to the cursor, name -> text.
         unknown: As in `PositionInfo`.
+        term: Number of the cursor's owner, in a field of ours that Pulsar skips; None in what Pulsar wrote.
     """
 
     cursors_ledger_id: int
@@ -61,6 +62,7 @@ class CursorInfo:
     last_active_ms: int | None = None
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     unknown: bytes = b""
+    term: int | None = None
 
     def __post_init__(self) -> None:
         if not NO_LEDGER <= self.cursors_ledger_id <= LEDGER_ID_MAX:

@@ -1,0 +1,164 @@
+"""The native pointer: a cursor's value in the metadata store.
+
+It names the ledger that holds the cursor's journal or, where there is none, holds the whole state itself. It also says
+where the cursor stood when it was written, for the case that the ledger is lost. `docs/wire-format.md` draws every
+byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.wire import native
+from ackstate.wire.native import Record, RecordKind
+from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MAGIC = b"ACKP"
+VERSION = 2
+
+_HEADER = struct.Struct("<4sB3xQQQ")  # magic, version, reserved, cursor ledger, epoch, term: all of version 1
+_TAIL = struct.Struct("<qqII")  # from version 2 on: mark-delete ledger and entry, cursor properties, snapshot bytes
+_PROPERTY = struct.Struct("<HI")
+_NO_LEDGER = 2**64 - 1
+_NO_POSITION = (-1, -1)
+_NAME_BYTES_MAX = 0xFFFF
+_TEXT_BYTES_MAX = 2**20
+_WHAT = "cursor pointer"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where a cursor's state is.
+
+    Attributes:
+        cursor_ledger_id: The ledger that holds the journal; None if the state is in `snapshot`.
+        epoch: The epoch of the journal's records, or of the snapshot.
+        term: Rises whenever the cursor is opened: a pointer of another term is another owner's.
+        mark_delete: Where the cursor stood when this was written; None in version 1.
+        cursor_properties: What the application attached to the cursor, name -> text.
+        snapshot: The whole state, if there is no ledger; else None.
+    """
+
+    cursor_ledger_id: int | None
+    epoch: int
+    term: int
+    mark_delete: Position | None = None
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)
+    snapshot: Record | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cursor_ledger_id is None) != (self.snapshot is not None):
+            raise ValueError("a pointer has either a ledger or a snapshot")
+
+
+def check_cursor_properties(properties: Mapping[str, str]) -> None:
+    """Raise `ValueError` or `TypeError` for a name or a text that no pointer can hold."""
+    for name, text in properties.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(f"a cursor property is a name and a text, found {name!r}: {text!r}")
+        if len(name.encode()) > _NAME_BYTES_MAX or len(text.encode()) > _TEXT_BYTES_MAX:
+            raise ValueError(f"cursor property {name[:40]!r} is too long")
+
+
+def encode_pointer(pointer: Pointer) -> bytes:
+    """Write a pointer, in the latest version.
+
+    Raises:
+        ValueError: A cursor property, or the snapshot, is too large.
+    """
+    check_cursor_properties(pointer.cursor_properties)
+    ledger_id = _NO_LEDGER if pointer.cursor_ledger_id is None else pointer.cursor_ledger_id
+    snapshot = b"" if pointer.snapshot is None else native.encode(pointer.snapshot)
+    covered = b"".join(
+        (
+            _HEADER.pack(MAGIC, VERSION, ledger_id, pointer.epoch, pointer.term),
+            _TAIL.pack(*(pointer.mark_delete or _NO_POSITION), len(pointer.cursor_properties), len(snapshot)),
+            *_encode_properties(pointer.cursor_properties),
+            snapshot,
+        )
+    )
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+
+
+def decode_pointer(data: bytes) -> Pointer:
+    """Read back what `encode_pointer` of this or an earlier version wrote.
+
+    Raises:
+        UnsupportedVersionError: The pointer was written by a newer release.
+        CorruptStateError: Anything else is wrong. No other exception can escape.
+    """
+    size_min = _HEADER.size + CHECKSUM.size
+    if len(data) < size_min:
+        corrupt(0, f"at least {size_min} bytes", f"{len(data)} bytes", what=_WHAT)
+    magic, version, cursor_ledger_id, epoch, term = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        corrupt(0, MAGIC, magic, what=_WHAT)
+    if version > VERSION:
+        raise UnsupportedVersionError(f"cursor pointer of version {version}; this release reads up to {VERSION}")
+    computed, stored = google_crc32c.value(data[: -CHECKSUM.size]), native.checksum(data)
+    if stored != computed:
+        corrupt(len(data) - CHECKSUM.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
+    if version < 1 or any(data[5:8]):
+        corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
+    reader = Reader(data, _HEADER.size, len(data) - CHECKSUM.size, what=_WHAT)
+    if version == 1:
+        reader.finish("the checksum")
+        return Pointer(cursor_ledger_id, epoch, term)
+    return _decode_tail(reader, None if cursor_ledger_id == _NO_LEDGER else cursor_ledger_id, epoch, term)
+
+
+def _decode_tail(reader: Reader, cursor_ledger_id: int | None, epoch: int, term: int) -> Pointer:
+    at = reader.offset
+    *ids, property_count, snapshot_bytes = _TAIL.unpack(reader.take(_TAIL.size, "mark-delete and counts"))
+    mark_delete = None if tuple(ids) == _NO_POSITION else Position(*ids)
+    if mark_delete is not None and not (0 <= ids[0] <= LEDGER_ID_MAX and -1 <= ids[1] <= ENTRY_ID_MAX):
+        corrupt(at, "a mark-delete position", mark_delete, what=_WHAT)
+    properties = dict(_decode_properties(reader, property_count))
+    at = reader.offset
+    if (cursor_ledger_id is None) != (snapshot_bytes > 0):
+        corrupt(at, "a cursor ledger or a snapshot", f"ledger {cursor_ledger_id}, {snapshot_bytes} bytes", what=_WHAT)
+    snapshot = _decode_snapshot(reader.take(snapshot_bytes, "snapshot"), at, epoch) if snapshot_bytes else None
+    reader.finish("the checksum")
+    return Pointer(cursor_ledger_id, epoch, term, mark_delete, properties, snapshot)
+
+
+def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record:
+    try:
+        snapshot = native.decode(data)
+    except CorruptStateError as error:
+        corrupt(offset + error.offset, error.expected, error.found, what=_WHAT)
+    if (snapshot.kind, snapshot.epoch) != (RecordKind.SNAPSHOT, epoch):
+        found = f"kind {snapshot.kind}, epoch {snapshot.epoch}"
+        corrupt(offset, f"a snapshot of epoch {epoch}", found, what=_WHAT)
+    return snapshot
+
+
+def _encode_properties(properties: Mapping[str, str]) -> Iterator[bytes]:
+    for name, text in sorted(properties.items()):
+        encoded_name, encoded_text = name.encode(), text.encode()
+        yield _PROPERTY.pack(len(encoded_name), len(encoded_text)) + encoded_name + encoded_text
+
+
+def _decode_properties(reader: Reader, count: int) -> Iterator[tuple[str, str]]:
+    previous = None
+    for _ in range(count):
+        at = reader.offset
+        name_bytes, text_bytes = _PROPERTY.unpack(reader.take(_PROPERTY.size, "property header"))
+        encoded = reader.take(name_bytes, "property name"), reader.take(text_bytes, "property text")
+        try:
+            name, text = (piece.decode() for piece in encoded)
+        except UnicodeDecodeError as error:
+            corrupt(at, "a cursor property in UTF-8", str(error), what=_WHAT)
+        if previous is not None and name <= previous:
+            corrupt(at, f"a property name above {previous!r}", repr(name), what=_WHAT)
+        previous = name
+        yield name, text

@@ -1,0 +1,40 @@
+"""Pieces off the bytes of a native record or pointer, never beyond their end."""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn, final
+
+from ackstate.errors import CorruptStateError
+
+CHECKSUM = struct.Struct("<I")
+
+
+def corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:
+    """Raise `CorruptStateError`."""
+    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
+
+
+@final
+class Reader:
+    """Takes pieces off some bytes, from an offset to an end."""
+
+    def __init__(self, data: bytes, offset: int, end: int, *, what: str = "native record") -> None:
+        self.data = data
+        self.offset = offset
+        self.end = end
+        self.what = what
+
+    def take(self, size: int, piece_name: str) -> bytes:
+        """Return the next `size` bytes, or refuse bytes that end before."""
+        left = self.end - self.offset
+        if size > left:
+            corrupt(self.offset, f"{size} bytes of {piece_name}", f"{left} bytes", what=self.what)
+        piece = self.data[self.offset : self.offset + size]
+        self.offset += size
+        return piece
+
+    def finish(self, what_follows: str) -> None:
+        """Refuse bytes that were not taken."""
+        if self.offset != self.end:
+            corrupt(self.offset, what_follows, f"{self.end - self.offset} bytes more", what=self.what)

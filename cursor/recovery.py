@@ -1,0 +1,239 @@
+"""What is durable of a cursor? Read without guessing, changing nothing.
+
+Absent and unreadable are different: a cursor without a record and without journals never was; all else is read or
+refused. A refusal says which repairs would go on, and what each gives up; none is taken unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position import Position
+from ackstate.wire import native, native_pointer
+from cursor.journal_format import Content, CursorRecord, Recovered, Repair
+from cursor.native_format import NativeFormat
+from cursor.pulsar_format import PulsarFormat
+from cursor.store import ABSENT, LedgerNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ackstate.ledger_map import LedgerMap
+    from cursor.journal_format import JournalFormat
+    from cursor.store import Store
+
+_TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
+
+
+class UnreadableCursorError(CorruptStateError):
+    """A cursor that is there and cannot be read; it was left as it is.
+
+    Args:
+        error: What is wrong.
+        repairs: What `ManagedCursor.open` could be told to do about it, the one that gives up least first.
+    """
+
+    def __init__(self, error: CorruptStateError, repairs: tuple[Repair, ...]) -> None:
+        ways = "; ".join(f"repair=Repair.{repair.name} would {repair.value}" for repair in repairs)
+        super().__init__(error.what, offset=error.offset, expected=error.expected, found=f"{error.found}; {ways}")
+        self.repairs = repairs
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecord:
+    """A cursor's value in the metadata store, and the format that it has."""
+
+    record: CursorRecord
+    form: JournalFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a recovery would begin with.
+
+    Attributes:
+        record: Its value there, or what a repair makes of it.
+        version: Of that value.
+        form: The format that it is written in.
+        recovered: The state.
+        entry_count: How many entries the journal has.
+        repair: What had to be done to read it.
+    """
+
+    record: CursorRecord
+    version: int
+    form: JournalFormat
+    recovered: Recovered
+    entry_count: int = 0
+    repair: Repair = Repair.NONE
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether acks were given up."""
+        return self.repair is not Repair.NONE
+
+
+def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecord:
+    """Read a cursor's value in the metadata store, in whichever format it is.
+
+    Raises:
+        CorruptStateError: It cannot be read.
+        UnsupportedVersionError: A newer release wrote it.
+    """
+    is_native = data.startswith(native_pointer.MAGIC)
+    form: JournalFormat = NativeFormat() if is_native else PulsarFormat()
+    return DecodedRecord(form.decode_record(data, ledgers), form)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Reads one cursor.
+
+    Attributes:
+        store: Where.
+        path: The cursor's path in the metadata store.
+        ledgers: The message log.
+        repair: What to do if the cursor cannot be read.
+    """
+
+    store: Store
+    path: str
+    ledgers: LedgerMap
+    repair: Repair = Repair.NONE
+
+    def find(self, orphans: Collection[int]) -> Found | None:
+        """Read what is durable of the cursor; None if there never was one.
+
+        Args:
+            orphans: The ledgers made in its name; those that its record does not name are leftovers of a crash.
+
+        Raises:
+            UnreadableCursorError: It cannot be read, and the repair asked for is not one that would help.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreError: The storage failed.
+        """
+        value = self.store.metadata.get(self.path)
+        if value is None:
+            is_lost = any(map(self._may_have_acks, orphans))
+            return self._find_without_record(orphans) if is_lost else None
+        try:
+            decoded = decode_record(value.data, self.ledgers)
+        except CorruptStateError as error:
+            return self._repaired_record(value.version, error, orphans)
+        record, form = decoded.record, decoded.form
+        if record.content is not None:
+            return Found(record, value.version, form, Recovered(record.content, 0))
+        found = Found(record, value.version, form, _NOTHING)
+        try:
+            return self.read_journal(found)
+        except (CorruptStateError, LedgerNotFoundError) as error:
+            if self.store.metadata.get(self.path) != value:
+                # Its owner has gone on to another ledger meanwhile.
+                return self.find(orphans)
+            return self._repaired_journal(found, error)
+
+    def read_journal(self, found: Found, *, discard_damaged: bool = False) -> Found:
+        """Return what was found with the journal as it is now.
+
+        Raises:
+            CorruptStateError: It cannot be read.
+            LedgerNotFoundError: There is none.
+        """
+        ledger_id, ledgers = found.record.cursor_ledger_id, self.store.ledgers
+        assert ledger_id is not None
+        count = ledgers.last(ledger_id) + 1
+        recovered = found.form.recover(
+            lambda first, end: ledgers.read(ledger_id, first, end),
+            count,
+            what=f"journal of {self.path}",
+            epoch=found.record.epoch,
+            ledgers=self.ledgers,
+            discard_damaged=discard_damaged,
+        )
+        return replace(found, recovered=recovered, entry_count=count)
+
+    def _repaired_journal(self, found: Found, error: CorruptStateError | LedgerNotFoundError) -> Found:
+        """Do without a journal that is missing or damaged."""
+        offered: dict[Repair, Found] = {}
+        if isinstance(error, CorruptStateError):
+            with suppress(CorruptStateError, LedgerNotFoundError):
+                offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
+        else:
+            what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
+            error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
+        if found.record.mark_delete is not None:
+            offered[Repair.USE_METADATA_SNAPSHOT] = _standing_at(found.record.mark_delete, found, error)
+        return self._chosen(offered, found, error)
+
+    def _may_have_acks(self, ledger_id: int) -> bool:
+        """Tell whether a ledger is more than what a crash left of the creation of a cursor."""
+        ledgers = self.store.ledgers
+        try:
+            count = ledgers.last(ledger_id) + 1
+            if count == 0:
+                return False
+            snapshot = native.decode(ledgers.read(ledger_id, 0, 1)[0])
+        except LedgerNotFoundError:
+            return False
+        except AckStateError:
+            return True
+        return count > 1 or snapshot.mark_delete > self._start or bool(snapshot.deleted) or bool(snapshot.batch)
+
+    @property
+    def _start(self) -> Position:
+        return self.ledgers.previous(Position(self.ledgers.first_ledger_id, 0))
+
+    def _find_without_record(self, orphans: Collection[int]) -> Found:
+        error = CorruptStateError(
+            f"cursor {self.path}",
+            offset=0,
+            expected="a record in the metadata store",
+            found=f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}",
+        )
+        return self._repaired_record(ABSENT, error, orphans)
+
+    def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> Found:
+        """Do without a record that is missing or damaged."""
+        record = CursorRecord(None, 0, _TERM_AFTER_LOSS + max(version, 0), None)
+        nothing = Found(record, version, NativeFormat(), _NOTHING)
+        offered: dict[Repair, Found] = {}
+        for ledger_id in sorted(orphans, reverse=True):
+            with suppress(CorruptStateError, LedgerNotFoundError):
+                offered[Repair.USE_ORPHAN_JOURNAL] = self._read_orphan(ledger_id, nothing)
+                break
+        return self._chosen(offered, nothing, error)
+
+    def _read_orphan(self, ledger_id: int, nothing: Found) -> Found:
+        """Read a journal of which nothing says what format and epoch it has.
+
+        Raises:
+            CorruptStateError: It cannot be read.
+            LedgerNotFoundError: There is none, or it is empty.
+        """
+        epoch = NativeFormat.epoch_of(self.store.ledgers.read(ledger_id, 0, 1)[0])
+        form: JournalFormat = PulsarFormat() if epoch is None else NativeFormat()
+        record = replace(nothing.record, cursor_ledger_id=ledger_id, epoch=epoch or 0)
+        return self.read_journal(replace(nothing, record=record, form=form))
+
+    def _chosen(self, offered: dict[Repair, Found], found: Found, error: CorruptStateError) -> Found:
+        offered[Repair.START_ANEW] = _standing_at(self._start, found, error)
+        if self.repair not in offered:
+            raise UnreadableCursorError(error, tuple(offered)) from error
+        return replace(offered[self.repair], repair=self.repair)
+
+
+_NOTHING = Recovered(Content(Position(0, -1), DeletedRanges(), BatchIndexes(), {}), 0)
+
+
+def _standing_at(mark_delete: Position, found: Found, error: CorruptStateError) -> Found:
+    """Return a state with nothing acked above a position."""
+    content = Content(mark_delete, DeletedRanges(), BatchIndexes(), {})
+    record = found.record
+    if record.cursor_ledger_id is None:
+        record = replace(record, mark_delete=mark_delete, content=content)
+    return replace(found, record=record, recovered=Recovered(content, 0, discarded_reason=str(error)))
