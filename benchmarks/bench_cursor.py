@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import cursor as cursor_package
 from ackstate import LedgerMap, Position
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from cursor import CursorConfig, ManagedCursor, SqliteStore, persist_all
+from cursor import ManagedCursor, SqliteStore, persist_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,12 +68,6 @@ class CountingStore:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store.ledgers, name)
-
-
-def pulsar_format() -> CursorConfig | None:
-    """Return the settings of Pulsar's format, None where the cursor has only its own."""
-    formats = getattr(cursor_package, "Format", None)
-    return formats and CursorConfig(format=formats.PULSAR)
 
 
 @contextmanager

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ackstate import Keep, LedgerMap
-from benchmarks.bench_cursor import pulsar_format
 from benchmarks.measurement import Against, Report
 from benchmarks.workloads import alternating, clustered, ninety_nine_percent, random_half
-from cursor import CursorConfig, ManagedCursor, MemoryStore
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +33,9 @@ CONFIGURATIONS = {
     "no limit": CursorConfig(),
     "lowest 10 k": CursorConfig(range_count_max=LIMIT, keep=Keep.LOWEST),
     "widest 10 k": CursorConfig(range_count_max=LIMIT, keep=Keep.WIDEST),
+    "Pulsar's format, lowest 10 k": CursorConfig(format=Format.PULSAR, range_count_max=LIMIT, keep=Keep.LOWEST),
+    "Pulsar's format, widest 10 k": CursorConfig(format=Format.PULSAR, range_count_max=LIMIT, keep=Keep.WIDEST),
 }
-if config := pulsar_format():
-    CONFIGURATIONS |= {
-        "Pulsar's format, lowest 10 k": replace(config, range_count_max=LIMIT, keep=Keep.LOWEST),
-        "Pulsar's format, widest 10 k": replace(config, range_count_max=LIMIT, keep=Keep.WIDEST),
-    }
 
 
 def loss(acked: npt.NDArray[np.uint32], config: CursorConfig) -> float:

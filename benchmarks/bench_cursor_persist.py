@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap, Position
-from benchmarks.bench_cursor import pulsar_format
 from benchmarks.measurement import Against, Report, Spread
-from cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +39,8 @@ PARTS = 20
 WHOLE_STATES = 100
 PULSAR_BYTES = Against("Pulsar", 3_542, 177_261)
 PULSAR_CPU = {10_000: Against("Pulsar", 14.6, 714), 500_000: Against("Pulsar", 173, 26_000)}
-# A limit where it is kept; a promise where it is not yet, which is shown and not asserted.
-LIMIT_BYTES = {10_000: Against("limit", 120), 1_000_000: Against("promise", 120)}
+LIMIT_BYTES = Against("limit", 120)
+PULSAR_FORMAT = CursorConfig(format=Format.PULSAR)
 LIMIT_CPU = 25
 
 
@@ -93,20 +92,19 @@ def measure_bytes(report: Report) -> None:
         with closing(MemoryStore()) as store:
             acks, delta_bytes, snapshot_bytes = two_cycles(opened(store, holes), acks_above(holes))
         written = (delta_bytes + snapshot_bytes) / acks
-        report.count(f"written for an ack, {name} live holes", "bytes", written, LIMIT_BYTES[holes])
+        report.count(f"written for an ack, {name} live holes", "bytes", written, LIMIT_BYTES)
         report.count(f"the same, {name} live holes, beside Pulsar", "bytes", written, PULSAR_BYTES)
         report.count(f"of it deltas, {name} live holes", "bytes", delta_bytes / acks)
         report.count(f"of it snapshots, {name} live holes", "bytes", snapshot_bytes / acks)
         report.count(f"acks from snapshot to snapshot, {name} live holes", "", acks / 2)
-        if config := pulsar_format():
-            whole = whole_state_bytes(holes, config)
-            report.count(f"the same in Pulsar's format, {name} live holes", "bytes", whole, Against("ours", written))
+        whole = whole_state_bytes(holes)
+        report.count(f"the same in Pulsar's format, {name} live holes", "bytes", whole, Against("ours", written))
 
 
-def whole_state_bytes(holes: int, config: CursorConfig) -> float:
+def whole_state_bytes(holes: int) -> float:
     """Return the bytes that a persist of one more ack takes when it writes the whole state."""
     with closing(MemoryStore()) as store:
-        cursor, positions = opened(store, holes, config), acks_above(holes)
+        cursor, positions = opened(store, holes, PULSAR_FORMAT), acks_above(holes)
         before = cursor.stats().bytes_persisted
         for _ in range(WHOLE_STATES):
             cursor.ack(next(positions), now_ms=1)
@@ -154,12 +152,11 @@ def measure_cpu(report: Report) -> None:
             report.time(what, "us CPU", spread, Against("limit", LIMIT_CPU))
             average = sum(taken) / len(taken)
             report.count(f"{what}, on the average", "us CPU", average, PULSAR_CPU[holes])
-            if config := pulsar_format():
-                with stores(store_name) as store:
-                    cursor, positions = opened(store, holes, config), acks_above(holes)
-                    whole = cpu_each(cursor, positions, PARTS, acks=WHOLE_STATES // PARTS)
-                spread = Spread(median(whole), min(whole), max(whole), len(whole))
-                report.time(f"{what}, Pulsar's format", "us CPU", spread, Against("ours", average))
+            with stores(store_name) as store:
+                cursor, positions = opened(store, holes, PULSAR_FORMAT), acks_above(holes)
+                whole = cpu_each(cursor, positions, PARTS, acks=WHOLE_STATES // PARTS)
+            spread = Spread(median(whole), min(whole), max(whole), len(whole))
+            report.time(f"{what}, Pulsar's format", "us CPU", spread, Against("ours", average))
     bare = bare_syncs(PARTS)
     spread = Spread(median(bare), min(bare), max(bare), len(bare))
     report.time(f"for comparison: write and fdatasync of {DELTA_BYTES} bytes", "us CPU", spread)

@@ -20,7 +20,7 @@ def open_cursor(store, subscription="s"):
 
 
 def test_two_cycles_are_whole():
-    cursor = opened(MemoryStore(), 100, CursorConfig(compaction_bytes_min=1_000))
+    cursor = opened(MemoryStore(), 100, CursorConfig(compaction_bytes_min=3_000))
     positions = acks_above(100)
     acks, delta_bytes, snapshot_bytes = two_cycles(cursor, positions)
     # It ended with a snapshot. The one before held half as many acks less, of 2 bytes each.
