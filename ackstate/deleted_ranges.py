@@ -138,8 +138,7 @@ class DeletedRanges:
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
             if not self._recall(ledger_id):
-                self._hold(ledger_id, BitMap((entry_id,)))
-                return 1
+                self._hold_none_yet(ledger_id)
         return self._add_recent(entry_id)
 
     def add_with(self, part: DeletedRanges, position: Position) -> int:
@@ -459,6 +458,14 @@ class DeletedRanges:
         at = bisect_left(self._ledger_ids, ledger_id)
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
+
+    def _hold_none_yet(self, ledger_id: int) -> None:
+        """Put in a ledger that is not held, to which an entry is added at once."""
+        bitmap = BitMap()
+        at = bisect_left(self._ledger_ids, ledger_id)
+        self._ledger_ids.insert(at, ledger_id)
+        self._bitmaps.insert(at, bitmap)
+        self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
 
     def _forget_ledgers(self, count: int) -> None:
         del self._ledger_ids[:count], self._bitmaps[:count]

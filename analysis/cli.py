@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ackstate.errors import AckStateError
 from analysis import tables
+from analysis.store_commands import StoreCommands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +54,11 @@ instant of the recording, the crash among them:
   ackstate broker DIR & sleep 5; kill -9 $!
   ackstate recover DIR
   ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
+
+\b
+What a store holds, and whether every cursor in it would open:
+  ackstate fsck DIR/store
+  ackstate inspect DIR/store
 
 \b
 Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
@@ -424,6 +430,11 @@ def _write(text: str) -> None:
         # What is still in the buffer would fail once more, with a traceback, when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise AckStateError(f"standard output: {_os_error(error)}") from error
+
+
+_store_commands = StoreCommands(_show, _write_json)
+app.command("fsck", short_help="Check a store, and say what a repair would do.")(_store_commands.fsck)
+app.command("inspect", short_help="Show what a store holds of its cursors.")(_store_commands.inspect)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class MessageLog:
         Raises:
             StoreError: The storage failed.
         """
-        return cls(store, f"topic {quote(topic, safe='')}", entries_per_ledger_max=entries_per_ledger_max)
+        return cls(store, log_owner(topic), entries_per_ledger_max=entries_per_ledger_max)
 
     def publish(self, messages: Sequence[Message]) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
@@ -121,3 +121,8 @@ def _decode(entry: bytes, ledger_id: int) -> Message:
         )
     publish_time_ms, deliver_at_ms = _HEADER.unpack_from(entry)
     return Message(publish_time_ms, deliver_at_ms, bytes(entry[_HEADER.size :]))
+
+
+def log_owner(topic: str) -> str:
+    """Return in whose name the ledgers of a topic's log are made."""
+    return f"topic {quote(topic, safe='')}"

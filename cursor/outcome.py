@@ -49,8 +49,8 @@ class Source(Enum):
     """Where a cursor's state came from when it was opened."""
 
     NEW = "new"
-    JOURNAL = "journal in a cursor ledger"
-    METADATA = "whole state in the metadata store"
+    JOURNAL = "journal"
+    METADATA = "metadata store"
 
 
 class Route(Enum):
@@ -63,8 +63,7 @@ class Route(Enum):
     METADATA = "whole state in the metadata store"
 
 
-@dataclass(frozen=True, slots=True)
-class PersistResult:
+class PersistResult(NamedTuple):
     """What a completed persist did.
 
     Attributes:

@@ -1,0 +1,369 @@
+"""`ackstate fsck` and `ackstate inspect`: is a store sound, and what is in it? Neither changes a byte of it.
+
+A store on a disk is copied while nobody has it open, and the copy is looked at. In a ZooKeeper cluster, where others
+may go on writing, only reads are sent. `docs/operations.md` describes the JSON.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ackstate.errors import AckStateError, CorruptStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ackstate.deleted_ranges import DeletedRanges, Run
+    from ackstate.position import Position
+    from cursor.findings import CursorInspection, CursorName, JournalRecord, Problem, RepairOutcome
+    from cursor.journal_format import Content
+    from cursor.store import Store
+
+_ZOOKEEPER = "zookeeper://"
+_DATABASE = "ackstate.sqlite3"
+_SHOWN = 20  # ranges and batches, unless all are asked for
+
+_STORE = typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCommands:
+    """The two commands.
+
+    Attributes:
+        show: Writes tables and lines to standard output.
+        write_json: Writes one object there.
+    """
+
+    show: Callable[..., None]
+    write_json: Callable[[dict[str, Any]], None]
+
+    def fsck(self, store: Annotated[str, _STORE], json: JsonOption = False) -> None:
+        """Check every cursor of a store, change nothing, and say what each repair would do.
+
+        A store that is open in a live process is refused. Torn tails and what a
+        crash left over are notes: the next open does without them.
+
+        Exit status: 0 all cursors open, 1 some do not, 2 could not look.
+        """
+        from cursor.inspection import inspect_store
+
+        with _opened(store) as opened:
+            found = list(inspect_store(opened))
+        problem_count = sum(len(cursor.problems) for cursor in found)
+        if json:
+            cursors = [_checked_json(cursor) for cursor in found]
+            self.write_json({"store": store, "cursors": cursors, "problems": problem_count})
+        else:
+            self.show(_checked_table(found), *_remarks(found))
+            self.show(f"{_count(len(found), 'cursor')}, {_count(problem_count, 'problem')}")
+        if problem_count:
+            raise typer.Exit(1)
+
+    def inspect(
+        self,
+        store: Annotated[str, _STORE],
+        topic: Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")] = None,
+        subscription: Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")] = None,
+        all_ranges: Annotated[bool, typer.Option("--all-ranges", help="All ranges and batches, not 20.")] = False,
+        json: JsonOption = False,
+    ) -> None:
+        """Print what a store holds of its cursors: state, ranges, journal records, sizes. Change nothing.
+
+        Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
+        """
+        from cursor.inspection import find_cursors, inspect_cursor
+
+        with _opened(store) as opened:
+            names = _chosen(find_cursors(opened), store=store, topic=topic, subscription=subscription)
+            found = [inspect_cursor(opened, name) for name in names]
+        shown = None if all_ranges else _SHOWN
+        if json:
+            self.write_json({"store": store, "cursors": [_inspected_json(cursor, shown) for cursor in found]})
+        else:
+            for cursor in found:
+                self.show(*_inspected(cursor, shown))
+            self.show(_count(len(found), "cursor"))
+        if any(cursor.problems for cursor in found):
+            raise typer.Exit(1)
+
+
+@contextmanager
+def _opened(store: str) -> Iterator[Store]:
+    """Open a store for reading.
+
+    Raises:
+        AckStateError: It cannot be read, is no store, or is open.
+    """
+    if not store:
+        raise typer.BadParameter("STORE is empty")
+    try:
+        with closing(_in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store)) as opened:
+            yield opened
+    except CorruptStateError as error:
+        what = _what(error.what, f"{store.rstrip('/')}/")
+        raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+
+
+def _copied(store: str) -> Store:
+    from cursor.stores.sqlite import SqliteStore
+
+    return SqliteStore.open_copy(Path(store))
+
+
+def _in_zookeeper(store: str) -> Store:
+    from cursor.store import check_path
+
+    hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")
+    try:
+        if not hosts.strip():
+            raise ValueError("no host")
+        check_path(slash + root)
+        return _open_existing(hosts, slash + root)
+    except ValueError as error:
+        raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
+
+
+def _open_existing(hosts: str, root: str) -> Store:
+    try:
+        from cursor.stores.zookeeper import ZooKeeperStore
+        from cursor.stores.zookeeper_session import ZooKeeperSession
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
+    # Opening a root that is missing or empty would make a store of it.
+    session = ZooKeeperSession(
+        hosts,
+        root=root,
+        session_timeout_s=10,
+        call_timeout_s=10,
+        request_bytes_max=1_000_000,
+        client_options={},
+    )
+    with closing(session):
+        (node,) = session.read("")
+    if node is None or not node.data:
+        raise AckStateError(
+            f"{hosts}{root} is not an ackstate store: its node is {'missing' if node is None else 'empty'}"
+        )
+    return ZooKeeperStore(hosts, root=root, call_timeout_s=10)
+
+
+def _chosen(
+    names: Sequence[CursorName], *, store: str, topic: str | None, subscription: str | None
+) -> Sequence[CursorName]:
+    chosen = [
+        name for name in names if topic in {None, name.topic} and subscription in {None, name.subscription}
+    ]  # fmt: skip
+    if chosen or (topic is None and subscription is None):
+        return chosen
+    asked = " of ".join(filter(None, (subscription and f"subscription {subscription!r}", topic and f"topic {topic!r}")))
+    there = ", ".join(f"{name.subscription!r} of {name.topic!r}" for name in names) or "none"
+    raise AckStateError(f"{store} has no {asked}; its subscriptions are: {there}")
+
+
+def _what(what: str, place: str = "") -> str:
+    """Return what was read: not where the copy lies, but where the store does."""
+    return f"{place}{_DATABASE}" if Path(what).name == _DATABASE else what
+
+
+# --- JSON
+
+
+def _checked_json(cursor: CursorInspection) -> dict[str, Any]:
+    record, content = cursor.record, cursor.content
+    return {
+        "topic": cursor.name.topic,
+        "subscription": cursor.name.subscription,
+        "status": str(cursor.status),
+        "format": record and str(record.format),
+        "format_version": record and record.format_version,
+        "metadata_version": record and record.metadata_version,
+        "cursor_ledger_id": record and record.cursor_ledger_id,
+        "record_count": len(cursor.records),
+        "records_replayed": cursor.records_replayed,
+        "mark_delete": _text(content and content.mark_delete),
+        "range_count": content and content.deleted.range_count,
+        "log_end": _text(cursor.log_end),
+        "leftovers": list(cursor.leftovers),
+        "problems": [_problem_json(problem) for problem in cursor.problems],
+        "notes": [asdict(note) for note in cursor.notes],
+    }
+
+
+def _problem_json(problem: Problem) -> dict[str, Any]:
+    repairs = [
+        asdict(outcome) | {"repair": outcome.repair.name, "mark_delete": _text(outcome.mark_delete)}
+        for outcome in problem.repairs
+    ]
+    return {
+        "what": _what(problem.what),
+        "offset": problem.offset,
+        "expected": problem.expected,
+        "found": problem.found,
+        "repairs": repairs,
+    }
+
+
+def _inspected_json(cursor: CursorInspection, shown: int | None) -> dict[str, Any]:
+    record, content = cursor.record, cursor.content
+    return _checked_json(cursor) | {
+        "epoch": record and record.epoch,
+        "term": record and record.term,
+        "record_bytes": record and record.size_bytes,
+        "record_mark_delete": _text(record.mark_delete) if record else None,
+        "cursor_properties": dict(record.cursor_properties) if record else {},
+        "journal_bytes": sum(each.size_bytes for each in cursor.records),
+        "state": content and _state_json(content, shown),
+        "records": [asdict(each) | {"mark_delete": _text(each.mark_delete)} for each in cursor.records],
+    }
+
+
+def _state_json(content: Content, shown: int | None) -> dict[str, Any]:
+    runs = islice(content.deleted.runs(), shown)
+    batches = islice(content.batch.items(), shown)
+    return {
+        "mark_delete": str(content.mark_delete),
+        "entry_count": len(content.deleted),
+        "range_count": content.deleted.range_count,
+        "ranges": [{"ledger_id": run.ledger_id, "first": run.first, "last": run.end - 1} for run in runs],
+        "batch_count": len(content.batch),
+        "batches": [{"position": str(position), "unacked_words": list(words)} for position, words in batches],
+        "properties": dict(content.properties),
+    }
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+# --- For people
+
+
+def _checked_table(cursors: Iterable[CursorInspection]) -> Table:
+    table = _table("topic", "subscription", "status", "format", "mark-delete", "ranges", "records")
+    for cursor in cursors:
+        name, record, content = cursor.name, cursor.record, cursor.content
+        table.add_row(
+            _printable(name.topic),
+            _printable(name.subscription),
+            str(cursor.status),
+            str(record.format) if record else "-",
+            str(content.mark_delete) if content else "-",
+            f"{content.deleted.range_count:,}" if content else "-",
+            f"{len(cursor.records):,}",
+        )
+    return table
+
+
+def _remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
+    """Yield a line for each problem, for each of its repairs, and for each note."""
+    for cursor in cursors:
+        for note in cursor.notes:
+            where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
+            yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: note: {note.text}{where}")
+        for problem in cursor.problems:
+            text = str(replace(problem, what=_what(problem.what)))
+            yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
+            yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
+
+
+def _promise(outcome: RepairOutcome) -> str:
+    """Return what a repair would do, in numbers."""
+    where = "before the first message" if outcome.mark_delete is None else f"mark-delete {outcome.mark_delete}"
+    read = f"{outcome.records_replayed:,} of {_count(outcome.record_count, 'record')}, " if outcome.record_count else ""
+    left = f" and {_count(outcome.bytes_discarded, 'byte')}" if outcome.bytes_discarded else ""
+    ranges = _count(outcome.range_count, "range")
+    given_up = f"gives up at least {_count(outcome.acks_given_up_min, 'acked entry', 'acked entries')}{left}"
+    return f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}"
+
+
+def _inspected(cursor: CursorInspection, shown: int | None) -> Iterator[Table | str]:
+    """Yield everything about one cursor."""
+    yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
+    yield from (f"  {line}" for line in _remarks([cursor]))
+    table = _table("", "")
+    table.show_header = False
+    for name, text in _facts(cursor, shown):
+        table.add_row(name, _printable(text))
+    yield table
+    if cursor.records:
+        yield _journal_table(cursor.records)
+    yield ""
+
+
+def _facts(cursor: CursorInspection, shown: int | None) -> Iterator[tuple[str, str]]:
+    record, content = cursor.record, cursor.content
+    if content is not None:
+        yield "mark-delete", str(content.mark_delete)
+        yield "message log ends", _text(cursor.log_end) or "not in this store"
+        yield "ranges", f"{content.deleted.range_count:,}, {_count(len(content.deleted), 'entry', 'entries')}"
+        if content.deleted:
+            yield "", _ranges_text(content.deleted, shown)
+        yield "batches", f"{len(content.batch):,}"
+        for position, words in islice(content.batch.items(), shown):
+            unacked = sum((word % 2**64).bit_count() for word in words)
+            yield "", f"{position}: {unacked:,} unacked"
+        for name, number in content.properties.items():
+            yield "property", f"{name} = {number}"
+    if record is not None:
+        for name, text in record.cursor_properties.items():
+            yield "cursor property", f"{name} = {text}"
+        version = "" if record.format_version is None else f", version {record.format_version}"
+        yield "format", f"{record.format}{version}"
+        yield "record", f"{_count(record.size_bytes, 'byte')}, metadata version {record.metadata_version}"
+        yield "epoch, term", f"{record.epoch}, {record.term}"
+        ledger_id = record.cursor_ledger_id
+        yield "cursor ledger", "none, the state is in the record" if ledger_id is None else str(ledger_id)
+    journal_bytes = sum(each.size_bytes for each in cursor.records)
+    yield "journal", f"{_count(len(cursor.records), 'record')}, {_count(journal_bytes, 'byte')}"
+
+
+def _journal_table(records: Iterable[JournalRecord]) -> Table:
+    table = _table("offset", "kind", "sequence", "bytes", "mark-delete", "new entries", "ranges", "damage")
+    for record in records:
+        numbers = [f"{number:,}" for number in (record.entry_count, record.range_count)] if record.kind else ["-", "-"]
+        table.add_row(
+            f"{record.offset:,}",
+            record.kind or "-",
+            f"{record.sequence:,}",
+            f"{record.size_bytes:,}",
+            _text(record.mark_delete) or "-",
+            *numbers,
+            _printable(record.damage),
+        )
+    return table
+
+
+def _ranges_text(deleted: DeletedRanges, shown: int | None) -> str:
+    """Return the ranges as Pulsar writes them, the lower end open and the upper one closed."""
+
+    def text(run: Run) -> str:
+        return f"({run.ledger_id}:{run.first - 1}..{run.ledger_id}:{run.end - 1}]"
+
+    left = 0 if shown is None else deleted.range_count - shown
+    more = f" and {left:,} more (--all-ranges)" if left > 0 else ""
+    return f"[{','.join(map(text, islice(deleted.runs(), shown)))}]{more}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def _printable(text: str) -> str:
+    """Return text in which a name cannot steer a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

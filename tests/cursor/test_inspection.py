@@ -1,0 +1,382 @@
+"""What an inspection says of a store: what a recovery would do with it, in the same numbers, without touching it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ackstate import LedgerMap, Position
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.wire import native, native_pointer
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
+from cursor.findings import Status
+from cursor.inspection import find_cursors, inspect_cursor, inspect_store
+from cursor.journal import cursor_owner, cursor_path
+from cursor.store import ABSENT, Versioned
+
+TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"
+PATH = cursor_path(TOPIC, SUBSCRIPTION)
+LOG_OWNER = "topic persistent%3A%2F%2Fa%2Fb%2Forders"
+ROUNDS = 6
+
+
+class Planted:
+    """A store with one cursor that persisted six times, whose bytes a test damages."""
+
+    def __init__(self, form=Format.NATIVE, *, has_log=True):
+        store = MemoryStore()
+        self.disk = store.disk
+        self.config = CursorConfig(format=form)
+        self.log = LedgerMap.from_counts({40: 100, 50: 200})
+        if has_log:
+            log = MessageLog.open(store, topic=TOPIC)
+            log.publish([Message(0, -1, b"")] * 200)
+            self.log = log.ledgers
+        ledger_id = self.log.current_ledger_id
+        self.cursor = self.open()
+        self.acked_by = []  # what each record added
+        for number in range(ROUNDS):
+            entries = [10 * number + 5, 10 * number + 7]
+            self.cursor.ack_entries(ledger_id, entries, now_ms=0)
+            self.cursor.persist(now_ms=0)
+            self.acked_by.append(set(entries))
+
+    def open(self, **options):
+        store = MemoryStore(self.disk)
+        return ManagedCursor.open(
+            store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=self.log, config=self.config, now_ms=0, **options
+        )
+
+    @property
+    def journal_id(self):
+        (ledger_id,) = MemoryStore(self.disk).ledgers.owned_by(cursor_owner(PATH))
+        return ledger_id
+
+    @property
+    def entries(self):
+        return self.disk.ledgers[self.journal_id].entries
+
+    def flip(self, sequence, byte=-1):
+        self.entries[sequence] = flipped(self.entries[sequence], byte)
+
+    def inspect(self):
+        """Look at it, and see that nothing was written."""
+        store = MemoryStore(self.disk)
+        (found,) = inspect_store(store)
+        assert store.mutation_count == 0
+        assert found.name == (PATH, TOPIC, SUBSCRIPTION)
+        return found
+
+
+def flipped(data, byte=-1, bit=0x10):
+    changed = bytearray(data)
+    changed[byte] ^= bit
+    return bytes(changed)
+
+
+def damage_record(planted):
+    value = planted.disk.values[PATH]
+    planted.disk.values[PATH] = Versioned(b"ACKP" + b"\xff" * 3, value.version)
+
+
+def lose_record(planted):
+    del planted.disk.values[PATH]
+
+
+def lose_journal(planted):
+    del planted.disk.ledgers[planted.journal_id]
+
+
+def damage_middle(planted):
+    planted.flip(3)
+
+
+def damage_all(planted):
+    for number in range(len(planted.entries)):
+        planted.flip(number, 0)
+
+
+def misplace(planted):
+    planted.entries[2], planted.entries[3] = planted.entries[3], planted.entries[2]
+
+
+def damage_last_two(planted):
+    planted.flip(-1, 0)
+    planted.flip(-2, 0)
+
+
+DAMAGES = [damage_record, lose_record, lose_journal, damage_middle, damage_all, misplace]
+CASES = [(Format.NATIVE, damage) for damage in DAMAGES] + [
+    (Format.PULSAR, damage) for damage in (damage_record, lose_record, lose_journal, damage_all, damage_last_two)
+]
+
+
+# --- sound stores
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_sound_cursor_is_shown_as_it_is(form):
+    planted = Planted(form)
+    found = planted.inspect()
+    cursor = planted.open()
+    assert found.status is Status.OK
+    assert (found.content.mark_delete, found.content.deleted) == (cursor.mark_delete_position, cursor.deleted)
+    assert found.records_replayed == cursor.recovery_report.records_replayed
+    assert found.log_end == planted.log.last_confirmed
+    assert found.record.format is form
+    assert found.record.format_version == (native_pointer.VERSION if form is Format.NATIVE else None)
+    assert found.record.cursor_ledger_id == planted.journal_id
+
+
+def test_every_record_of_a_native_journal_is_listed_with_what_it_added():
+    planted = Planted()
+    records = planted.inspect().records
+    assert [record.kind for record in records] == ["SNAPSHOT"] + ["DELTA"] * ROUNDS
+    assert [record.size_bytes for record in records] == list(map(len, planted.entries))
+    assert [record.offset for record in records] == [sum(map(len, planted.entries[:n])) for n in range(ROUNDS + 1)]
+    assert [record.entry_count for record in records] == [0] + [2] * ROUNDS
+    assert [record.range_count for record in records] == [0] + [2] * ROUNDS
+
+
+def test_a_state_in_the_metadata_record_needs_no_journal():
+    planted = Planted(Format.PULSAR)
+    planted.open().close(now_ms=0)
+    found = planted.inspect()
+    assert (found.status, found.record.cursor_ledger_id, found.records) == (Status.OK, None, ())
+    assert len(found.content.deleted) == 2 * ROUNDS
+
+
+def test_a_store_without_cursors_has_nothing_to_say():
+    assert list(inspect_store(MemoryStore())) == []
+
+
+def test_what_is_no_cursor_is_passed_by():
+    store = MemoryStore()
+    store.metadata.put("/managed-ledgers/topic", b"of the topic", expected_version=ABSENT)
+    store.metadata.put("/managed-ledgers/a/b/c", b"deeper", expected_version=ABSENT)
+    store.ledgers.create("cursor of somebody else")
+    store.ledgers.create("cursor /managed-ledgers/a")
+    assert find_cursors(store) == []
+
+
+# --- notes
+
+
+def test_a_torn_tail_is_a_note():
+    planted = Planted()
+    planted.entries[-1] = planted.entries[-1][:-7]
+    found = planted.inspect()
+    (note,) = found.notes
+    assert (found.status, found.records_replayed) == (Status.NOTE, ROUNDS)
+    assert "torn" in note.text
+    report = planted.open().recovery_report
+    assert (note.offset, note.size_bytes) == (report.discarded_offset, report.bytes_discarded)
+    assert found.records[-1].damage
+
+
+def test_in_pulsars_format_older_entries_are_not_needed():
+    planted = Planted(Format.PULSAR)
+    planted.flip(1, 0)
+    found = planted.inspect()
+    (note,) = found.notes
+    assert (found.status, note.offset) == (Status.NOTE, found.records[1].offset)
+    assert planted.open().recovery_report.bytes_discarded == 0
+
+
+def test_a_leftover_of_a_crash_is_a_note_and_goes_with_the_next_open():
+    planted = Planted()
+    left = MemoryStore(planted.disk).ledgers.create(cursor_owner(PATH))
+    found = inspect_cursor(MemoryStore(planted.disk), find_cursors(MemoryStore(planted.disk))[0])
+    assert (found.status, found.leftovers) == (Status.NOTE, (left,))
+    planted.open()
+    assert left not in planted.disk.ledgers
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_what_a_crash_left_of_the_creation_of_a_cursor_is_no_lost_journal(has_log):
+    planted = Planted(has_log=has_log)
+    lose_record(planted)
+    planted.entries[1:] = []
+    found = planted.inspect()
+    assert (found.status, found.leftovers, found.content) == (Status.NOTE, (planted.journal_id,), None)
+    assert planted.open().recovery_report.repair is Repair.NONE
+
+
+# --- problems and what a repair would do
+
+
+@pytest.mark.parametrize(("form", "damage"), CASES)
+def test_each_repair_does_what_was_announced(form, damage):
+    planted = Planted(form)
+    damage(planted)
+    found = planted.inspect()
+    (problem,) = found.problems
+    assert (found.status, found.content) == (Status.PROBLEM, None)
+    with pytest.raises(CorruptStateError) as refused:
+        planted.open()
+    assert [outcome.repair for outcome in problem.repairs] == list(refused.value.repairs)
+    assert problem.repairs
+    assert (problem.what, problem.offset) == (refused.value.what, refused.value.offset)
+    for outcome in problem.repairs:
+        again = Planted(form)
+        damage(again)
+        cursor = again.open(repair=outcome.repair)
+        report = cursor.recovery_report
+        assert (outcome.records_replayed, outcome.bytes_discarded) == (report.records_replayed, report.bytes_discarded)
+        assert (outcome.mark_delete, outcome.range_count) == (report.mark_delete, report.range_count)
+        assert again.inspect().status is Status.OK
+
+
+def test_the_repair_that_keeps_more_comes_first_and_says_so():
+    planted = Planted()
+    damage_middle(planted)
+    first, *others = planted.inspect().problems[0].repairs
+    assert (first.repair, first.records_replayed, first.record_count) == (
+        Repair.DISCARD_DAMAGED_RECORDS, 3, ROUNDS + 1,
+    )  # fmt: skip
+    # What the damaged record added nobody knows; the others add up.
+    known = set().union(*(added for number, added in enumerate(planted.acked_by) if number != 2))
+    kept = set().union(*planted.acked_by[:2])
+    assert first.acks_given_up_min == len(known - kept) == 6
+    assert [outcome.acks_given_up_min for outcome in others] == [len(known)] * 2
+
+
+def test_acks_of_another_epoch_are_not_given_up_because_they_do_not_count():
+    planted = Planted()
+    stranger = replace(native.decode(planted.entries[3]), epoch=7, mark_delete=Position(1, 150))
+    planted.entries[3] = native.encode(stranger)
+    first, *_ = planted.inspect().problems[0].repairs
+    assert (first.records_replayed, first.acks_given_up_min) == (3, 2 * 3)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_acks_below_a_lost_mark_delete_position_are_counted(has_log):
+    planted = Planted(has_log=has_log)
+    planted.cursor.mark_delete(Position(planted.log.current_ledger_id, 30), now_ms=0)
+    planted.cursor.persist(now_ms=0)
+    damage_middle(planted)
+    first, *_, last = planted.inspect().problems[0].repairs
+    # Entries 0 to 30 and the acks above; the records before the damage keep four of them. Without the log nobody
+    # knows how many entries the ledgers before had, nor where it begins.
+    known = 31 + 2 * 3
+    assert (first.acks_given_up_min, last.acks_given_up_min) == (known - 4, known)
+    assert last.mark_delete == (planted.log.first_position if has_log else None)
+
+
+def test_a_record_that_does_not_belong_where_it_stands_is_marked():
+    planted = Planted()
+    misplace(planted)
+    assert [bool(record.damage) for record in planted.inspect().records] == [False] * 2 + [True] + [False] * 4
+
+
+def test_a_state_beyond_the_end_of_the_log_is_a_problem_that_no_repair_helps():
+    planted = Planted()
+    entries = planted.disk.ledgers[planted.log.current_ledger_id].entries
+    entries[50:] = []
+    (problem,) = planted.inspect().problems
+    assert problem.repairs == ()
+    assert "1:49" in problem.expected
+    planted.log = LedgerMap.from_counts({planted.log.current_ledger_id: 50})
+    with pytest.raises(AckStateError, match="1:57"):
+        planted.open()
+
+
+def test_a_repair_that_the_log_would_refuse_is_not_announced():
+    planted = Planted()
+    lose_record(planted)
+    planted.disk.ledgers[planted.log.current_ledger_id].entries[50:] = []
+    (problem,) = planted.inspect().problems
+    assert [outcome.repair for outcome in problem.repairs] == [Repair.START_ANEW]
+
+
+def test_a_newer_version_is_a_problem_that_no_repair_helps():
+    planted = Planted()
+    planted.entries[2] = native.MAGIC + bytes([native.VERSION + 1]) + planted.entries[2][5:]
+    (problem,) = planted.inspect().problems
+    assert problem.repairs == ()
+    assert f"version {native.VERSION + 1}" in problem.found
+
+
+def test_a_record_that_names_anothers_ledger_is_a_problem():
+    planted = Planted()
+    planted.disk.ledgers[planted.journal_id].owner = "cursor /managed-ledgers/orders/other"
+    other, mine = inspect_store(MemoryStore(planted.disk))
+    assert (other.name.subscription, mine.name.subscription) == ("other", SUBSCRIPTION)
+    assert "another's" in mine.problems[0].found
+    assert other.status is Status.PROBLEM  # a journal without a record
+
+
+# --- a store that others go on writing
+
+
+def test_a_log_that_grew_since_it_was_read_is_read_again():
+    planted = Planted()
+    (name,) = find_cursors(MemoryStore(planted.disk))
+    before = LedgerMap.from_counts({planted.log.current_ledger_id: 10})
+    assert inspect_cursor(MemoryStore(planted.disk), name, read_log=lambda topic: before).status is Status.OK
+
+
+def test_a_ledger_that_was_begun_since_the_cursors_were_listed_is_its_own():
+    planted = Planted()
+    (name,) = find_cursors(MemoryStore(planted.disk))
+    assert inspect_cursor(Behind(MemoryStore(planted.disk)), name).status is Status.OK
+
+
+class Behind:
+    """A store whose owner makes the cursor's ledger just after it was asked for it."""
+
+    def __init__(self, store):
+        self.metadata, self.ledgers, self._owned_by = store.metadata, self, store.ledgers.owned_by
+        self.read, self.last = store.ledgers.read, store.ledgers.last
+        self._asked = set()
+
+    def owned_by(self, owner):
+        asked = owner in self._asked
+        self._asked.add(owner)
+        return self._owned_by(owner) if asked else []
+
+
+# --- any damage
+
+
+def sites(planted):
+    """Every place that holds bytes."""
+    places = [(planted.disk.values, path) for path in sorted(planted.disk.values)]
+    return places + [(planted.entries, number) for number in range(len(planted.entries))]
+
+
+def damaged(form, which, at, bit):
+    """A planted store with one bit flipped."""
+    planted = Planted(form)
+    places = sites(planted)
+    holder, key = places[which % len(places)]
+    value = holder[key]
+    if isinstance(value, Versioned):
+        holder[key] = value._replace(data=flipped(value.data, at % len(value.data), bit))
+    else:
+        holder[key] = flipped(value, at % len(value), bit)
+    return planted
+
+
+@given(st.sampled_from(Format), st.integers(0, 20), st.integers(0, 200), st.sampled_from([1 << n for n in range(8)]))
+@example(Format.PULSAR, 0, 1, 1)
+@example(Format.PULSAR, ROUNDS, 1, 0x40)
+@example(Format.NATIVE, 4, 4, 0x80)
+def test_a_cursor_opens_if_and_only_if_no_problem_is_found(form, which, at, bit):
+    planted = damaged(form, which, at, bit)
+    for found in inspect_store(MemoryStore(planted.disk)):
+        try:
+            cursor = planted.open()
+        except AckStateError:
+            assert found.status is Status.PROBLEM
+            return
+        if found.status is Status.PROBLEM:
+            # It would open, onto a ledger that is not its own, or, in Pulsar's format, where the log ends.
+            assert all(problem.found.endswith("another's") or "message log" in problem.expected
+                       for problem in found.problems)  # fmt: skip
+        else:
+            report = cursor.recovery_report
+            assert (found.content.mark_delete, found.records_replayed) == (report.mark_delete, report.records_replayed)
