@@ -147,9 +147,16 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
         Complexity: O(what is forgotten), and one bitmap operation.
         """
+        for position in self.among(ledger_id, entry_ids):
+            self.discard(position)
+
+    def among(self, ledger_id: int, entry_ids: BitMap) -> list[Position]:
+        """Return those batches of one ledger that are among some entries, in order.
+
+        Complexity: O(what is returned), and one bitmap operation.
+        """
         ledger = self._ledgers.get(ledger_id)
-        for entry_id in ledger.entry_ids & entry_ids if ledger else ():
-            self.discard(Position(ledger_id, entry_id))
+        return [Position(ledger_id, entry_id) for entry_id in ledger.entry_ids & entry_ids] if ledger else []
 
     def remove_at_most(self, position: Position) -> int:
         """Forget every batch at or below a position and return how many there were.

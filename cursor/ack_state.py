@@ -102,6 +102,9 @@ class AckState:
         self._displaced = DeletedRanges()
         # Batches that the last persist left out.
         self._batches_cut: set[Position] = set()
+        # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
+        # out must not take the acks before the last with it.
+        self._completed = BatchIndexes()
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
 
@@ -154,7 +157,9 @@ class AckState:
 
     def is_batch_cut(self, position: Position) -> bool:
         """Tell whether the last persist left a partly acked batch out."""
-        return position in self._batches_cut and position in self.batch
+        if position in self._batches_cut:
+            return position in self.batch or position in self._completed
+        return position not in self._completed and any(position in ranges for ranges in self._undurable())
 
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
@@ -193,7 +198,8 @@ class AckState:
         elif ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             self._advance_mark_delete()
-        self.batch.discard(position)
+        if self.batch:
+            self._complete(position)
         self._acked_count += 1
         return 1
 
@@ -210,7 +216,8 @@ class AckState:
         for ledger_id, bitmap in new.items():
             self.deleted.add_entries(ledger_id, bitmap)
             self._fresh.add_entries(ledger_id, bitmap)
-            self.batch.discard_entries(ledger_id, bitmap)
+            for position in self.batch.among(ledger_id, bitmap):
+                self._complete(position)
         self._accept(sum(map(len, new.values())))
         return new
 
@@ -227,6 +234,8 @@ class AckState:
         self._ledgers.check_written(position)
         before = self.batch.get(position)
         if self.batch.ack(position, unacked_words):
+            if before is not None:
+                self._completed.ack(position, before)
             return self.ack(position), True
         changed = self.batch.get(position) != before
         if changed:
@@ -271,7 +280,8 @@ class AckState:
         if not counts or self.is_acked(position):
             return newly_acked, False
         before = self.batch.get(position)
-        self.batch.ack_cumulative(position, unacked_words)
+        if self.batch.ack_cumulative(position, unacked_words):
+            return newly_acked + self.ack(position), True
         changed = self.batch.get(position) != before
         if changed:
             self._changed_batches.add(position)
@@ -323,12 +333,13 @@ class AckState:
         self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
         self._displaced = DeletedRanges()
         self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
+        self._completed = BatchIndexes()
         self._durable_count = self._acked_count
 
     def can_promote(self, frontier: Position) -> bool:
-        """Tell whether an ack that was held back is at or below a frontier."""
+        """Tell whether an ack that was held back is at or below a frontier, or one was promoted in vain."""
         lowest = self._held.first_range()
-        return lowest is not None and lowest[0] < frontier
+        return bool(self._fresh) or (lowest is not None and lowest[0] < frontier)
 
     def begin_persist(self, *, frontier: Position = EVERYTHING, limits: PersistLimits = UNLIMITED) -> Unpersisted:
         """Take everything that is not durable, as of now, but for what must be held back or is over a limit.
@@ -347,14 +358,15 @@ class AckState:
         if self._cut:
             ready.update(self._cut)
             self._cut = DeletedRanges()
-        self._displaced = DeletedRanges()
+        if self._displaced:
+            self._displaced = DeletedRanges()
         if limits.range_count_max is not None:
             ready = self._cut_to_limit(ready, limits.range_count_max, displaces=limits.displaces)
         self._in_flight = ready
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
-        self._batches_cut = (
-            set() if limits.batch_count_max is None else set(islice(self.batch, limits.batch_count_max, None))
-        )
+        self._batches_cut = set()
+        if limits.batch_count_max is not None:
+            self._batches_cut.update(islice(sorted((*self.batch, *self._left_out())), limits.batch_count_max, None))
         not_taken = len(self._held) + len(self._cut)
         return Unpersisted(
             self.mark_delete, ready, self.properties, self._acked_count - not_taken,
@@ -371,17 +383,25 @@ class AckState:
         for ranges in (self._held, self._cut):
             content.difference_update(ranges)
         batch = self.batch.copy()
+        for position in self._left_out():
+            batch.ack(position, self._completed[position])
         for position in self._batches_cut:
             batch.discard(position)
         return content, batch
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count what was taken as durable and return how many messages that is."""
-        covered = written.acked_count - self._durable_count
+        covered = written.acked_count - self._durable_count - len(self._displaced)
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
         self._covered.remove_at_most(written.mark_delete)
-        self._in_flight, self._batches_in_flight = DeletedRanges(), set()
+        self._in_flight = DeletedRanges()
+        if self._batches_in_flight:
+            self._batches_in_flight = set()
+        if self._completed:
+            for position in set(self._completed).difference(self._left_out()):
+                if position not in self._fresh:
+                    self._completed.discard(position)
         return covered
 
     def abandon_persist(self) -> None:
@@ -423,10 +443,21 @@ class AckState:
     def _undurable(self) -> tuple[DeletedRanges, ...]:
         return self._fresh, self._in_flight, self._held, self._cut
 
+    def _complete(self, position: Position) -> None:
+        """Forget the batch that an entry is, if it is one that was partly acked: it is acked as a whole."""
+        unacked_words = self.batch.get(position)
+        if unacked_words is not None:
+            self._completed.ack(position, unacked_words)
+            self.batch.discard(position)
+
+    def _left_out(self) -> list[Position]:
+        """Return the batches whose last ack the persist under way, or the last one, leaves out."""
+        return [position for position in self._completed if position in self._held or position in self._cut]
+
     def _batches(self, positions: Iterable[Position]) -> BatchIndexes:
-        held = BatchIndexes()
+        held, left_out = BatchIndexes(), self._left_out() if self._completed else ()
         for position in positions:
-            unacked_words = self.batch.get(position)
+            unacked_words = (self._completed if position in left_out else self.batch).get(position)
             if unacked_words is not None:
                 held.ack(position, unacked_words)
         return held

@@ -54,6 +54,7 @@ class Journal:
         self._term = 1
         self._unknown = b""
         self._mark_delete: Position | None = None  # that of the record
+        self._record_form = form  # that of the record, and of the ledger that it names: `form` from the next swing on
         self._pointed_at: int | None = None  # the ledger that a recovery would read; None without one
         self._open_ledger: int | None = None  # the same if it may be appended to, else None
         self._made: set[int] = set()  # ledgers that a record of ours named or may come to name
@@ -156,7 +157,7 @@ class Journal:
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
-        self._swing(self._record(ledger_id, content.mark_delete))
+        self._swing(self._record(ledger_id, content.mark_delete), self.form)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
@@ -175,7 +176,7 @@ class Journal:
         """
         self._open_ledger = None
         record = self._record(None, content.mark_delete, content)
-        written = self._swing(record)
+        written = self._swing(record, self.form)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
@@ -186,16 +187,17 @@ class Journal:
             CursorFencedError: Another owner has the cursor.
             StoreError: The write failed; whether it happened is unknown.
         """
-        record = self._record(self._pointed_at, self._mark_delete)
+        record, form = self._record(self._pointed_at, self._mark_delete), self._record_form
         if self._pointed_at is None:
             # Read back rather than kept: it is the whole state.
             found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found.data):
                 raise self._fenced()
-            record = decode_record(found.data).record
+            decoded = decode_record(found.data)
+            record, form = decoded.record, decoded.form
         before, self.cursor_properties = self.cursor_properties, dict(properties)
         try:
-            return self._swing(replace(record, cursor_properties=self.cursor_properties))
+            return self._swing(replace(record, cursor_properties=self.cursor_properties), form)
         except BaseException:
             self.cursor_properties = before
             raise
@@ -227,7 +229,7 @@ class Journal:
         record = found.record
         self._epoch, self._term, self._mark_delete = record.epoch, record.term + 1, record.mark_delete
         self._pointed_at, self.cursor_properties = record.cursor_ledger_id, record.cursor_properties
-        self._unknown = record.unknown
+        self._unknown, self._record_form = record.unknown, found.form
         taken = found.form.encode_record(replace(record, term=self._term))
         try:
             self._version = self.store.metadata.put(self.path, taken, expected_version=found.version)
@@ -250,9 +252,9 @@ class Journal:
             return found
         return recovery.read_journal(found)
 
-    def _swing(self, record: CursorRecord) -> int:
+    def _swing(self, record: CursorRecord, form: JournalFormat) -> int:
         """Put a record, delete the ledgers that it does not name, and return its size."""
-        encoded = self.form.encode_record(record)
+        encoded = form.encode_record(record)
         try:
             self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
@@ -265,6 +267,7 @@ class Journal:
         if self._pointed_at is not None:
             self._made.add(self._pointed_at)
         self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
+        self._record_form = form
         self._delete((self._made | self._leftovers) - {self._pointed_at})
         return len(encoded)
 

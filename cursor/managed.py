@@ -17,6 +17,7 @@ from cursor.journal import Journal
 from cursor.journal_format import Repair
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
 from cursor.persister import Persister, persist_together
+from cursor.pulsar_format import reopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,8 @@ class ManagedCursor:
     ) -> ManagedCursor:
         """Open a subscription's cursor and take it over from whoever had it: recover it, or create it if there is none.
 
-        A new cursor stands before the first entry of the log and is durable when this returns.
+        A new cursor stands before the first entry of the log and is durable when this returns. In Pulsar's format a
+        mark-delete position may move, as `cursor.pulsar_format.reopened` says; that is durable then, too.
 
         Args:
             store: Where the cursor's state lives; stays open when the cursor is closed.
@@ -88,7 +90,8 @@ class ManagedCursor:
             UnreadableCursorError: What the store holds cannot be read; nothing was changed. It says which repairs would
                 help, and is a `CorruptStateError`.
             UnsupportedVersionError: A newer release wrote it.
-            InvalidPositionError: The durable state reaches beyond the end of the message log.
+            InvalidPositionError: The durable state reaches beyond the end of the message log; in Pulsar's format the
+                mark-delete position may.
             StoreError: The storage failed.
         """
         config = config or CursorConfig()
@@ -101,10 +104,10 @@ class ManagedCursor:
         if found is None:
             persister.create(now_ms=now_ms)
             return cursor
-        cursor._restore(found)
-        # What is in another format is converted by the next persist; what was repaired, at once.
-        persister.accepted_number += found.form.name is not form.name or found.is_repaired
-        if found.is_repaired:
+        is_moved = cursor._restore(found)
+        # What is in another format is converted by the next persist; what was repaired or moved on, at once.
+        persister.accepted_number += found.form.name is not form.name or found.is_repaired or is_moved
+        if found.is_repaired or is_moved:
             cursor.persist(now_ms=now_ms)
         return cursor
 
@@ -120,7 +123,10 @@ class ManagedCursor:
 
     @property
     def read_position(self) -> Position:
-        """The next entry to be read for the first time; always above the mark-delete position."""
+        """Where the next `read` begins; always above the mark-delete position.
+
+        After the last entry of a ledger it may be the one that would follow there, as in Pulsar.
+        """
         with self._lock:
             if self._read_position <= self._state.mark_delete:
                 self._read_position = self._ledgers.next_valid(self._state.mark_delete)
@@ -363,16 +369,20 @@ class ManagedCursor:
                 self._persister.accepted_number += 1
             return self._accept(newly_acked, batch=position if was_changed else None)
 
-    def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
+    def skip(
+        self, count: int, *, now_ms: int, counts_acked: bool = False, properties: Mapping[str, int] | None = None
+    ) -> Receipt:
         """Ack the next so many entries after the mark-delete position, or all there are.
 
         Args:
             count: How many; 0 or more.
             now_ms: The present.
             counts_acked: Whether entries that are acked already count among them.
+            properties: As for `mark_delete`; Pulsar leaves none here.
 
         Raises:
-            ValueError: The count is negative.
+            ValueError: The count is negative, or no record can hold the properties.
+            TypeError: The same, of a wrong type.
             CursorClosedError: The cursor is closed.
 
         Source: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar, with ``IndividualDeletedEntries``.
@@ -384,7 +394,7 @@ class ManagedCursor:
         with self._lock:
             self.check_open()
             target = self._state.position_after(count, counts_acked=counts_acked)
-            return self.mark_delete(target, now_ms=now_ms)
+            return self.mark_delete(target, properties=properties, now_ms=now_ms)
 
     def clear_backlog(self, *, now_ms: int) -> Receipt:
         """Ack everything that the log has.
@@ -411,8 +421,8 @@ class ManagedCursor:
                     positions.append(position)
                 else:
                     position = Position(run.ledger_id, run.end - 1)
+                self._read_position = Position(position.ledger_id, position.entry_id + 1)
                 position = self._ledgers.next_valid(position)
-            self._read_position = position
             return positions
 
     def rewind(self, position: Position | None = None) -> None:
@@ -557,7 +567,8 @@ class ManagedCursor:
         entries.add(position[1])  # in half the time that it takes to build it from a list
         return {position[0]: entries}
 
-    def _restore(self, found: Found) -> None:
+    def _restore(self, found: Found) -> bool:
+        """Begin with what was found, and tell whether its mark-delete position had to move."""
         content, recovered = found.recovered.content, found.recovered
         source = Source.JOURNAL if found.entry_count else Source.METADATA
         self._recovery_report = RecoveryReport(
@@ -571,8 +582,11 @@ class ManagedCursor:
             found.form.name,
             found.repair,
         )
+        if not self._persister.journal.form.has_deltas:
+            content = reopened(content, self._ledgers)
         self._state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
         self._read_position = self._ledgers.next_valid(self._state.mark_delete)
+        return content.mark_delete != recovered.content.mark_delete
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""

@@ -105,7 +105,8 @@ class Persister:
         """Tell whether the flush interval is over and something waits, or the rate limit lets what is new through."""
         with self._lock:
             if now_ms - self._last_persist_ms >= self._config.flush_interval_ms:
-                return self.is_dirty or self.state.can_promote(self.frontier(now_ms=now_ms))
+                has_more = self.state.can_promote(self.frontier(now_ms=now_ms)) or self._may_cover_more(now_ms=now_ms)
+                return self.is_dirty or has_more
             return self._is_new() and self._limiter is not None and self._limiter.can_acquire(now_ms)
 
     def tick(self, *, now_ms: int) -> bool:
@@ -116,6 +117,11 @@ class Persister:
                 self._refused_number = self.accepted_number
                 self._limiter.try_acquire(now_ms)
             return is_due
+
+    def _may_cover_more(self, *, now_ms: int) -> bool:
+        """Tell whether the metadata store held less than was acked and a ledger, to be tried again, may hold more."""
+        may_write_ledger = self.journal.needs_ledger and now_ms >= self._ledger_retry_at_ms
+        return may_write_ledger and (self.state.cut_off > 0 or self.state.batch_cut_count > 0)
 
     def _is_new(self) -> bool:
         return self.accepted_number > max(self._refused_number, self.durable_number)
@@ -238,7 +244,7 @@ class Persister:
         """
         with self._lock:
             self.check_open()
-            if not self.is_dirty and not self.state.can_promote(frontier):
+            if not (self.is_dirty or self.state.can_promote(frontier) or self._may_cover_more(now_ms=now_ms)):
                 return None
             if now_ms < self._ledger_retry_at_ms:
                 return self._plan_metadata(frontier)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
+from ackstate.position import Position
 from ackstate.wire.pulsar import (
     Compression,
     CursorInfo,
@@ -25,7 +28,6 @@ from cursor.journal_format import Content, CursorRecord, Format, JournalFormat, 
 
 if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
-    from ackstate.position import Position
     from cursor.journal_format import ReadEntries
 
 
@@ -124,6 +126,36 @@ class PulsarFormat:
             cursor_properties=info.cursor_properties,
             unknown=info.unknown,
         )
+
+
+def reopened(content: Content, ledgers: LedgerMap) -> Content:
+    """Return the state that Pulsar's cursor begins with when it reads one, as the message log may have changed since.
+
+    A mark-delete position before the first entry of a ledger that is gone stands before the next one's; beyond the end
+    of the log, at its last entry, and then nothing is acked above it. One at the last entry of a ledger that another
+    follows stands before the first entry of that.
+
+    Args:
+        content: Given away.
+        ledgers: The message log.
+
+    Source: ``ManagedCursorImpl.recoveredCursor`` of Apache Pulsar, and, for the last rule,
+    ``ManagedLedgerImpl.maybeUpdateCursorBeforeTrimmingConsumedLedger``.
+    """
+    mark_delete, last = content.mark_delete, ledgers.last_confirmed
+    following = ledgers.find_next_ledger(mark_delete.ledger_id)
+    if mark_delete.entry_id < 0 and following is not None and not ledgers.has_ledger(mark_delete.ledger_id):
+        mark_delete = Position(following, -1)
+    if mark_delete > last and (mark_delete.entry_id >= 0 or not ledgers.has_ledger(mark_delete.ledger_id)):
+        mark_delete = last
+        content = Content(last, DeletedRanges(), BatchIndexes(), content.properties)
+    following = ledgers.find_next_ledger(mark_delete.ledger_id)
+    is_at_end = 0 < ledgers.entry_count(mark_delete.ledger_id) <= mark_delete.entry_id + 1
+    if following is not None and is_at_end:
+        mark_delete = Position(following, -1)
+    content.deleted.remove_at_most(mark_delete)
+    content.batch.remove_at_most(mark_delete)
+    return content._replace(mark_delete=mark_delete)
 
 
 def _content(mark_delete: Position, info: PositionInfo | CursorInfo) -> Content:

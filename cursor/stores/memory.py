@@ -185,6 +185,14 @@ class MemoryStore:
             raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
         self._session.faults[fault.mutation] = fault.kind
 
+    def break_ledgers(self) -> None:
+        """Fail every `create` and append, which do not happen, until `mend_ledgers`; metadata goes on working."""
+        self._session.has_broken_ledgers = True
+
+    def mend_ledgers(self) -> None:
+        """Let ledgers be written again."""
+        self._session.has_broken_ledgers = False
+
     def close(self) -> None:
         """Refuse every later call; closing twice, or after a crash, does nothing."""
         self._session.close()
@@ -200,6 +208,7 @@ class _Session:
         self.faults = {fault.mutation: fault.kind for fault in faults}
         if len(self.faults) != len(faults):
             raise ValueError("two faults are scripted for one mutation")
+        self.has_broken_ledgers = False
         self._end: tuple[type[StoreError], str] | None = None
 
     @contextmanager
@@ -210,6 +219,11 @@ class _Session:
                 error, reason = self._end
                 raise error(reason)
             yield self.disk
+
+    def check_ledgers(self) -> None:
+        """Raise `StoreError` if ledgers cannot be written."""
+        if self.has_broken_ledgers:
+            raise StoreError("no ledger can be written, as scripted")
 
     def mutate(self, change: Callable[[], _Result]) -> _Result:
         """Do a change that nothing speaks against, or what is scripted for it. The disk is held."""
@@ -240,6 +254,7 @@ class _MemoryLedgers:
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
         with self._session.use() as disk:
+            self._session.check_ledgers()
             return self._session.mutate(lambda: disk.make_ledger(owner))
 
     def append(self, ledger_id: int, entry: bytes) -> int:
@@ -252,6 +267,7 @@ class _MemoryLedgers:
         copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
         with self._session.use() as disk:
             targets = [(disk.open_ledger(ledger_id), entry) for ledger_id, entry in copies]
+            self._session.check_ledgers()
             return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
