@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from operator import and_
 from typing import TYPE_CHECKING, final
+
+from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
+from ackstate.position import Position
 from ackstate.wire import native
 from ackstate.wire.native import Record, RecordKind
+from ackstate.wire.native_deltas import Place, decode_deltas, join
 from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
 from cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
+    from ackstate.wire.native import Parts
     from cursor.journal_format import ReadEntries
+
+_BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
 
 
 @final
@@ -93,6 +101,8 @@ def _content(record: Record) -> Content:
 def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bool = False) -> Recovered:
     """Fold a journal's records into the state that they describe.
 
+    An ack in any of them counts, whatever the others say of its entry.
+
     Args:
         entries: Encoded records, a snapshot first.
         what: The journal's name for error messages.
@@ -103,39 +113,106 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
             one that cannot be read is discarded and reported: its write was never reported durable.
         UnsupportedVersionError: A newer release wrote a record.
+
+    Complexity: O(size of the journal).
     """
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    deleted, batch, offset, chain, damage = DeletedRanges(), BatchIndexes(), 0, 0, ""
-    last = None
-    replayed = 0
-    for sequence, encoded in enumerate(entries):
-        try:
-            record = _decoded(encoded, what=what, offset=offset, expected=(epoch, sequence, chain))
-        except _DamagedError as error:
-            is_torn = error.is_unreadable and sequence == len(entries) - 1
-            if last is None or not (is_torn or discard_damaged):
-                raise
-            damage = str(error)
-            break
-        last, replayed = record, sequence + 1
-        deleted.update(record.deleted)
-        deleted.remove_at_most(record.mark_delete)
-        for position, unacked_words in record.batch.items():
-            batch.ack(position, unacked_words)
-        batch.remove_at_most(record.mark_delete)
-        for ledger_id, bitmap in record.deleted.bitmaps():
-            batch.discard_entries(ledger_id, bitmap)
-        chain = native.checksum(encoded)
-        offset += len(encoded)
-    assert last is not None
+    state = _Folded(what, epoch)
+    damage = ""
+    try:
+        state.add(entries[0])
+        # A last record that was torn keeps those before it from being read at once.
+        _ = state.add_deltas(entries[1:]) or state.add_deltas(entries[1:-1])
+        for encoded in entries[state.replayed :]:
+            state.add(encoded)
+    except _DamagedError as error:
+        is_torn = error.is_unreadable and state.replayed == len(entries) - 1
+        if not state.replayed or not (is_torn or discard_damaged):
+            raise
+        damage = str(error)
     return Recovered(
-        Content(last.mark_delete, deleted, batch, last.properties),
-        records_replayed=replayed,
-        bytes_discarded=sum(map(len, entries[replayed:])),
-        discarded_offset=offset if damage else -1,
+        state.content(),
+        records_replayed=state.replayed,
+        bytes_discarded=sum(map(len, entries[state.replayed :])),
+        discarded_offset=state.offset if damage else -1,
         discarded_reason=damage,
     )
+
+
+@final
+class _Folded:
+    """The records so far, ORed; what the mark-delete position covers is forgotten once, at the end.
+
+    That comes to the same as forgetting it at each record, since it never goes back, and costs less.
+    """
+
+    def __init__(self, what: str, epoch: int) -> None:
+        self.offset = 0
+        self._what = what
+        self._place = Place(epoch, 0, 0, Position(0, -1))
+        self._snapshot: dict[int, BitMap] = {}
+        # What the deltas add stays apart until the end: to OR one into a bitmap takes as long as that has containers.
+        self._added: dict[int, BitMap] = {}
+        self._batch: dict[Position, tuple[int, ...]] = {}
+        self._properties: Mapping[str, int] = {}
+
+    @property
+    def replayed(self) -> int:
+        """How many records there were."""
+        return self._place.sequence
+
+    def add(self, encoded: bytes) -> None:
+        """Take in the next record."""
+        parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
+        self._join(parts, self._added if self.replayed else self._snapshot)
+        self._properties = parts.properties
+        self._advance([encoded], parts.mark_delete)
+
+    def add_deltas(self, entries: Sequence[bytes]) -> bool:
+        """Take in the next records, and return True; or False if they must be read one by one."""
+        deltas = decode_deltas(entries, self._place) if len(entries) >= _BULK_COUNT_MIN else None
+        if deltas is None:
+            return False
+        for ledger_id, acked in deltas.bitmaps.items():
+            join(self._added, ledger_id, acked)
+        for parts in deltas.others:
+            self._join(parts, self._added)
+        self._properties = deltas.properties
+        self._advance(entries, deltas.mark_delete)
+        return True
+
+    def content(self) -> Content:
+        """Return what all of them say; nothing may be taken in after."""
+        bitmaps = self._snapshot
+        for ledger_id, acked in self._added.items():
+            join(bitmaps, ledger_id, acked)
+        for (ledger_id, entry_id), unacked_words in self._batch.items():
+            if not any(unacked_words):
+                join(bitmaps, ledger_id, BitMap((entry_id,)))
+        mark_delete = self._place.mark_delete
+        if mark_delete.ledger_id in bitmaps:
+            bitmaps[mark_delete.ledger_id].remove_range(0, mark_delete.entry_id + 1)
+        remaining = sorted(ledger_id for ledger_id in bitmaps if ledger_id >= mark_delete.ledger_id)
+        deleted = DeletedRanges.from_bitmaps((ledger_id, bitmaps[ledger_id]) for ledger_id in remaining)
+        batch = BatchIndexes()
+        for position, unacked_words in self._batch.items():
+            if position > mark_delete and position not in deleted:
+                batch.ack(position, unacked_words)
+        return Content(mark_delete, deleted, batch, self._properties)
+
+    def _join(self, parts: Parts, bitmaps: dict[int, BitMap]) -> None:
+        for ledger_id, acked in parts.bitmaps:
+            join(bitmaps, ledger_id, acked)
+        for position, unacked_words in parts.batch:
+            held = self._batch.get(position, unacked_words)
+            # Words that one of them lacks are 0: all of those messages are acked.
+            self._batch[position] = tuple(map(and_, held, unacked_words))
+
+    def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
+        epoch, sequence, _, _ = self._place
+        self._place = Place(epoch, sequence + len(entries), native.checksum(entries[-1]), mark_delete)
+        self.offset += sum(map(len, entries))
 
 
 class _DamagedError(CorruptStateError):
@@ -144,23 +221,27 @@ class _DamagedError(CorruptStateError):
     is_unreadable = False
 
 
-def _decoded(encoded: bytes, *, what: str, offset: int, expected: tuple[int, int, int]) -> Record:
-    """Read one record and see that it belongs where it stands: epoch, sequence and chain are as expected."""
+def _decoded(encoded: bytes, *, what: str, offset: int, place: Place) -> Parts:
+    """Read one record and see that it belongs where it stands."""
     try:
-        record = native.decode(encoded)
+        parts = native.decode_parts(encoded)
     except CorruptStateError as error:
         damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
         damaged.is_unreadable = True
         raise damaged from error
-    kind = RecordKind.DELTA if expected[1] else RecordKind.SNAPSHOT
-    if (record.kind, record.epoch, record.sequence, record.chain) != (kind, *expected):
+    expected = (RecordKind.DELTA if place.sequence else RecordKind.SNAPSHOT, *place[:3])
+    if parts[:4] != expected:
         raise _DamagedError(
             what,
             offset=offset,
-            expected=f"(kind, epoch, sequence, chain) {(int(kind), *expected)}",
-            found=(int(record.kind), record.epoch, record.sequence, record.chain),
+            expected=f"(kind, epoch, sequence, chain) {(int(expected[0]), *place[:3])}",
+            found=(int(parts.kind), *parts[1:4]),
         )
-    return record
+    if parts.mark_delete < place.mark_delete:
+        raise _DamagedError(
+            what, offset=offset, expected=f"a mark-delete of at least {place.mark_delete}", found=parts.mark_delete
+        )
+    return parts
 
 
 _: type[JournalFormat] = NativeFormat

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 from pyroaring import BitMap
@@ -30,7 +30,7 @@ MAGIC = b"ACKR"
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
 _BATCH_COUNT = struct.Struct("<I")  # from version 2 on, after the header
-_LEDGER = struct.Struct("<QI")
+LEDGER_BLOCK = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
 _WORD_BYTES = 8
@@ -38,6 +38,8 @@ PROPERTY_NAME_BYTES_MAX = 0xFFFF
 _SIZE_MIN = _HEADER.size + CHECKSUM.size
 _LENGTH_MAX = 2**32 - 1
 _INT64 = range(-(2**63), 2**63)
+# The CRC-32C of anything that ends with its own CRC-32C, low byte first: no copy without the last four is needed.
+SEALED = 0x48674BC7
 
 
 class RecordKind(IntEnum):
@@ -45,6 +47,9 @@ class RecordKind(IntEnum):
 
     SNAPSHOT = 1
     DELTA = 2
+
+
+_KINDS = {int(kind): kind for kind in RecordKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,30 @@ class Record:
     deleted: DeletedRanges
     properties: Mapping[str, int] = field(default_factory=dict)
     batch: BatchIndexes = field(default_factory=BatchIndexes)
+
+
+class Parts(NamedTuple):
+    """What a record says, checked as `decode` does, but not put together: for joining many.
+
+    Attributes:
+        kind: As in `Record`, and so the others that are not named here.
+        epoch: The same.
+        sequence: The same.
+        chain: The same.
+        mark_delete: The same.
+        bitmaps: Acked entries by ledger, in order of ledgers; none is empty. The caller's to change.
+        properties: The same.
+        batch: Partly acked batches, in order of position, with the words of their unacked indexes.
+    """
+
+    kind: RecordKind
+    epoch: int
+    sequence: int
+    chain: int
+    mark_delete: Position
+    bitmaps: list[tuple[int, BitMap]]
+    properties: dict[str, int]
+    batch: list[tuple[Position, tuple[int, ...]]]
 
 
 def checksum(encoded: bytes) -> int:
@@ -123,6 +152,21 @@ def decode(data: bytes) -> Record:
 
     Complexity: O(len(data)).
     """
+    parts = decode_parts(data)
+    batch = BatchIndexes()
+    for position, unacked_words in parts.batch:
+        batch.ack(position, unacked_words)
+    return Record(*parts[:5], DeletedRanges.from_bitmaps(parts.bitmaps), parts.properties, batch)
+
+
+def decode_parts(data: bytes) -> Parts:
+    """Read and check what `encode` wrote, and put nothing together.
+
+    Raises:
+        As `decode`, at the same offsets.
+
+    Complexity: O(len(data)), and far less than `decode`, which counts ranges.
+    """
     if len(data) < _SIZE_MIN:
         corrupt(0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
     magic, version, kind, reserved, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
@@ -134,21 +178,21 @@ def decode(data: bytes) -> Record:
         raise UnsupportedVersionError(f"native record of version {version}; this release reads up to {VERSION}")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
-    computed = google_crc32c.value(data[: -CHECKSUM.size])
-    if checksum(data) != computed:
+    if google_crc32c.value(data) != SEALED:
+        computed = google_crc32c.value(data[: -CHECKSUM.size])
         corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # What follows holds for every record that `encode` wrote; a checksum that fits by chance is no reason to trust.
-    if version < 1 or reserved or kind not in tuple(RecordKind):
+    if version < 1 or reserved or kind not in _KINDS:
         corrupt(4, f"version 1 to {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
     batches = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "batch count"))[0] if version > 1 else 0
-    deleted = DeletedRanges.from_bitmaps(_decode_ledgers(reader, ledgers))
-    named = _decode_properties(reader, properties)
-    batch = _decode_batch(reader, batches)
+    bitmaps = _decode_ledgers(reader, ledgers)
+    named = _decode_properties(reader, properties) if properties else {}
+    batch = _decode_batch(reader, batches) if batches else []
     reader.finish("the checksum")
-    return Record(RecordKind(kind), epoch, sequence, chain, Position(ledger_id, entry_id), deleted, named, batch)
+    return Parts(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
 
 
 def _encode_ledgers(deleted: DeletedRanges) -> Iterator[bytes]:
@@ -156,7 +200,7 @@ def _encode_ledgers(deleted: DeletedRanges) -> Iterator[bytes]:
         compact = bitmap.copy()
         compact.run_optimize()
         portable = compact.serialize()
-        yield _LEDGER.pack(ledger_id, len(portable)) + portable
+        yield LEDGER_BLOCK.pack(ledger_id, len(portable)) + portable
 
 
 def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:
@@ -173,19 +217,26 @@ def _encode_batch(batch: BatchIndexes) -> Iterator[bytes]:
         yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)
 
 
-def _decode_ledgers(reader: Reader, count: int) -> Iterator[tuple[int, BitMap]]:
+def _decode_ledgers(reader: Reader, count: int) -> list[tuple[int, BitMap]]:
+    bitmaps = []
     previous = -1
     for _ in range(count):
         at = reader.offset
-        ledger_id, size = _LEDGER.unpack(reader.take(_LEDGER.size, "ledger header"))
+        ledger_id, size = LEDGER_BLOCK.unpack(reader.take(LEDGER_BLOCK.size, "ledger header"))
         if not previous < ledger_id <= LEDGER_ID_MAX:
             corrupt(at, f"a ledger id above {previous}", ledger_id)
         previous = ledger_id
         at = reader.offset
-        yield ledger_id, _decode_bitmap(reader.take(size, "bitmap"), at)
+        bitmaps.append((ledger_id, decode_bitmap(reader.take(size, "bitmap"), at)))
+    return bitmaps
 
 
-def _decode_bitmap(portable: bytes, offset: int) -> BitMap:
+def decode_bitmap(portable: bytes, offset: int) -> BitMap:
+    """Read the bitmap of a ledger block, which begins at an offset in its record.
+
+    Raises:
+        CorruptStateError: It is none, or is empty, or something follows it.
+    """
     try:
         bitmap = BitMap.deserialize(portable)
     except (ValueError, IndexError) as error:
@@ -214,8 +265,8 @@ def _decode_properties(reader: Reader, count: int) -> dict[str, int]:
     return properties
 
 
-def _decode_batch(reader: Reader, count: int) -> BatchIndexes:
-    batch = BatchIndexes()
+def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int, ...]]]:
+    batch = []
     previous = Position(-1, -1)
     for _ in range(count):
         at = reader.offset
@@ -228,5 +279,5 @@ def _decode_batch(reader: Reader, count: int) -> BatchIndexes:
         unacked_words = struct.unpack(f"<{size}q", reader.take(size * _WORD_BYTES, "batch words"))
         if not unacked_words or not unacked_words[-1]:
             corrupt(at, "words of unacked indexes, the last of them not 0", f"{size} words")
-        batch.ack(position, unacked_words)
+        batch.append((position, unacked_words))
     return batch

@@ -62,7 +62,7 @@ def resealed(data):
 
 def pointer_seeds():
     yield native_pointer.encode_pointer(native_pointer.Pointer(17, 2, 9, Position(3, 41), {"owner": "billing"}))
-    snapshot = native.decode(next(record_seeds()))
+    snapshot = native.decode(next(native_seeds()))
     yield native_pointer.encode_pointer(native_pointer.Pointer(None, snapshot.epoch, 9, None, {}, snapshot))
 
 

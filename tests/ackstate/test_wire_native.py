@@ -80,6 +80,14 @@ def test_a_record_goes_there_and_back(record):
     assert native.decode(native.encode(record)) == record
 
 
+@given(records)
+def test_the_parts_say_what_the_record_says(record):
+    parts = native.decode_parts(native.encode(record))
+    assert parts[:5] == (record.kind, record.epoch, record.sequence, record.chain, record.mark_delete)
+    assert parts.bitmaps == list(record.deleted.bitmaps())
+    assert (parts.properties, dict(parts.batch)) == (record.properties, dict(record.batch))
+
+
 texts = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
 places = st.none() | st.builds(Position, st.integers(0, LEDGER_ID_MAX), st.integers(-1, ENTRY_ID_MAX))
 pointers = st.builds(Pointer, st.integers(0, 2**64 - 2), unsigned, unsigned, places, texts) | records.map(

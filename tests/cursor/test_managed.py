@@ -437,3 +437,9 @@ def test_an_owner_that_opens_meanwhile_loses_nothing_to_the_other(log, monkeypat
     ((first, receipt),) = receipts
     assert first.durable(receipt)
     assert open_cursor(MemoryStore(disk), log).is_acked(P(3, 5))
+
+
+def test_a_clock_that_goes_back_neither_stops_the_flush_nor_the_ledger(store, log):
+    cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=3_600_000)
+    cursor.ack(P(3, 4), now_ms=0)
+    assert cursor.tick(now_ms=0).route is Route.DELTA
