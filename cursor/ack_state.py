@@ -157,9 +157,9 @@ class AckState:
 
     def is_batch_cut(self, position: Position) -> bool:
         """Tell whether the last persist left a partly acked batch out."""
-        if position in self._batches_cut:
-            return position in self.batch or position in self._completed
-        return position not in self._completed and any(position in ranges for ranges in self._undurable())
+        if position in self.batch or position in self._completed:
+            return position in self._batches_cut
+        return any(position in ranges for ranges in self._undurable())
 
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
@@ -364,6 +364,8 @@ class AckState:
             ready = self._cut_to_limit(ready, limits.range_count_max, displaces=limits.displaces)
         self._in_flight = ready
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
+        for position in self._batches_cut:
+            self._completed.discard(position)  # Nothing of it is durable.
         self._batches_cut = set()
         if limits.batch_count_max is not None:
             self._batches_cut.update(islice(sorted((*self.batch, *self._left_out())), limits.batch_count_max, None))

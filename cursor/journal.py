@@ -92,7 +92,9 @@ class Journal:
             if found is None:
                 return journal, None
             if journal._take_over(found):
-                return journal, journal._appended_since(found, recovery)
+                found = journal._appended_since(found, recovery)
+                journal.snapshot_bytes = found.recovered.byte_count
+                return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
 
     @property

@@ -71,6 +71,7 @@ class Recovered:
         discarded_offset: Where it begins, in bytes from the start of the journal, or of the entry in Pulsar's format;
             -1 without one.
         discarded_reason: Why it could not be read; empty without one.
+        byte_count: Size of the records that were read and folded, or of the record of the metadata store.
     """
 
     content: Content
@@ -78,6 +79,7 @@ class Recovered:
     bytes_discarded: int = 0
     discarded_offset: int = -1
     discarded_reason: str = ""
+    byte_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

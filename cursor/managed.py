@@ -56,7 +56,7 @@ class ManagedCursor:
         self._names_entries = self._persister.may_pass_by
         self._chooses_age = self._persister.young_age.is_chosen
         self._batch_index_acks = config.batch_index_acks
-        self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0)
+        self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0, journal.form.name)
         self._read_position = ledgers.next_valid(self._state.mark_delete)
 
     @classmethod

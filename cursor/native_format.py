@@ -137,6 +137,7 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
         bytes_discarded=sum(map(len, entries[state.replayed :])),
         discarded_offset=state.offset if damage else -1,
         discarded_reason=damage,
+        byte_count=state.offset,
     )
 
 

@@ -104,7 +104,8 @@ class Persister:
     def is_due(self, *, now_ms: int) -> bool:
         """Tell whether the flush interval is over and something waits, or the rate limit lets what is new through."""
         with self._lock:
-            if now_ms - self._last_persist_ms >= self._config.flush_interval_ms:
+            # A clock that went back may have gone back by hours: then the interval counts as over.
+            if not 0 <= now_ms - self._last_persist_ms < self._config.flush_interval_ms:
                 has_more = self.state.can_promote(self.frontier(now_ms=now_ms)) or self._may_cover_more(now_ms=now_ms)
                 return self.is_dirty or has_more
             return self._is_new() and self._limiter is not None and self._limiter.can_acquire(now_ms)
@@ -120,8 +121,12 @@ class Persister:
 
     def _may_cover_more(self, *, now_ms: int) -> bool:
         """Tell whether the metadata store held less than was acked and a ledger, to be tried again, may hold more."""
-        may_write_ledger = self.journal.needs_ledger and now_ms >= self._ledger_retry_at_ms
+        may_write_ledger = self.journal.needs_ledger and not self._backs_off(now_ms=now_ms)
         return may_write_ledger and (self.state.cut_off > 0 or self.state.batch_cut_count > 0)
+
+    def _backs_off(self, *, now_ms: int) -> bool:
+        """Tell whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
+        return self._ledger_failures > 0 and 0 < self._ledger_retry_at_ms - now_ms <= _LEDGER_RETRY_MS_MAX
 
     def _is_new(self) -> bool:
         return self.accepted_number > max(self._refused_number, self.durable_number)
@@ -228,12 +233,24 @@ class Persister:
         self._count_written(route, written, now_ms=now_ms)
         return PersistResult(route, written, 0, mark_delete)
 
-    def close(self, *, now_ms: int) -> PersistResult:
-        """Write everything, young acks too; Pulsar's format to the metadata store if it is small enough."""
+    def close(self, *, now_ms: int) -> PersistResult | None:
+        """Write everything, young acks too; Pulsar's format to the metadata store if it is small enough.
+
+        Then the cursor is closed, unless an ack came in meanwhile: that one wants a record of its own.
+
+        Returns:
+            None if another thread has closed the cursor before.
+        """
+        if self.closed:
+            return None
         plan = self._plan_closing()
         if plan is None:
-            return self.persist(EVERYTHING, now_ms=now_ms)
-        return self.carry_out(plan, EVERYTHING, now_ms=now_ms)
+            result = self.persist(EVERYTHING, now_ms=now_ms)
+        else:
+            result = self.carry_out(plan, EVERYTHING, now_ms=now_ms)
+        with self._lock:
+            self.closed = not self.is_dirty
+        return result
 
     def plan(self, frontier: Position, *, now_ms: int) -> Plan | None:
         """Take what the next record holds, at one instant; None if nothing waits.
@@ -246,7 +263,7 @@ class Persister:
             self.check_open()
             if not (self.is_dirty or self.state.can_promote(frontier) or self._may_cover_more(now_ms=now_ms)):
                 return None
-            if now_ms < self._ledger_retry_at_ms:
+            if self._backs_off(now_ms=now_ms):
                 return self._plan_metadata(frontier)
             taken = self.state.begin_persist(frontier=frontier, limits=self._config.ledger_limits)
             journal = self.journal

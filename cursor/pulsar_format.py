@@ -90,8 +90,8 @@ class PulsarFormat:
                 continue
             content = _content(info.position, info)
             if damage is None:
-                return Recovered(content, records_replayed=1)
-            return Recovered(content, 1, discarded, damage.offset, str(damage))
+                return Recovered(content, records_replayed=1, byte_count=len(encoded))
+            return Recovered(content, 1, discarded, damage.offset, str(damage), len(encoded))
         assert damage is not None
         raise damage
 

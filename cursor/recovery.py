@@ -127,7 +127,7 @@ class Recovery:
             return self._repaired_record(value.version, error, orphans)
         record, form = decoded.record, decoded.form
         if record.content is not None:
-            return Found(record, value.version, form, Recovered(record.content, 0))
+            return Found(record, value.version, form, Recovered(record.content, 0, byte_count=len(value.data)))
         found = Found(record, value.version, form, _NOTHING)
         try:
             return self.read_journal(found)

@@ -19,6 +19,7 @@ Names and bytes of the nodes: `cursor.stores.zookeeper_nodes`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from cursor.store import ABSENT, Store, StoreError, Versioned, VersionMismatchError, check_path, children_prefix
@@ -74,28 +75,68 @@ class ZooKeeperStore:
         request_bytes_max: int = 1_000_000,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_path(root)
-        if "/" in hosts:
-            raise ValueError(f"hosts takes no path, found {hosts!r}; the path goes into root")
-        if not (session_timeout_s > 0 and call_timeout_s > 0):
-            raise ValueError(f"timeouts must be positive, found {session_timeout_s} s and {call_timeout_s} s")
-        if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
-            raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, found {request_bytes_max}")
-        self._session = ZooKeeperSession(
+        session = _connect(
             hosts,
             root=root,
             session_timeout_s=session_timeout_s,
             call_timeout_s=call_timeout_s,
             request_bytes_max=request_bytes_max,
-            client_options=client_options or {},
+            client_options=client_options,
         )
-        try:
-            _prepare(self._session, root)
-            self._ledgers = ZooKeeperLedgers(self._session)
-            self._metadata = _ZooKeeperMetadata(self._session)
-        except BaseException:
-            self._session.close()
-            raise
+        self._use(session)
+        with _closed_on_error(session):
+            _prepare(session, root)
+            self._ledgers.finish_deletions()
+
+    @classmethod
+    def open_to_read(  # noqa: PLR0913 - the constructor's arguments
+        cls,
+        hosts: str,
+        *,
+        root: str = "/ackstate",
+        session_timeout_s: float = 10.0,
+        call_timeout_s: float = 30.0,
+        request_bytes_max: int = 1_000_000,
+        client_options: Mapping[str, Any] | None = None,
+    ) -> ZooKeeperStore:
+        """Open a store that is there, to look at it: no node is made, changed or deleted, now or later.
+
+        Others may have it open and go on writing; what they do is seen at once. Every call that would change something
+        is a `StoreError`, also one that would find nothing to change.
+
+        Args:
+            hosts: As above, and so all that follow.
+            root: The path of the store's node.
+            session_timeout_s: How long the servers keep the session.
+            call_timeout_s: How long a call waits for a connection, and again for an answer.
+            request_bytes_max: Without effect, taken so that the same settings serve both.
+            client_options: More arguments for `kazoo.client.KazooClient`.
+
+        Raises:
+            StoreError: No server answered in time, or there is no store at the root.
+            CorruptStateError: The root's node holds bytes that are not what was written.
+            UnsupportedVersionError: A newer release wrote it.
+            ValueError: An argument makes no sense.
+        """
+        session = _connect(
+            hosts,
+            root=root,
+            session_timeout_s=session_timeout_s,
+            call_timeout_s=call_timeout_s,
+            request_bytes_max=request_bytes_max,
+            client_options=client_options,
+        )
+        session.refuse_changes()
+        with _closed_on_error(session):
+            _check_ours(session, f"{hosts}{root}")
+        store = cls.__new__(cls)
+        store._use(session)
+        return store
+
+    def _use(self, session: ZooKeeperSession) -> None:
+        self._session = session
+        self._ledgers = ZooKeeperLedgers(session)
+        self._metadata = _ZooKeeperMetadata(session)
 
     @property
     def ledgers(self) -> ZooKeeperLedgers:
@@ -110,6 +151,51 @@ class ZooKeeperStore:
     def close(self) -> None:
         """End the session; closing twice does nothing."""
         self._session.close()
+
+
+def _connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
+    hosts: str,
+    *,
+    root: str,
+    session_timeout_s: float,
+    call_timeout_s: float,
+    request_bytes_max: int,
+    client_options: Mapping[str, Any] | None,
+) -> ZooKeeperSession:
+    """Begin a session if the arguments make sense."""
+    check_path(root)
+    if "/" in hosts:
+        raise ValueError(f"hosts takes no path, found {hosts!r}; the path goes into root")
+    if not (session_timeout_s > 0 and call_timeout_s > 0):
+        raise ValueError(f"timeouts must be positive, found {session_timeout_s} s and {call_timeout_s} s")
+    if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
+        raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, found {request_bytes_max}")
+    return ZooKeeperSession(
+        hosts,
+        root=root,
+        session_timeout_s=session_timeout_s,
+        call_timeout_s=call_timeout_s,
+        request_bytes_max=request_bytes_max,
+        client_options=client_options or {},
+    )
+
+
+@contextmanager
+def _closed_on_error(session: ZooKeeperSession) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise
+
+
+def _check_ours(session: ZooKeeperSession, name: str) -> None:
+    """Refuse a root that is not a store."""
+    (found,) = session.read(nodes.STORE)
+    if found is None or not found.data:
+        state = "missing" if found is None else "empty"
+        raise StoreError(f"{name} is not an ackstate store: its node is {state}")
+    nodes.decode(NodeKind.STORE, nodes.STORE, found.data)
 
 
 def _prepare(session: ZooKeeperSession, root: str) -> None:

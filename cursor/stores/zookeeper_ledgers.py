@@ -48,7 +48,7 @@ class _Head(NamedTuple):
 
 @final
 class ZooKeeperLedgers:
-    """The logs of one store; making it finishes the deletions that were cut off."""
+    """The logs of one store."""
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
@@ -59,7 +59,10 @@ class ZooKeeperLedgers:
         # Ledgers that a thread of ours appends to. Two at once would only make each other start over.
         self._busy: set[int] = set()
         self._released = threading.Condition()
-        for name in session.children(nodes.GARBAGE) or []:
+
+    def finish_deletions(self) -> None:
+        """Remove the chunks that deletions which were cut off have left."""
+        for name in self._session.children(nodes.GARBAGE) or []:
             self._clear(_number(name, nodes.GARBAGE))
 
     def create(self, owner: str) -> int:
@@ -79,7 +82,7 @@ class ZooKeeperLedgers:
         """
         # A memoryview, because bytes would make zeros of an int.
         batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
-        self._session.check_usable()
+        self._session.check_writable()
         if not batch:
             return []
         with self._holding({ledger_id for ledger_id, _ in batch}):
@@ -107,7 +110,8 @@ class ZooKeeperLedgers:
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`. One transaction takes the ledger away; then its chunks go, at most 1,000 at a time.
 
-        A call that is cut off between leaves chunks that no caller sees; the next opening of the store removes them.
+        A call that is cut off between leaves chunks that no caller sees; the next opening of the store to write
+        removes them.
         """
         self._session.settle(lambda: self._take_away(ledger_id))
         self._heads.pop(ledger_id, None)

@@ -166,6 +166,7 @@ class ZooKeeperSession:
         self._call_timeout_s = call_timeout_s
         self.request_bytes_max = request_bytes_max
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        self._only_reads = False
         self._usable = threading.Event()  # Set while there is a connection, and for good once there is a refusal.
         self._stopping = threading.Lock()
         reconnect = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0}
@@ -183,6 +184,10 @@ class ZooKeeperSession:
         except Exception as error:
             self.close()
             raise StoreError(f"{self._name}: no server answered within {call_timeout_s} s") from error
+
+    def refuse_changes(self) -> None:
+        """Let reads through and nothing else, from now on."""
+        self._only_reads = True
 
     def make_root(self) -> None:
         """Make the root's node, without data, and those above it where they are missing."""
@@ -253,7 +258,12 @@ class ZooKeeperSession:
             yield pack
 
     def settle(self, attempt: Callable[[], _Result]) -> _Result:
-        """Call until the race is not lost, and return what the call returned."""
+        """Call what changes something until the race is not lost, and return what the call returned.
+
+        Raises:
+            StoreError: Changes are refused, or the race was lost too often; nothing was written.
+        """
+        self.check_writable()
         for _ in range(_ATTEMPTS_MAX):
             with suppress(LostRaceError):
                 return attempt()
@@ -263,6 +273,12 @@ class ZooKeeperSession:
         """Raise `StoreError` if the session was closed or lost."""
         if self._refusal:
             raise StoreError(f"{self._name}: {self._refusal}")
+
+    def check_writable(self) -> None:
+        """Raise `StoreError` if changes are refused, or the session was closed or lost."""
+        self.check_usable()
+        if self._only_reads:
+            raise StoreError(f"{self._name}: the store was opened to read; nothing was written")
 
     def close(self) -> None:
         """End the session; closing twice does nothing."""

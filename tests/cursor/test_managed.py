@@ -58,7 +58,9 @@ def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
     assert cursor.read_position == P(3, 0)
     assert cursor.backlog == 20
     assert cursor.recovery_report.source is Source.NEW
-    assert open_cursor(MemoryStore(store.disk), log).recovery_report.source is Source.JOURNAL
+    again = open_cursor(MemoryStore(store.disk), log)
+    assert again.recovery_report.source is Source.JOURNAL
+    assert again.stats().journal_bytes == cursor.stats().journal_bytes > 0
 
 
 def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
