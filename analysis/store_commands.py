@@ -120,40 +120,17 @@ def _copied(store: str) -> Store:
 
 
 def _in_zookeeper(store: str) -> Store:
-    from cursor.store import check_path
-
+    try:
+        from cursor.stores.zookeeper import ZooKeeperStore
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
     hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")
     try:
         if not hosts.strip():
             raise ValueError("no host")
-        check_path(slash + root)
-        return _open_existing(hosts, slash + root)
+        return ZooKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
     except ValueError as error:
         raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
-
-
-def _open_existing(hosts: str, root: str) -> Store:
-    try:
-        from cursor.stores.zookeeper import ZooKeeperStore
-        from cursor.stores.zookeeper_session import ZooKeeperSession
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
-    # Opening a root that is missing or empty would make a store of it.
-    session = ZooKeeperSession(
-        hosts,
-        root=root,
-        session_timeout_s=10,
-        call_timeout_s=10,
-        request_bytes_max=1_000_000,
-        client_options={},
-    )
-    with closing(session):
-        (node,) = session.read("")
-    if node is None or not node.data:
-        raise AckStateError(
-            f"{hosts}{root} is not an ackstate store: its node is {'missing' if node is None else 'empty'}"
-        )
-    return ZooKeeperStore(hosts, root=root, call_timeout_s=10)
 
 
 def _chosen(

@@ -8,6 +8,7 @@ import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore, PersistResult, Route, StoreError, persist_all
+from cursor.journal import Journal
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
@@ -69,34 +70,68 @@ def test_one_that_was_fenced_or_closed_does_not_stop_the_others(log):
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL])
-def test_a_failed_write_makes_nothing_durable_and_is_tried_again(log, kind):
+def test_a_failed_append_of_all_sends_each_to_the_metadata_store(log, kind):
     store = MemoryStore(MemoryDisk())
     cursors = open_cursors(store, log)
     receipts = acked(cursors)
     store.inject(Fault(store.mutation_count, kind))
     results = persist_all(cursors, now_ms=2)
-    assert all(isinstance(result, StoreError) for result in results)
-    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert [cursor.redelivery_if_crashed for cursor in cursors] == [1] * 5
-    store = MemoryStore(store.disk) if kind is FaultKind.FAIL_AFTER else store
-    if kind is not FaultKind.FAIL_AFTER:
-        assert [result.messages_covered for result in persist_all(cursors, now_ms=3)] == [1] * 5
+    assert [(result.route, result.messages_covered) for result in results] == [(Route.METADATA, 1)] * 5
+    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert store.ledgers.owners() == []
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
 
 
-@pytest.mark.parametrize("bad", [0, 4])
-def test_a_record_that_cannot_be_made_leaves_every_ack_waiting(log, bad):
+def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_again(log):
     store = MemoryStore(MemoryDisk())
     cursors = open_cursors(store, log)
     receipts = acked(cursors)
-    cursors[bad].mark_delete(P(3, 0), now_ms=1, properties={"n" * 70_000: 1})
-    with pytest.raises(ValueError, match="property name"):
-        persist_all(cursors, now_ms=2)
-    cursors[bad].mark_delete(P(3, 0), now_ms=3, properties={})
-    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert [result.messages_covered for result in persist_all(cursors, now_ms=4)] == [
-        2 if cursor is cursors[bad] else 1 for cursor in cursors
+    store.break_ledgers()
+    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # Each puts its record, deletes its ledger.
+    results = persist_all(cursors, now_ms=2)
+    failed = [isinstance(result, StoreError) for result in results]
+    assert failed == [False, True, False, False, False]
+    assert [cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True)] == [
+        not has_failed for has_failed in failed
     ]
+    assert [cursor.redelivery_if_crashed for cursor in cursors] == failed
+    store.mend_ledgers()
+    assert [result.messages_covered for result in persist_all(cursors, now_ms=3)] == failed
+    assert cursors[1].durable(receipts[1])
+    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SYNC_FAILED, FaultKind.CRASH_BEFORE])
+def test_after_a_failed_sync_nothing_is_durable(log, kind):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    store.inject(Fault(store.mutation_count, kind))
+    for now_ms in (2, 3):
+        assert all(isinstance(result, StoreError) for result in persist_all(cursors, now_ms=now_ms))
+        assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+        assert [cursor.redelivery_if_crashed for cursor in cursors] == [1] * 5
+    assert not any(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+
+
+@pytest.mark.parametrize("bad", [0, 4])
+def test_what_breaks_off_before_it_is_written_leaves_every_ack_waiting(log, bad, monkeypatch):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log)
+    receipts = acked(cursors)
+    prepare = Journal.prepare
+
+    def interrupted(self, content):
+        if self is cursors[bad]._persister.journal:
+            raise KeyboardInterrupt
+        return prepare(self, content)
+
+    monkeypatch.setattr(Journal, "prepare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        persist_all(cursors, now_ms=2)
+    monkeypatch.undo()
+    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert [result.messages_covered for result in persist_all(cursors, now_ms=4)] == [1] * 5
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
 
 

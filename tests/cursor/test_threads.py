@@ -1,4 +1,4 @@
-"""Many threads ack while one persists: nothing is lost, and what a receipt calls durable survives."""
+"""Many threads ack while others persist and reset: nothing is lost, and what a receipt calls durable survives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import ManagedCursor, MemoryStore
+from cursor import ManagedCursor, MemoryStore, persist_all
 
-THREADS = 4
-ENTRIES = 4_000
+THREADS = 8
+ENTRIES = 8_000
 
 
 class GatedLedgers:
@@ -40,8 +40,8 @@ class GatedStore:
         )
 
 
-def open_cursor(store, log):
-    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, now_ms=0)
+def open_cursor(store, log, subscription="s"):
+    return ManagedCursor.open(store, topic="t", subscription=subscription, ledgers=log, now_ms=0)
 
 
 def test_acks_that_arrive_while_a_persist_writes_wait_for_the_next():
@@ -81,25 +81,69 @@ def test_an_ack_that_arrives_while_the_cursor_closes_is_persisted_too():
     assert open_cursor(MemoryStore(store.inner.disk), log).is_acked(Position(1, 7))
 
 
+def ack_by_threads(cursor, receipts):
+    """Start a thread for each list of receipts, which acks every so many-th entry and then some once more."""
+
+    def ack_some(number):
+        for entry in range(number, ENTRIES, THREADS):
+            if entry % 3:
+                receipts[number].append(([entry], cursor.ack(Position(1, entry), now_ms=0)))
+            else:
+                entries = [entry, (entry * 7) % ENTRIES]
+                receipts[number].append((entries, cursor.ack_entries(1, entries, now_ms=0)))
+
+    threads = [threading.Thread(target=ack_some, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def check_what_survives(store, log, cursor, receipts):
+    # The disk is looked at before the receipts: one more persist could make a lie true.
+    recovered = open_cursor(MemoryStore(store.disk), log)
+    for entries, receipt in [given for owned in receipts for given in owned]:
+        assert not cursor.durable(receipt) or all(recovered.is_acked(Position(1, entry)) for entry in entries)
+    lost = [
+        entry
+        for entry in range(ENTRIES)
+        if cursor.is_acked(Position(1, entry)) and not recovered.is_acked(Position(1, entry))
+    ]
+    assert cursor.redelivery_if_crashed == len(lost)
+    cursor._check()
+    return recovered
+
+
 @pytest.mark.slow
 def test_receipts_called_durable_survive_whatever_the_threads_do():
     store, log = MemoryStore(), LedgerMap.from_counts({1: ENTRIES})
-    cursor = open_cursor(store, log)
+    cursor, other = open_cursor(store, log), open_cursor(store, log, subscription="other")
     receipts = [[] for _ in range(THREADS)]
-
-    def ack_every_fourth(number):
-        for entry in range(number, ENTRIES, THREADS):
-            receipts[number].append((entry, cursor.ack(Position(1, entry), now_ms=0)))
-
-    threads = [threading.Thread(target=ack_every_fourth, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
+    threads = ack_by_threads(cursor, receipts)
     while any(thread.is_alive() for thread in threads):
         cursor.persist(now_ms=0)
-    # The disk is looked at before the receipts: one more persist could make a lie true.
-    recovered = open_cursor(MemoryStore(store.disk), log)
-    durable = [entry for owned in receipts for entry, receipt in owned if cursor.durable(receipt)]
-    assert all(recovered.is_acked(Position(1, entry)) for entry in durable)
-    assert cursor.redelivery_if_crashed == recovered.backlog
+        other.ack(Position(1, 2 * other.stats().persist_count), now_ms=0)
+        assert not any(isinstance(result, Exception) for result in persist_all([other, cursor], now_ms=0))
+    check_what_survives(store, log, cursor, receipts)
     assert cursor.backlog == 0
-    cursor._check()
+
+
+@pytest.mark.slow
+def test_no_receipt_from_before_a_reset_counts_after_it_whatever_the_threads_do():
+    store, log = MemoryStore(), LedgerMap.from_counts({1: ENTRIES})
+    cursor = open_cursor(store, log)
+    receipts = [[] for _ in range(THREADS)]
+    threads = ack_by_threads(cursor, receipts)
+    reset_count = 0
+    while any(thread.is_alive() for thread in threads):
+        before = [given for owned in receipts for given in owned[-3:]]
+        cursor.reset(Position(1, reset_count % 50), now_ms=0)
+        assert not any(cursor.durable(receipt) for _, receipt in before)
+        cursor.persist(now_ms=0)
+        persist_all([cursor], now_ms=0)
+        reset_count += 1
+    assert reset_count > 1
+    recovered = check_what_survives(store, log, cursor, receipts)
+    last = recovered.ack_entries(1, range(ENTRIES), now_ms=0)
+    recovered.close(now_ms=0)
+    assert recovered.durable(last)
+    assert open_cursor(MemoryStore(store.disk), log).backlog == 0

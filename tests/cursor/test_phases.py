@@ -1,0 +1,350 @@
+"""One thread stands still before or after each call that its write makes to the store, and the others go on.
+
+Every boundary of every route is tried, one by one and without a clock. Acks are accepted there, a second write waits,
+nothing that is being written counts as durable, and a crash at that very instant finds the state before the write or
+after it, according to whether the one call that decides has been made.
+"""
+
+from __future__ import annotations
+
+import threading
+from copy import deepcopy
+
+import pytest
+
+from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, persist_all
+from cursor.journal import Journal
+from cursor.persister import Persister
+from cursor.stores.memory import MemoryDisk
+
+PATIENCE_S = 30
+ENTRIES = 40
+RESET_TO = 12
+MUTATIONS = {"create", "append", "append_all", "put", "delete"}
+NATIVE = CursorConfig()
+PULSAR = CursorConfig(format=Format.PULSAR)
+
+
+def P(entry):  # noqa: N802
+    return Position(3, entry)
+
+
+class Boundaries:
+    """Where the thread that writes may be held up: before and after each of its mutations of the store."""
+
+    def __init__(self):
+        self.passed = []
+        self.writer = None
+        self.stop_at = None
+        self.stopped, self.go_on = threading.Event(), threading.Event()
+
+    def reach(self, when, name):
+        if threading.current_thread() is not self.writer:
+            return
+        self.passed.append(f"{when} {name}")
+        if len(self.passed) - 1 == self.stop_at:
+            self.stopped.set()
+            assert self.go_on.wait(PATIENCE_S)
+
+
+class HeldUp:
+    """One half of a store, whose mutations have boundaries."""
+
+    def __init__(self, inner, boundaries):
+        self._inner, self._boundaries = inner, boundaries
+
+    def __getattr__(self, name):
+        method = getattr(self._inner, name)
+        if name not in MUTATIONS:
+            return method
+
+        def call(*args, **named):
+            self._boundaries.reach("before", name)
+            result = method(*args, **named)
+            self._boundaries.reach("after", name)
+            return result
+
+        return call
+
+
+class HeldUpStore:
+    def __init__(self, boundaries):
+        self.inner = MemoryStore()
+        self.ledgers = HeldUp(self.inner.ledgers, boundaries)
+        self.metadata = HeldUp(self.inner.metadata, boundaries)
+        self.close = self.inner.close
+
+
+class WatchedLock:
+    """A lock that tells when a thread has to wait for it."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.waited_for = threading.Event()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self.waited_for.set()
+            assert self._lock.acquire(timeout=PATIENCE_S)
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+class Call(threading.Thread):
+    """A call in a thread of its own, and what came of it."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self._call, self.result, self.error = call, None, None
+
+    def run(self):
+        try:
+            self.result = self._call()
+        except Exception as error:
+            self.error = error
+
+    def ended(self):
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "the threads wait for each other"
+        return self
+
+
+def opened(store, config):
+    log = LedgerMap.from_counts({3: ENTRIES})
+    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+
+
+def acked(cursor):
+    return {entry for entry in range(ENTRIES) if cursor.is_acked(P(entry))}
+
+
+def found_by_a_crash(disk):
+    """What a recovery finds now. It is of a copy, because a recovery takes the cursor over."""
+    copy = MemoryDisk()
+    copy.ledgers, copy.values, copy.next_ledger_id = deepcopy(disk.ledgers), dict(disk.values), disk.next_ledger_id
+    return acked(opened(MemoryStore(copy), NATIVE))
+
+
+def persist(cursor):
+    return cursor.persist(now_ms=1).route
+
+
+def persist_together(cursor):
+    (result,) = persist_all([cursor], now_ms=1)
+    if isinstance(result, Exception):
+        raise result
+    return result.route
+
+
+def reset(cursor):
+    return cursor.reset(P(RESET_TO), now_ms=1).route
+
+
+def close(cursor):
+    result = cursor.close(now_ms=1)
+    return result and result.route
+
+
+def around(*names):
+    return [f"{when} {name}" for name in names for when in ("before", "after")]
+
+
+WHOLE_LEDGER = around("create", "append", "put", "delete")
+ROUTES = {  # name -> settings, the call, its route, the boundaries that it passes, the call that decides
+    "delta": (NATIVE, persist, Route.DELTA, around("append"), "append"),
+    "deltas of many": (NATIVE, persist_together, Route.DELTA, around("append_all"), "append_all"),
+    "snapshot": (CursorConfig(ledger_entry_count_max=2), persist, Route.SNAPSHOT, WHOLE_LEDGER, "put"),
+    "whole": (PULSAR, persist, Route.WHOLE, around("append"), "append"),
+    "metadata": (NATIVE, persist, Route.METADATA, ["before append", *around("put", "delete")], "put"),
+    "reset": (NATIVE, reset, Route.SNAPSHOT, WHOLE_LEDGER, "put"),
+    "reset in metadata": (NATIVE, reset, Route.METADATA, ["before create", *around("put", "delete")], "put"),
+    "close": (NATIVE, close, Route.DELTA, around("append"), "append"),
+    "close in metadata": (PULSAR, close, Route.METADATA, around("put", "delete"), "put"),
+}
+
+
+class Scene:
+    """A cursor with acks that are durable and others that are being written, by a thread that stands at a boundary."""
+
+    def __init__(self, name, stop_at):
+        config, self.call, self.route, self.expected, self.decisive = ROUTES[name]
+        self.boundaries = Boundaries()
+        self.store = HeldUpStore(self.boundaries)
+        self.cursor = opened(self.store, config)
+        self.cursor.ack(P(30), now_ms=0)
+        self.cursor.persist(now_ms=0)
+        self.before = {30}
+        self.early = self.cursor.ack_entries(3, [0, 5, 7], now_ms=0)
+        self.early_batch = self.cursor.ack_batch(P(9), [0b10], now_ms=0)
+        self.after = set(range(RESET_TO)) if self.is_reset else {0, 5, 7, 30}
+        if name.endswith("metadata") and config is NATIVE:
+            self.store.inner.break_ledgers()
+        self.lock = self.cursor._persister.writing = WatchedLock()
+        self.boundaries.stop_at = stop_at
+        self.writer = self.boundaries.writer = Call(lambda: self.call(self.cursor))
+
+    @property
+    def is_reset(self):
+        return self.call is reset
+
+    def begin(self):
+        """Let the writer go as far as its boundary."""
+        self.writer.start()
+        assert self.boundaries.stopped.wait(PATIENCE_S), "there is no such boundary"
+
+    def go_on(self):
+        self.boundaries.go_on.set()
+        self.writer.ended()
+        assert self.writer.error is None
+        # Acks that came in while it closed want a record of their own.
+        assert self.writer.result is self.route or self.call is close
+        assert self.boundaries.passed[: len(self.expected)] == self.expected
+
+    @property
+    def is_decided(self):
+        return f"after {self.decisive}" in self.boundaries.passed
+
+    def check_crash(self):
+        assert found_by_a_crash(self.store.inner.disk) == (self.after if self.is_decided else self.before)
+
+    def ack_meanwhile(self):
+        """Make every kind of ack, and return the receipts."""
+        cursor = self.cursor
+        cursor.delivered(P(20), now_ms=1)
+        return [
+            cursor.ack(P(20), now_ms=1),
+            cursor.ack_many([P(22), P(6)], now_ms=1),
+            cursor.mark_delete(P(2), now_ms=1),
+            cursor.ack_batch(P(24), [0b100], now_ms=1),
+            cursor.ack_batch(P(9), [0], now_ms=1),
+        ]
+
+    def check_numbers(self, late):
+        cursor, accepted = self.cursor, {0, 1, 2, 5, 6, 7, 9, 20, 22, 30}
+        assert acked(cursor) == accepted
+        assert not any(map(cursor.durable, [self.early, self.early_batch, *late])), "a receipt came before its write"
+        stats = cursor.stats()
+        assert cursor.redelivery_if_crashed == stats.redelivery_if_crashed == len(accepted - self.before)
+        assert (stats.backlog, cursor.mark_delete_position) == (ENTRIES - len(accepted), P(2))
+        assert cursor.persisted_mark_delete_position == P(-1)
+        cursor._check()
+
+
+def boundaries_of(name):
+    return range(len(ROUTES[name][3]))
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_boundaries_are_all_there_are(name):
+    scene = Scene(name, stop_at=None)
+    scene.writer.start()
+    scene.writer.ended()
+    assert (scene.writer.error, scene.writer.result) == (None, scene.route)
+    assert scene.boundaries.passed == scene.expected
+    assert found_by_a_crash(scene.store.inner.disk) == scene.after
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early(name):
+    for boundary in boundaries_of(name):
+        scene = Scene(name, boundary)
+        scene.begin()
+        scene.check_crash()
+        late = scene.ack_meanwhile()
+        scene.check_numbers(late)
+        scene.check_crash()
+        scene.go_on()
+        cursor, early = scene.cursor, [scene.early, scene.early_batch]
+        # What is left when a ledger has failed is planned anew, with all that has come in by then.
+        has_all = scene.call is close or (name == "metadata" and boundary == 0)
+        assert [cursor.durable(receipt) for receipt in early] == [not scene.is_reset] * 2
+        assert [cursor.durable(receipt) for receipt in late] == [has_all] * 5
+        everything = {0, 1, 2, 5, 6, 7, 9, 20, 22, 30}
+        found = found_by_a_crash(scene.store.inner.disk)
+        assert found == (everything if has_all else scene.after)
+        assert cursor.redelivery_if_crashed == len(acked(cursor) - found)
+        assert acked(cursor) == (scene.after if scene.is_reset else everything)
+        cursor._check()
+
+
+@pytest.mark.parametrize("second", [persist, persist_together, reset, close])
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_second_write_waits_for_the_first(name, second):
+    for boundary in boundaries_of(name):
+        scene = Scene(name, boundary)
+        scene.begin()
+        waiting = Call(lambda cursor=scene.cursor: second(cursor))
+        waiting.start()
+        assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
+        scene.check_crash()
+        assert not scene.cursor.durable(scene.early)
+        scene.go_on()
+        waiting.ended()
+        is_refused = scene.call is close and second is not close
+        is_reset = scene.is_reset or (second is reset and not is_refused)
+        assert isinstance(waiting.error, CursorClosedError) if is_refused else waiting.error is None
+        assert scene.cursor.durable(scene.early) == (not is_reset)
+        assert found_by_a_crash(scene.store.inner.disk) == (set(range(RESET_TO)) if is_reset else scene.after)
+        assert scene.cursor.redelivery_if_crashed == 0
+
+
+@pytest.mark.parametrize("second", [persist, close])
+@pytest.mark.parametrize("name", ROUTES)
+def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
+    for boundary in boundaries_of(name):
+        scene = Scene(name, boundary)
+        scene.begin()
+        late = scene.ack_meanwhile()
+        waiting = Call(lambda cursor=scene.cursor: second(cursor))
+        waiting.start()
+        assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
+        scene.go_on()
+        waiting.ended()
+        assert waiting.error is None or (scene.call is close and isinstance(waiting.error, CursorClosedError))
+        assert all(map(scene.cursor.durable, late)) != scene.is_reset
+        assert found_by_a_crash(scene.store.inner.disk) == acked(scene.cursor)
+        assert scene.cursor.redelivery_if_crashed == 0
+
+
+def test_a_receipt_given_before_the_write_is_caught(monkeypatch):
+    plan = Persister.plan
+
+    def planned(self, frontier, *, now_ms):
+        decided = plan(self, frontier, now_ms=now_ms)
+        self.durable_number = self.accepted_number
+        return decided
+
+    monkeypatch.setattr(Persister, "plan", planned)
+    with pytest.raises(AssertionError, match="a receipt came before its write"):
+        test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
+
+
+def test_a_write_that_takes_what_comes_in_meanwhile_for_written_is_caught(monkeypatch):
+    commit = Persister.commit
+
+    def generous(self, plan, written, *, now_ms):
+        result = commit(self, plan, written, now_ms=now_ms)
+        self.durable_number = self.accepted_number
+        return result
+
+    monkeypatch.setattr(Persister, "commit", generous)
+    with pytest.raises(AssertionError, match="assert"):
+        test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
+
+
+def test_a_ledger_deleted_before_the_record_swings_is_caught(monkeypatch):
+    swing = Journal._swing
+
+    def delete_first(self, record, form):
+        self._delete({self._pointed_at})
+        return swing(self, record, form)
+
+    monkeypatch.setattr(Journal, "_swing", delete_first)
+    scene = Scene("snapshot", WHOLE_LEDGER.index("before put") + 2)  # after two for the ledger deleted too early
+    scene.begin()
+    with pytest.raises(CorruptStateError, match="expected cursor ledger"):
+        scene.check_crash()
+    scene.boundaries.go_on.set()
+    scene.writer.ended()
