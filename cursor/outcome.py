@@ -28,9 +28,10 @@ class Receipt(NamedTuple):
     Attributes:
         number: Everything accepted up to this number must be durable before this receipt is.
         newly_acked: How many entries were not acked before.
+        opened: Identity of the open cursor that gave it.
+        entries: The acked entries, ledger -> bitmap, if a persist may leave some out; empty for a cumulative ack.
         status: ACCEPTED.
-        opened: Identity of the open cursor that gave it, renewed by each reset.
-        entries: The acked entries, ledger -> bitmap, that a persist could hold back; empty for a cumulative ack.
+        batch: The batch of which it acked messages, but not the last one; None for whole entries.
     """
 
     number: int

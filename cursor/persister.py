@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
@@ -34,8 +33,7 @@ _LEDGER_RETRY_MS_MAX = 60_000
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One persist, decided under the lock and carried out outside it."""
 
     route: Route
@@ -46,7 +44,7 @@ class Plan:
     @property
     def appends(self) -> bool:
         """Whether it goes to the end of the open cursor ledger."""
-        return self.route in {Route.DELTA, Route.WHOLE}
+        return self.route is Route.DELTA or self.route is Route.WHOLE
 
 
 @final
@@ -80,6 +78,7 @@ class Persister:
         self.may_pass_by = self.young_age.is_on or config.metadata_limits.range_count_max is not None
         self._lock = lock
         self._config = config
+        self._ledger_limits = config.ledger_limits
         self._limiter: MarkDeleteRateLimiter | None = None
         if config.mark_delete_rate_limit > 0:
             self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
@@ -265,7 +264,7 @@ class Persister:
                 return None
             if self._backs_off(now_ms=now_ms):
                 return self._plan_metadata(frontier)
-            taken = self.state.begin_persist(frontier=frontier, limits=self._config.ledger_limits)
+            taken = self.state.begin_persist(frontier=frontier, limits=self._ledger_limits)
             journal = self.journal
             if self._needs_new_ledger(now_ms=now_ms):
                 return self._plan_whole(Route.SNAPSHOT, taken)

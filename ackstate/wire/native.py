@@ -126,16 +126,20 @@ def encode(record: Record) -> bytes:
         ValueError: A property's name or number, a batch, or the whole record, is too large for its field.
     """
     check_position(record.mark_delete)
-    blocks = [*_encode_ledgers(record.deleted), *_encode_properties(record.properties), *_encode_batch(record.batch)]
-    body = _BATCH_COUNT.pack(len(record.batch)) + b"".join(blocks)
-    length = _SIZE_MIN + len(body)
+    blocks = [_encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in record.deleted.bitmaps()]
+    ledger_count, batch_count = len(blocks), len(record.batch)
+    if record.properties:
+        blocks += _encode_properties(record.properties)
+    if batch_count:
+        blocks += _encode_batch(record.batch)
+    length = _SIZE_MIN + _BATCH_COUNT.size + sum(map(len, blocks))
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
     header = _HEADER.pack(
         MAGIC, VERSION, record.kind, 0, length, record.epoch, record.sequence, record.chain,
-        *record.mark_delete, sum(1 for _ in record.deleted.bitmaps()), len(record.properties),
+        *record.mark_delete, ledger_count, len(record.properties),
     )  # fmt: skip
-    covered = header + body
+    covered = b"".join((header, _BATCH_COUNT.pack(batch_count), *blocks))
     return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
@@ -195,12 +199,11 @@ def decode_parts(data: bytes) -> Parts:
     return Parts(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
 
 
-def _encode_ledgers(deleted: DeletedRanges) -> Iterator[bytes]:
-    for ledger_id, bitmap in deleted.bitmaps():
-        compact = bitmap.copy()
-        compact.run_optimize()
-        portable = compact.serialize()
-        yield LEDGER_BLOCK.pack(ledger_id, len(portable)) + portable
+def _encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
+    compact = bitmap.copy()
+    compact.run_optimize()
+    portable = compact.serialize()
+    return LEDGER_BLOCK.pack(ledger_id, len(portable)) + portable
 
 
 def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:

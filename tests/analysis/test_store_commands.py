@@ -400,6 +400,33 @@ def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp
         assert (sorted(session.get_children("/")), session.get_children("/acks")) == (["acks", "zookeeper"], ["one"])
 
 
+@pytest.mark.slow
+def test_a_look_at_a_store_in_zookeeper_leaves_every_node_as_it_was(tmp_path, capsys, monkeypatch):
+    from cursor.stores.zookeeper import ZooKeeperStore
+
+    with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks")) as store:
+        fill(store)
+        gone = store.ledgers.create(cursor_owner(cursor_path(TOPIC, "billing")))
+        store.ledgers.append(gone, b"half deleted")
+        # The process dies when the ledger is gone for callers, and its nodes are still there.
+        monkeypatch.setattr(store.ledgers, "_clear", lambda ledger_id: None)
+        store.ledgers.delete(gone)
+        client = store._session._client
+        before = znodes(client, "/")
+        assert f"/acks/garbage/{gone}" in before
+        for command in ("fsck", "inspect"):
+            outcome = run(capsys, command, f"zookeeper://{server.hosts}/acks", "--json")
+            assert outcome.status == 0
+            assert [cursor["leftovers"] for cursor in json.loads(outcome.out)["cursors"]] == [[], []]
+            assert znodes(client, "/") == before
+
+
+def znodes(client, path):
+    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
+    below = [znodes(client, f"{path.rstrip('/')}/{name}") for name in client.get_children(path)]
+    return {path: client.get(path)} | {each: found for nodes in below for each, found in nodes.items()}
+
+
 def fsck_of(capsys, store):
     outcome = run(capsys, "fsck", store, "--json")
     return outcome.status, json.loads(outcome.out)["cursors"]

@@ -75,6 +75,11 @@ def tree(client, path):
     return sorted(below + [deeper for child in below for deeper in tree(client, child)])
 
 
+def snapshot(client, path):
+    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
+    return {each: client.get(each) for each in [path, *tree(client, path)]}
+
+
 class CutError(StoreError):
     """The process was killed before this transaction was sent."""
 
@@ -228,8 +233,9 @@ def test_a_chunk_with_a_strange_name_is_damage(name):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
-        ZooKeeperStore(**{"hosts": "127.0.0.1:1", **settings})
+    for open_with in (ZooKeeperStore, ZooKeeperStore.open_to_read):
+        with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
+            open_with(**{"hosts": "127.0.0.1:1", **settings})
 
 
 def test_options_that_kazoo_refuses_are_named_without_their_secrets():
@@ -282,6 +288,94 @@ def test_many_may_open_a_new_root_at_once(server, root):
     assert sorted(store.ledgers.create("x") for store in stores) == [1, 2, 3, 4, 5, 6]
     for store in stores:
         store.close()
+
+
+# To read
+
+
+@pytest.fixture
+def open_to_read(server, root):
+    with contextlib.ExitStack() as stack:
+
+        def opened(**settings):
+            return stack.enter_context(closing(ZooKeeperStore.open_to_read(server.hosts, root=root, **settings)))
+
+        yield opened
+
+
+def half_deleted(store, owner, monkeypatch):
+    """Leave a ledger that is gone for callers and has lost the first 1,000 of its 1,002 chunks."""
+    ledger_id = store.ledgers.create(owner)
+    store.ledgers.append_all([(ledger_id, b"gone")] * 1_002)
+    with monkeypatch.context() as patch:
+        cut_after(store, patch, 2)
+        with pytest.raises(CutError):
+            store.ledgers.delete(ledger_id)
+    return ledger_id
+
+
+@pytest.mark.slow
+def test_a_store_opened_to_read_reads_all_and_changes_nothing(open_store, open_to_read, client, root, monkeypatch):
+    store = open_store(request_bytes_max=SMALL)
+    ledger_id = store.ledgers.create("billing")
+    entries = [b"a", bytes(3 * CHUNK)]
+    store.ledgers.append_all([(ledger_id, entry) for entry in entries])
+    version = store.metadata.put("/a/b", b"value", expected_version=ABSENT)
+    gone = half_deleted(open_store(), "billing", monkeypatch)
+    before = snapshot(client, root)
+    assert f"{root}/garbage/{gone}" in before
+    assert len(client.get_children(f"{root}{nodes.ledger_path(gone)}")) == 2
+
+    reader = open_to_read()
+    assert reader.ledgers.read(ledger_id, 0, 2) == entries
+    assert (reader.ledgers.last(ledger_id), reader.ledgers.owned_by("billing")) == (1, [ledger_id])
+    assert reader.ledgers.owners() == ["billing"]
+    assert reader.metadata.get("/a/b") == Versioned(b"value", version)
+    assert reader.metadata.children("/") == ["a"]
+    with pytest.raises(LedgerNotFoundError):
+        reader.ledgers.last(gone)
+    for call in (
+        lambda: reader.ledgers.create("billing"),
+        lambda: reader.ledgers.append(ledger_id, b"x"),
+        lambda: reader.ledgers.append_all([(ledger_id, bytes(2_000_000))]),
+        lambda: reader.ledgers.append_all([]),
+        lambda: reader.ledgers.fence(ledger_id),
+        lambda: reader.ledgers.delete(ledger_id),
+        lambda: reader.ledgers.delete(gone),
+        lambda: reader.metadata.put("/a/b", b"x", expected_version=version),
+        lambda: reader.metadata.put("/c", b"x", expected_version=ABSENT),
+        lambda: reader.metadata.delete("/a/b", expected_version=version),
+    ):
+        with pytest.raises(StoreError, match="opened to read"):
+            call()
+    assert snapshot(client, root) == before
+    # What others write meanwhile is seen, and one that opens the store to write removes what was left.
+    assert store.ledgers.append(ledger_id, b"later") == 2
+    assert reader.ledgers.read(ledger_id, 2, 3) == [b"later"]
+    open_store()
+    assert f"{root}/garbage/{gone}" not in snapshot(client, root)
+    reader.close()
+    with pytest.raises(StoreError, match="closed"):
+        reader.ledgers.last(ledger_id)
+
+
+@pytest.mark.slow
+def test_what_is_no_store_is_not_opened_to_read(open_to_read, client, root):
+    with pytest.raises(StoreError, match=f"{root} is not an ackstate store: its node is missing"):
+        open_to_read()
+    assert client.exists(root) is None
+    client.create(root, b"")
+    before = client.get(root)
+    with pytest.raises(StoreError, match=f"{root} is not an ackstate store: its node is empty"):
+        open_to_read()
+    assert (client.get(root), client.get_children(root)) == (before, [])
+    client.set(root, b"somebody else's data")
+    with pytest.raises(CorruptStateError, match="ACKZ"):
+        open_to_read()
+    encoded = nodes.encode(NodeKind.STORE, nodes.STORE)
+    client.set(root, encoded[:4] + b"\2" + encoded[5:])
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        open_to_read()
 
 
 # Sizes
