@@ -13,10 +13,11 @@ from ackstate.wire.native import check_properties
 from ackstate.wire.native_pointer import check_cursor_properties
 from cursor.ack_state import AckState
 from cursor.config import CursorConfig
+from cursor.group_persist import persist_together
 from cursor.journal import Journal
 from cursor.journal_format import Repair
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
-from cursor.persister import Persister, persist_together
+from cursor.persister import Persister
 from cursor.pulsar_format import reopened
 
 if TYPE_CHECKING:

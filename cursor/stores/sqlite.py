@@ -113,13 +113,13 @@ class _SqliteLedgers:
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
 
-        def change(connection: sqlite3.Connection) -> int:
+        def _change(connection: sqlite3.Connection) -> int:
             insert = "INSERT INTO ledgers (owner, fenced, entry_count) VALUES (?, 0, 0)"
             ledger_id = connection.execute(insert, (owner,)).lastrowid
             assert ledger_id is not None
             return ledger_id
 
-        return self._database.write(change)
+        return self._database.write(_change)
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
@@ -130,7 +130,7 @@ class _SqliteLedgers:
         # A memoryview, because SQLite would store a str or an int as such.
         batch = [(ledger_id, memoryview(entry)) for ledger_id, entry in entries]
 
-        def change(connection: sqlite3.Connection) -> list[int]:
+        def _change(connection: sqlite3.Connection) -> list[int]:
             ends: dict[int, int] = {}
             rows = []
             for ledger_id, entry in batch:
@@ -143,7 +143,7 @@ class _SqliteLedgers:
             connection.executemany("UPDATE ledgers SET entry_count = ? WHERE id = ?", counts)
             return [entry_id for _, entry_id, _ in rows]
 
-        return self._database.write(change)
+        return self._database.write(_change)
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
@@ -174,21 +174,21 @@ class _SqliteLedgers:
         if not _is_sqlite_integer(ledger_id):
             return
 
-        def change(connection: sqlite3.Connection) -> None:
+        def _change(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM entries WHERE ledger_id = ?", (ledger_id,))
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
 
-        self._database.write(change)
+        self._database.write(_change)
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
 
-        def change(connection: sqlite3.Connection) -> int:
+        def _change(connection: sqlite3.Connection) -> int:
             count, _ = self._count_and_fence(connection, ledger_id)
             connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
             return count - 1
 
-        return self._database.write(change)
+        return self._database.write(_change)
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
@@ -248,7 +248,7 @@ class _SqliteMetadata:
         check_path(path)
         view = memoryview(data)
 
-        def change(connection: sqlite3.Connection) -> int:
+        def _change(connection: sqlite3.Connection) -> int:
             if self._expect(connection, path, expected_version):
                 version = expected_version + 1
             else:
@@ -260,20 +260,20 @@ class _SqliteMetadata:
             )
             return version
 
-        return self._database.write(change)
+        return self._database.write(_change)
 
     def delete(self, path: str, *, expected_version: int) -> None:
         """See `MetadataStore.delete`."""
         check_path(path)
 
-        def change(connection: sqlite3.Connection) -> None:
+        def _change(connection: sqlite3.Connection) -> None:
             if self._expect(connection, path, expected_version) is None:
                 raise VersionMismatchError(f"{path} holds no value to delete")
             first_version = max(self._first_version(connection), expected_version + 1)
             connection.execute("UPDATE first_version SET version = ?", (first_version,))
             connection.execute("DELETE FROM metadata WHERE path = ?", (path,))
 
-        self._database.write(change)
+        self._database.write(_change)
 
     def children(self, path: str) -> list[str]:
         """See `MetadataStore.children`."""

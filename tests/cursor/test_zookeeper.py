@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -29,7 +32,7 @@ from cursor.store import (
 from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
-from zookeeper_server import running_server, wait_until
+from zookeeper_server import _DIES_WITH_US, ZooKeeperServer, _class_path, _java, running_server, wait_until
 
 # A request that is small, so that small entries have several chunks.
 SMALL = 32 * 1024
@@ -1003,3 +1006,207 @@ def test_an_older_cursor_in_another_process_is_fenced(open_store):
     newer.persist(now_ms=3)
     found = open_cursor(open_store())
     assert [found.is_acked(Position(3, entry)) for entry in (4, 5, 6)] == [True, False, True]
+
+
+# Three servers
+
+
+class Member(ZooKeeperServer):
+    """One server of three; it serves while it has a leader."""
+
+    def __init__(self, directory, number, addresses):
+        directory.mkdir()
+        super().__init__(directory)
+        (directory / "data").mkdir()
+        (directory / "data" / "myid").write_text(f"{number}")
+        # In ticks: to find a leader, and after how much silence one is lost. A session outlives every election here.
+        settings = {"initLimit": 50, "syncLimit": 20, "maxSessionTimeout": 30_000}
+        settings |= {f"server.{each}": address for each, address in addresses.items()}
+        with (directory / "zoo.cfg").open("a") as file:
+            file.writelines(f"{name}={value}\n" for name, value in settings.items())
+
+    def start(self):
+        self.launch()
+        wait_until(self.role, timeout_s=30)
+
+    def launch(self):
+        assert self.process is None
+        java = [_java(), "-cp", _class_path(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command = [*java, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self.directory / "zoo.cfg")]
+        with (self.directory / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _DIES_WITH_US, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def role(self):
+        """`leader` or `follower`; empty if it does not serve."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"srvr")
+                with connection.makefile() as lines:
+                    return "".join(line.removeprefix("Mode: ").strip() for line in lines if line.startswith("Mode: "))
+        except OSError:
+            return ""
+
+
+class Ensemble:
+    def __init__(self, directory):
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(6)]
+            for each in sockets:
+                each.bind(("127.0.0.1", 0))
+            ports = [each.getsockname()[1] for each in sockets]
+            pairs = enumerate(zip(ports[::2], ports[1::2], strict=True), 1)
+            addresses = {number: f"127.0.0.1:{quorum}:{election}" for number, (quorum, election) in pairs}
+            self.members = [Member(directory / f"{number}", number, addresses) for number in addresses]
+        self.hosts = ",".join(member.hosts for member in self.members)
+
+    def start_missing(self):
+        for member in self.members:
+            if member.process is None:
+                member.launch()
+        wait_until(lambda: sorted(member.role() for member in self.members) == ["follower", "follower", "leader"])
+
+    def leader(self, *, but=None):
+        """Wait for an election to end."""
+        candidates = [member for member in self.members if member is not but]
+        wait_until(lambda: any(member.role() == "leader" for member in candidates))
+        return next(member for member in candidates if member.role() == "leader")
+
+    def followers(self):
+        return [member for member in self.members if member.role() == "follower"]
+
+
+@pytest.fixture(scope="module")
+def three_servers(tmp_path_factory):
+    ensemble = Ensemble(tmp_path_factory.mktemp("ensemble"))
+    with contextlib.ExitStack() as stack:
+        for member in ensemble.members:
+            stack.callback(member.stop)
+        yield ensemble
+
+
+@pytest.fixture
+def ensemble(three_servers):
+    three_servers.start_missing()
+    return three_servers
+
+
+def open_at(hosts, root):
+    retry = {"max_tries": -1, "delay": 0.02, "max_delay": 0.1}
+    options = {"connection_retry": retry}
+    return closing(ZooKeeperStore(hosts, root=root, session_timeout_s=20, client_options=options))
+
+
+class Acker(threading.Thread):
+    """Acks entry after entry, each with a persist that is tried until it succeeds; leaves out every 50th."""
+
+    LOG = LedgerMap.from_counts({3: 1_000_000})
+
+    def __init__(self, store):
+        super().__init__()
+        self.cursor = ManagedCursor.open(store, topic="orders", subscription="acker", ledgers=self.LOG, now_ms=0)
+        self.acked, self.durable = [], []
+        self.stopping = threading.Event()
+        self.error = None
+
+    def run(self):
+        try:
+            for entry_id in (number for number in itertools.count() if number % 50):
+                receipt = self.cursor.ack(Position(3, entry_id), now_ms=1_000 * entry_id)
+                self.acked.append(entry_id)
+                while not self.cursor.durable(receipt):
+                    if self.stopping.is_set():
+                        return
+                    with contextlib.suppress(StoreError):
+                        self.cursor.persist(now_ms=1_000 * entry_id)
+                self.durable.append(entry_id)
+        except Exception as error:
+            self.error = error
+
+    def gets_on(self):
+        """Wait until more is durable."""
+        before = len(self.durable)
+        wait_until(lambda: len(self.durable) >= before + 5)
+
+    def stop(self):
+        self.stopping.set()
+        self.join(timeout=60)
+        assert not self.is_alive()
+
+
+@pytest.mark.slow
+def test_a_cursor_goes_on_by_itself_when_servers_of_three_die_and_loses_nothing_durable(ensemble, root):
+    """Cursor, store and session stay the same: nothing is reopened, only a persist that failed is tried again."""
+    with open_at(ensemble.hosts, root) as store, contextlib.ExitStack() as stack:
+        session_id, states = store._session._client.client_id, []
+        store._session._client.add_listener(states.append)
+        acker = Acker(store)
+        stack.callback(acker.stop)
+        acker.start()
+        for _ in range(2):
+            acker.gets_on()
+            leader = ensemble.leader()
+            leader.kill()
+            acker.gets_on()
+            assert ensemble.leader() is not leader
+            leader.start()
+            for follower in ensemble.followers():
+                follower.kill()
+                acker.gets_on()
+                follower.start()
+        acker.stop()
+        assert acker.error is None
+        assert store._session._client.client_id == session_id
+        # Followers without a leader drop their clients, so the loss of each leader was felt.
+        assert states.count("SUSPENDED") >= 2
+    for member in ensemble.members:
+        with open_at(member.hosts, root) as store:
+            cursor = Acker(store).cursor
+            found = {entry_id for entry_id in range(acker.acked[-1] + 50) if cursor.is_acked(Position(3, entry_id))}
+            assert set(acker.durable) <= found <= set(acker.acked)
+
+
+@pytest.mark.slow
+def test_an_owner_on_the_far_side_of_a_split_is_fenced_and_its_last_write_undone(ensemble, root):
+    """Its server leads no more when it comes back, and takes nothing of what it was sent meanwhile."""
+    far = ensemble.leader()
+    near = ",".join(member.hosts for member in ensemble.members if member is not far)
+    with open_at(far.hosts, root) as far_store, contextlib.ExitStack() as stack:
+        stale = open_cursor(far_store)
+        stale.ack(Position(3, 4), now_ms=1)
+        stale.persist(now_ms=1)
+        late = stale.ack(Position(3, 5), now_ms=2)
+        errors = []
+
+        def persist_late():
+            try:
+                stale.persist(now_ms=2)
+            except Exception as error:
+                errors.append(error)
+
+        writer = threading.Thread(target=persist_late)
+        far.pause()
+        stack.callback(far.resume)
+        writer.start()
+        ensemble.leader(but=far)
+        newer = open_cursor(stack.enter_context(open_at(near, root)))
+        assert newer.is_acked(Position(3, 4))
+        newer.ack(Position(3, 6), now_ms=3)
+        newer.persist(now_ms=3)
+        assert writer.is_alive()
+        far.resume()
+        writer.join(timeout=30)
+        assert [type(error) for error in errors] == [CursorFencedError]
+        with pytest.raises(CursorFencedError):
+            stale.persist(now_ms=4)
+        assert not stale.durable(late)
+        newer.ack(Position(3, 7), now_ms=5)
+        newer.persist(now_ms=5)
+    wait_until(far.role)
+    with open_at(far.hosts, root) as store:
+        found = open_cursor(store)
+        assert [found.is_acked(Position(3, entry_id)) for entry_id in (4, 5, 6, 7)] == [True, False, True, True]

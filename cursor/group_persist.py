@@ -1,0 +1,100 @@
+"""Many cursors of one store persisted with one sync."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ackstate.errors import AckStateError
+from cursor.persister import Plan
+from cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cursor.outcome import PersistResult
+    from cursor.persister import Persister
+
+
+def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[PersistResult | AckStateError]:
+    """Persist many cursors of one store: all that append to their journals do so with one sync.
+
+    Args:
+        persisters: Of cursors that share a store, each once.
+        now_ms: The present.
+
+    Returns:
+        For each, in order, the result, or the error that its own persist would have raised.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
+    """
+    ordered = list(persisters)
+    if len(set(ordered)) < len(ordered) or len({id(persister.journal.store) for persister in ordered}) > 1:
+        raise ValueError("cursors that are persisted together share a store, and each comes once")
+    with ExitStack() as held:
+        # In the order of identity, so that two calls at once cannot wait for each other.
+        for persister in sorted(ordered, key=id):
+            held.enter_context(persister.writing)
+        outcomes: dict[Persister, PersistResult | AckStateError] = {}
+        appends: dict[Persister, Plan] = {}
+        try:
+            for persister in ordered:
+                plan = _planned(persister, now_ms=now_ms)
+                if isinstance(plan, Plan) and plan.appends:
+                    appends[persister] = plan
+                else:
+                    outcomes[persister] = _concluded(persister, plan, now_ms=now_ms)
+            outcomes |= _append_together(appends, now_ms=now_ms)
+        except BaseException:
+            # What was planned and not written must not count as written by the next persist.
+            for persister in appends:
+                persister.abandon()
+            raise
+    return [outcomes[persister] for persister in ordered]
+
+
+def _planned(persister: Persister, *, now_ms: int) -> Plan | AckStateError | None:
+    try:
+        return persister.plan(persister.frontier(now_ms=now_ms), now_ms=now_ms)
+    except AckStateError as error:
+        return error
+
+
+def _concluded(
+    persister: Persister, plan: Plan | AckStateError | None, *, now_ms: int
+) -> PersistResult | AckStateError:
+    """Carry out a plan, if it is one, and return its result or error."""
+    if isinstance(plan, AckStateError):
+        return plan
+    try:
+        return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+    except AckStateError as error:
+        return error
+
+
+def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Persister, PersistResult | AckStateError]:
+    """Append all with one sync; one by one if one of the ledgers is no longer its cursor's."""
+    if not appends:
+        return {}
+    prepared = {persister: persister.journal.prepare(plan.content) for persister, plan in appends.items()}
+    store = next(iter(appends)).journal.store
+    try:
+        store.ledgers.append_all(list(prepared.values()))
+    except (LedgerFencedError, LedgerNotFoundError):
+        for persister, (ledger_id, _) in prepared.items():
+            persister.journal.not_appended(ledger_id)
+        return {persister: _concluded(persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
+    except StoreError as error:
+        return {persister: _fallen_back(persister, error, now_ms=now_ms) for persister in appends}
+    return {
+        persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
+        for persister, plan in appends.items()
+    }
+
+
+def _fallen_back(persister: Persister, error: StoreError, *, now_ms: int) -> PersistResult | AckStateError:
+    try:
+        return persister.fall_back(error, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+    except AckStateError as final_error:
+        return final_error
