@@ -1,0 +1,89 @@
+"""When does `tick` persist? By the flush interval, and by the rate limit as a Pulsar cursor's writes are limited."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import LedgerMap, Position
+from cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
+
+
+def open_cursor(**config):
+    log = LedgerMap.from_counts({3: 1_000})
+    return ManagedCursor.open(
+        MemoryStore(), topic="t", subscription="s", ledgers=log, config=CursorConfig(**config), now_ms=0
+    )
+
+
+def written_at(cursor, instants):
+    """Ack an entry at each instant and tick at once; return the instants at which that persisted."""
+    written = []
+    for number, now_ms in enumerate(instants):
+        receipt = cursor.ack(Position(3, 2 * number + 1), now_ms=now_ms)
+        assert receipt.status is ReceiptStatus.ACCEPTED
+        is_due = cursor.is_persist_due(now_ms=now_ms)
+        if cursor.tick(now_ms=now_ms) is not None:
+            written.append(now_ms)
+        assert is_due == cursor.durable(receipt) == (written[-1:] == [now_ms])
+    return written
+
+
+def test_without_a_rate_only_the_interval_persists():
+    assert written_at(open_cursor(flush_interval_ms=1_000), [0, 400, 999, 1_000, 1_500, 2_000]) == [1_000, 2_000]
+
+
+def test_a_rate_lets_an_ack_through_at_once_and_saves_up_one_second():
+    cursor = open_cursor(flush_interval_ms=60_000, mark_delete_rate_limit=1)
+    # The first on credit, then one a second; after idle seconds two: one that was saved and one on credit.
+    assert written_at(cursor, [0, 10, 999, 1_000, 1_001, 5_000, 5_001, 5_002, 6_000, 6_001]) == [
+        0, 1_000, 5_000, 5_001, 6_000,
+    ]  # fmt: skip
+
+
+def test_what_the_rate_refused_waits_for_another_ack_or_for_the_interval():
+    cursor = open_cursor(flush_interval_ms=60_000, mark_delete_rate_limit=1)
+    assert written_at(cursor, [0, 100]) == [0]
+    # As in Pulsar: silence flushes nothing, though the rate would allow it long since.
+    assert [cursor.tick(now_ms=now_ms) for now_ms in (1_000, 30_000, 59_999)] == [None] * 3
+    assert cursor.redelivery_if_crashed == 1
+    assert cursor.tick(now_ms=60_000).messages_covered == 1
+    assert cursor.tick(now_ms=200_000) is None
+
+
+def test_an_explicit_persist_asks_no_rate():
+    cursor = open_cursor(flush_interval_ms=60_000, mark_delete_rate_limit=0.001)
+    assert written_at(cursor, [0, 1]) == [0]
+    assert cursor.persist(now_ms=2).messages_covered == 1
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), "1"])
+def test_a_rate_is_a_finite_number(rate):
+    with pytest.raises(TypeError, match="mark_delete_rate_limit"):
+        CursorConfig(mark_delete_rate_limit=rate)
+
+
+def test_the_chosen_age_follows_the_consumers_and_says_why():
+    policy = AutoAge(late_share_max=0.05, seconds_min=1, seconds_max=60)
+    cursor = open_cursor(become_old_ack_record_seconds=policy)
+    assert cursor.stats().young_age_ms == 1_000
+    assert "no ack seen yet" in cursor.stats().young_age_reason
+    for entry in range(400):
+        cursor.delivered(Position(3, entry), now_ms=entry)
+    # All but a few come 5 s after their delivery, the others in bulk and late.
+    for entry in range(380):
+        cursor.ack(Position(3, entry + 1 if entry else 0), now_ms=entry + 5_000)
+    stats = cursor.stats()
+    assert 5_000 <= stats.young_age_ms <= 5_260
+    assert "acks came in under 5." in stats.young_age_reason
+    cursor.ack_entries(3, range(381, 400), now_ms=45_000)
+    assert cursor.stats().young_age_ms >= 5_000
+
+
+def test_with_a_chosen_age_young_acks_wait():
+    cursor = open_cursor(become_old_ack_record_seconds=AUTO)
+    cursor.delivered(Position(3, 5), now_ms=0)
+    cursor.delivered(Position(3, 9), now_ms=1_500)
+    cursor.ack_many([Position(3, 4), Position(3, 8)], now_ms=1_600)
+    result = cursor.persist(now_ms=1_700)
+    assert (result.messages_covered, result.messages_held_back) == (1, 1)
+    assert cursor.stats().redelivery_young == 1
