@@ -203,6 +203,25 @@ class DeletedRanges:
         _check_entry(ledger_id, 0)
         return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
 
+    def add_entries_with(self, part: DeletedRanges, ledger_id: int, new: BitMap) -> None:
+        """Ack entries of one ledger in this set and in a part of it, none of which this set holds.
+
+        Args:
+            part: Holds nothing that this set does not.
+            ledger_id: Of a ledger that can be.
+            new: Not to be changed, and copied.
+
+        Complexity: as `add_entries`, with one accounting for both where no held range is joined.
+        """
+        held = self.entries(ledger_id)
+        if new.shift(1).isdisjoint(held) and new.shift(-1).isdisjoint(held):
+            counts = _accounting(ledger_id, new)
+            self._put(ledger_id, new, counts)
+            part._put(ledger_id, new, counts)
+        else:
+            self._add_bitmap(ledger_id, new)
+            part._add_bitmap(ledger_id, new)
+
     def add_open_closed(self, lower: Position, upper: Position) -> int:
         """Ack ``(lower, upper]`` by Pulsar's rule and return how many entries were new.
 
@@ -452,9 +471,23 @@ class DeletedRanges:
         self._count(len(new), gained, record_bytes)
         return len(new)
 
+    def _put(self, ledger_id: int, new: BitMap, counts: tuple[int, int, int]) -> None:
+        """Put in entries, which are counted already, are not held, and join no range."""
+        if not new:
+            return
+        held = self.entries(ledger_id)
+        if held:
+            held |= new
+        else:
+            self._hold_counted(ledger_id, new.copy())
+        self._count(*counts)
+
     def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
         """Put in a ledger that is not held."""
         self._count(*_accounting(ledger_id, bitmap))
+        self._hold_counted(ledger_id, bitmap)
+
+    def _hold_counted(self, ledger_id: int, bitmap: BitMap) -> None:
         at = bisect_left(self._ledger_ids, ledger_id)
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
@@ -462,9 +495,7 @@ class DeletedRanges:
     def _hold_none_yet(self, ledger_id: int) -> None:
         """Put in a ledger that is not held, to which an entry is added at once."""
         bitmap = BitMap()
-        at = bisect_left(self._ledger_ids, ledger_id)
-        self._ledger_ids.insert(at, ledger_id)
-        self._bitmaps.insert(at, bitmap)
+        self._hold_counted(ledger_id, bitmap)
         self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
 
     def _forget_ledgers(self, count: int) -> None:

@@ -13,6 +13,7 @@ from ackstate.position import ENTRY_ID_MAX
 
 # A run up to here is added entry by entry; a longer one costs a call of its own.
 _NARROW = 32
+_ID_BYTES = 4  # an unsigned number of so many bytes is never out of range
 # From here on it is worth a look whether a bitmap consists of runs.
 _MANY = 2**18
 _RUN_COOKIE, _NO_RUN_COOKIE = 12347, 12346
@@ -51,7 +52,7 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
         return _collected(entry_ids)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise TypeError(f"entry ids are a row of integers, found {numbers.ndim} dimensions of {numbers.dtype}")
-    if numbers.size:
+    if numbers.size and not (numbers.dtype.kind == "u" and numbers.itemsize <= _ID_BYTES):
         _check_ends(numbers.min(), numbers.max())
     return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
 

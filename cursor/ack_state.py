@@ -214,8 +214,7 @@ class AckState:
             if bitmap:
                 self._ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
-            self.deleted.add_entries(ledger_id, bitmap)
-            self._fresh.add_entries(ledger_id, bitmap)
+            self.deleted.add_entries_with(self._fresh, ledger_id, bitmap)
             for position in self.batch.among(ledger_id, bitmap):
                 self._complete(position)
         self._accept(sum(map(len, new.values())))

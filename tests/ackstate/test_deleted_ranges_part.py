@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position
 from ackstate.position import ENTRY_ID_MAX
@@ -40,6 +41,19 @@ def test_add_with_adds_what_is_new_to_both(durable, fresh):
             new.append(position)
     assert_same(whole, ranges_of(durable + new))
     assert_same(part, ranges_of(new))
+
+
+@given(durable=POSITIONS, fresh=POSITIONS, entries=st.sets(ENTRIES), ledger_id=st.sampled_from([3, 200]))
+def test_add_entries_with_adds_what_is_new_to_both(durable, fresh, entries, ledger_id):
+    fresh = [position for position in fresh if position not in durable]
+    whole, part = ranges_of(durable + fresh), ranges_of(fresh)
+    new = BitMap(entries) - whole.entries(ledger_id)
+    before = new.copy()
+    whole.add_entries_with(part, ledger_id, new)
+    added = [P(ledger_id, entry) for entry in new]
+    assert new == before
+    assert_same(whole, ranges_of(durable + fresh + added))
+    assert_same(part, ranges_of(fresh + added))
 
 
 @example(durable=[P(3, ENTRY_ID_MAX)], fresh=[P(3, ENTRY_ID_MAX - 1)], ledger_id=3, first=ENTRY_ID_MAX - 1)
