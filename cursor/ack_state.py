@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -24,8 +23,7 @@ EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
 """A frontier above every position: nothing is too young to be persisted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unpersisted:
+class Unpersisted(NamedTuple):
     """What one persist is to make durable, all of one instant.
 
     Attributes:
@@ -42,9 +40,9 @@ class Unpersisted:
     new: DeletedRanges
     properties: Mapping[str, int]
     acked_count: int
-    batch: BatchIndexes = field(default_factory=BatchIndexes)
-    cut_count: int = 0
-    batch_cut_count: int = 0
+    batch: BatchIndexes
+    cut_count: int
+    batch_cut_count: int
 
 
 class PersistLimits(NamedTuple):

@@ -720,7 +720,7 @@ def test_model_catches_young_acks_that_count_as_written(monkeypatch):
     begin = AckState.begin_persist
 
     def all_written(self, **settings):
-        return replace(begin(self, **settings), acked_count=self._acked_count)
+        return begin(self, **settings)._replace(acked_count=self._acked_count)
 
     monkeypatch.setattr(AckState, "begin_persist", all_written)
     assert_caught(PassingByMachine, by=AssertionError)
@@ -753,7 +753,7 @@ def test_model_catches_displaced_ranges_that_count_as_durable(monkeypatch):
     end = AckState.end_persist
 
     def with_displaced(self, written):
-        return end(self, replace(written, acked_count=written.acked_count + len(self._displaced)))
+        return end(self, written._replace(acked_count=written.acked_count + len(self._displaced)))
 
     monkeypatch.setattr(AckState, "end_persist", with_displaced)
     machine = machine_of(PASSING_BY[3])
