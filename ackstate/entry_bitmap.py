@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pyroaring import BitMap
@@ -14,13 +13,6 @@ from ackstate.position import ENTRY_ID_MAX
 # A run up to here is added entry by entry; a longer one costs a call of its own.
 _NARROW = 32
 _ID_BYTES = 4  # an unsigned number of so many bytes is never out of range
-# From here on it is worth a look whether a bitmap consists of runs.
-_MANY = 2**18
-_RUN_COOKIE, _NO_RUN_COOKIE = 12347, 12346
-_OFFSETS_FROM = 4  # containers: from there on a bitmap with runs says where each begins
-_ARRAY_COUNT_MAX = 4096
-_CONTAINER = 2**16
-_OTHERS_SHARE = 8  # of the containers, at most one in so many may be of no runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -78,71 +70,7 @@ def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
 
 def firsts(bitmap: BitMap) -> BitMap:
     """Return the entries that begin a run."""
-    runs = _run_containers(bitmap.serialize()) if len(bitmap) >= _MANY else None
-    if runs is None:
-        return bitmap - bitmap.shift(1)
-    begins = _firsts_of_runs(runs)
-    for container in runs.others:
-        part = bitmap & BitMap(range(container, container + _CONTAINER))
-        begins |= part - part.shift(1)
-    # What begins a run in its container may go on from the container before.
-    borders = (int(key) * _CONTAINER for key in runs.keys)
-    begins -= BitMap([entry_id for entry_id in (*borders, *runs.others) if entry_id and entry_id - 1 in bitmap])
-    return begins
-
-
-class _RunContainers(NamedTuple):
-    """Where the runs of a bitmap stand in its portable form.
-
-    Attributes:
-        keys: Of each run container, the high half of its entry ids.
-        begins: Where in the words its runs begin.
-        ends: Where they end, exclusive.
-        words: The first of each run and how many follow it, one run after the other.
-        others: The first entry id that could be in each of the other containers, which are few.
-    """
-
-    keys: npt.NDArray[np.uint16]
-    begins: npt.NDArray[np.uint32]
-    ends: npt.NDArray[np.uint32]
-    words: npt.NDArray[np.uint16]
-    others: list[int]
-
-
-def _run_containers(portable: bytes) -> _RunContainers | None:
-    """Find the runs in a bitmap's portable form; None unless most of its containers are of runs, and there are several.
-
-    Source: the format specification of Roaring, https://github.com/RoaringBitmap/RoaringFormatSpec.
-    """
-    cookie, last = struct.unpack_from("<HH", portable)
-    if cookie != _RUN_COOKIE or last + 1 < _OFFSETS_FROM:
-        return None
-    flags = np.frombuffer(portable, np.uint8, last // 8 + 1, 4)
-    keys_at = 4 + len(flags)
-    keys = np.frombuffer(portable, "<u2", 2 * (last + 1), keys_at)[::2]
-    offsets = np.frombuffer(portable, "<u4", last + 1, keys_at + 4 * (last + 1))
-    words = np.frombuffer(portable, "<u2", offset=int(offsets[0]))
-    begins = (offsets - offsets[0]) // 2 + 1
-    counts = words[begins - 1].astype(np.uint32)
-    is_run = np.unpackbits(flags, count=last + 1, bitorder="little").astype(np.bool_) & (counts <= _ARRAY_COUNT_MAX)
-    others = keys[~is_run].astype(np.uint32) * _CONTAINER
-    if _OTHERS_SHARE * len(others) > last:
-        return None
-    return _RunContainers(keys[is_run], begins[is_run], (begins + 2 * counts)[is_run], words, others.tolist())
-
-
-def _firsts_of_runs(runs: _RunContainers) -> BitMap:
-    """Return the first of each run: they are there to be taken, each second word."""
-    counts = (runs.ends - runs.begins) // 2
-    values_at = 8 + 8 * len(counts) + 2 * (np.cumsum(counts) - counts)
-    values = [runs.words[begin:end:2] for begin, end in zip(runs.begins.tolist(), runs.ends.tolist(), strict=True)]
-    array_containers = (
-        struct.pack("<II", _NO_RUN_COOKIE, len(counts)),
-        np.column_stack((runs.keys, counts - 1)).astype("<u2"),
-        values_at.astype("<u4"),
-        np.concatenate(values),
-    )
-    return BitMap.deserialize(b"".join(map(bytes, array_containers)))
+    return bitmap - bitmap.shift(1)
 
 
 def lasts(bitmap: BitMap) -> BitMap:
