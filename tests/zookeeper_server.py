@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +40,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def wait_until(condition, *, timeout_s=20.0):
-    """Look again and again until a condition holds; fail when it does not in time."""
-    deadline_s = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
-        pause.wait(0.005)
-
-
 @contextmanager
 def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
     """Start a server in an empty directory, and stop it at the end."""
@@ -62,6 +53,8 @@ def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
 
 class ZooKeeperServer:
     """One server on a port of its own. Start it from the main thread: it dies with the thread that started it."""
+
+    MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
     def __init__(self, directory: Path, *, tick_ms: int = 100) -> None:
         self.directory = directory
@@ -82,12 +75,17 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
+        self.launch()
+        wait_until(self._answers_or_died)
+        assert self.process.poll() is None, (self.directory / "server.log").read_text()
+
+    def launch(self) -> None:
+        """Start it and do not wait."""
         assert self.process is None
-        java = _java()
         command = [
-            java,
+            _java(),
             *("-cp", _class_path(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-            *("org.apache.zookeeper.server.ZooKeeperServerMain", str(self.directory / "zoo.cfg")),
+            *(self.MAIN, str(self.directory / "zoo.cfg")),
         ]
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -96,8 +94,6 @@ class ZooKeeperServer:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(self._answers_or_died, timeout_s=30)
-        assert self.process.poll() is None, (self.directory / "server.log").read_text()
 
     def _answers_or_died(self) -> bool:
         return self.process.poll() is not None or self._answers()

@@ -9,11 +9,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from ackstate.errors import CorruptStateError
 from cursor.store import (
@@ -35,13 +35,6 @@ LOG = "ackstate.sqlite3-wal"
 def store(tmp_path):
     with closing(SqliteStore(tmp_path / "store")) as store:
         yield store
-
-
-def wait_until(condition):
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def queued(store) -> int:

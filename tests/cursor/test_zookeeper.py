@@ -2,11 +2,8 @@
 
 import contextlib
 import itertools
-import os
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -16,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
+from waiting import wait_until
 
 from ackstate import CursorFencedError, LedgerMap, Position
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
@@ -33,7 +31,7 @@ from cursor.store import (
 from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
-from zookeeper_server import _DIES_WITH_US, ZooKeeperServer, _class_path, _java, running_server, wait_until
+from zookeeper_server import ZooKeeperServer, running_server
 
 # A request that is small, so that small entries have several chunks.
 SMALL = 32 * 1024
@@ -1015,6 +1013,8 @@ def test_an_older_cursor_in_another_process_is_fenced(open_store):
 class Member(ZooKeeperServer):
     """One server of three; it serves while it has a leader."""
 
+    MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
     def __init__(self, directory, number, addresses):
         directory.mkdir()
         super().__init__(directory)
@@ -1028,19 +1028,7 @@ class Member(ZooKeeperServer):
 
     def start(self):
         self.launch()
-        wait_until(self.role, timeout_s=30)
-
-    def launch(self):
-        assert self.process is None
-        java = [_java(), "-cp", _class_path(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        command = [*java, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self.directory / "zoo.cfg")]
-        with (self.directory / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _DIES_WITH_US, str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        wait_until(self.role)
 
     def role(self):
         """`leader` or `follower`; empty if it does not serve."""

@@ -1,0 +1,15 @@
+"""Waiting in a test for what another thread or process does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+def wait_until(condition, *, timeout_s=30.0):
+    """Look again and again until a condition holds; fail when it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
+        pause.wait(0.005)
