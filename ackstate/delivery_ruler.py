@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
-from operator import index
 from typing import TYPE_CHECKING, final
 
 from pyroaring import AbstractBitMap
 
+from ackstate.integers import integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class DeliveryRuler:
     """
 
     def __init__(self, *, marks_max: int = 256) -> None:
-        self._marks_max = _integer("marks_max", marks_max)
+        self._marks_max = integer("marks_max", marks_max)
         if self._marks_max < _MARKS_MAX_MIN:
             raise ValueError(f"marks_max is {marks_max}, and a ruler has at least {_MARKS_MAX_MIN} marks")
         self._cells_per_doubling = self._marks_max // _MARKS_PER_CELL_OF_A_DOUBLING
@@ -93,7 +93,7 @@ class DeliveryRuler:
         Complexity: amortised O(1).
         """
         check_position(position)
-        now_ms = _integer("now_ms", now_ms)
+        now_ms = integer("now_ms", now_ms)
         if self._positions and position <= self._positions[-1]:
             return
         if self._times and now_ms <= self._times[-1]:
@@ -116,7 +116,7 @@ class DeliveryRuler:
 
         Complexity: O(log marks).
         """
-        age_ms, now_ms = _integer("age_ms", age_ms), _integer("now_ms", now_ms)
+        age_ms, now_ms = integer("age_ms", age_ms), integer("now_ms", now_ms)
         if age_ms < 0:
             raise ValueError(f"age_ms is {age_ms}, and an age is 0 or more")
         instant = now_ms - age_ms
@@ -209,10 +209,3 @@ class DeliveryRuler:
         assert all(before < after for before, after in pairwise(self._times))
         assert all(before < after for before, after in pairwise(self._positions))
         assert len(self._answers) <= _ANSWERS_MAX
-
-
-def _integer(name: str, number: int) -> int:
-    try:
-        return index(number)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, found {number!r}") from None

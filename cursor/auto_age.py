@@ -7,21 +7,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
-from operator import index
 from typing import final
+
+from ackstate.integers import check_count, integer
 
 # Weights are whole numbers: an ack weighs this much at first, and half as much with every fading until it is forgotten.
 _WEIGHT_OF_AN_ACK = 2**15
 _FADING_COUNT = 8_192
 # Of seconds_min and seconds_max, and of everything between, each bound is at most a twentieth above the one before.
 _BOUND_PARTS = 20
-
-
-def _check_seconds(name: str, seconds: object, *, least: int) -> None:
-    if not isinstance(seconds, int):
-        raise TypeError(f"{name} is a whole number, found {seconds!r}")
-    if seconds < least:
-        raise ValueError(f"{name} must be at least {least}, found {seconds}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,8 @@ class AutoAge:
             raise TypeError(f"late_share_max is a number, found {self.late_share_max!r}")
         if not 0 < self.late_share_max < 1:
             raise ValueError(f"late_share_max must be above 0 and below 1, found {self.late_share_max!r}")
-        _check_seconds("seconds_min", self.seconds_min, least=1)
-        _check_seconds("seconds_max", self.seconds_max, least=self.seconds_min)
+        check_count("seconds_min", self.seconds_min, least=1)
+        check_count("seconds_max", self.seconds_max, least=self.seconds_min)
 
     @property
     def sample_count_min(self) -> int:
@@ -149,7 +143,7 @@ class AgeChooser:
 
         Complexity: O(log bounds), and O(bounds) for every 8,192 acks.
         """
-        latency_ms, count = _integer("latency_ms", latency_ms), _integer("count", count)
+        latency_ms, count = integer("latency_ms", latency_ms), integer("count", count)
         if count < 0:
             raise ValueError(f"count is {count}, and acks are 0 or more")
         at = bisect_right(self._bounds_ms, latency_ms)
@@ -198,10 +192,3 @@ def _bounds(lowest_ms: int, highest_ms: int) -> list[int]:
     while bounds[-1] < highest_ms:
         bounds.append(min(bounds[-1] + bounds[-1] // _BOUND_PARTS, highest_ms))
     return bounds
-
-
-def _integer(name: str, number: int) -> int:
-    try:
-        return index(number)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, found {number!r}") from None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from ackstate.integers import check_count
 from ackstate.selection import Keep
-from ackstate.wire.pulsar import Compression, RangeForm
+from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, RangeForm
 from cursor.ack_state import PersistLimits
 from cursor.auto_age import AutoAge
 from cursor.journal_format import Format
@@ -79,7 +80,7 @@ class CursorConfig:
     metadata_bytes_max: int = 900_000
     range_form: RangeForm = RangeForm.WORDS
     compression: Compression = Compression.NONE
-    compression_bytes_min: int = 16_384
+    compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES
     batch_index_acks: bool = True
     become_old_ack_record_seconds: int | AutoAge = 0
     ledger_retry_ms: int = 1_000
@@ -89,9 +90,9 @@ class CursorConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
-                _check_count(name, value, least=least)
+                check_count(name, value, least=least)
         if not isinstance(self.become_old_ack_record_seconds, AutoAge):
-            _check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
+            check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
         if not isinstance(self.mark_delete_rate_limit, int | float) or not isfinite(self.mark_delete_rate_limit):
             raise TypeError(f"mark_delete_rate_limit is a finite number, found {self.mark_delete_rate_limit!r}")
         for name, kind in (("keep", Keep), ("range_form", RangeForm), ("compression", Compression)):
@@ -110,9 +111,7 @@ class CursorConfig:
     def metadata_limits(self) -> PersistLimits:
         """How much the metadata store may hold: its own limits, and none that is wider than that of a ledger."""
         ledger = self.ledger_limits
-        ranges = self.metadata_range_count_max
-        if ranges is None and self.format is Format.PULSAR:
-            ranges = _PULSAR_RANGES_IN_METADATA
+        ranges = self.metadata_range_count_max if self.format is Format.NATIVE else self.closing_range_count_max
         limits = [limit for limit in (ranges, ledger.range_count_max) if limit is not None]
         return ledger._replace(range_count_max=min(limits, default=None))
 
@@ -164,10 +163,3 @@ _LEAST = {
     "ledger_retry_ms": 0,
 }
 _NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")
-
-
-def _check_count(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number, found {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, found {value}")

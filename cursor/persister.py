@@ -171,20 +171,10 @@ class Persister:
         self.abandon()
         self._count_ledger_error(now_ms=now_ms)
         try:
-            plan = self._plan_metadata(frontier)
-        except StoreError as refusal:
-            error.add_note(f"nor was the metadata store given it: {refusal}")
-            raise error from refusal
-        try:
-            written = self._write(plan)
+            return self.carry_out(self._plan_metadata(frontier), frontier, now_ms=now_ms)
         except StoreError as second:
-            self.abandon()
-            self.metadata_error_count += 1
+            error.add_note(f"nor was it written to the metadata store: {second}")
             raise error from second
-        except BaseException:
-            self.abandon()
-            raise
-        return self.commit(plan, written, now_ms=now_ms)
 
     def create(self, *, now_ms: int) -> None:
         """Write a new cursor: with a cursor ledger or, as in Pulsar, in the metadata store before the first ack."""
@@ -321,11 +311,9 @@ class Persister:
             return None
         with self._lock:
             self.check_open()
-            ledger, metadata = config.ledger_limits, config.metadata_limits
-            assert metadata.range_count_max is not None
-            if ledger.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
+            if self._ledger_limits.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
                 return None
-            plan = self._plan_whole(Route.METADATA, self.state.begin_persist(limits=ledger))
+            plan = self._plan_whole(Route.METADATA, self.state.begin_persist(limits=self._ledger_limits))
             if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
                 return plan
             self.state.withdraw_persist()

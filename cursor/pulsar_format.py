@@ -14,6 +14,7 @@ from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
 from ackstate.wire.pulsar import (
+    COMPRESSION_THRESHOLD_BYTES,
     Compression,
     CursorInfo,
     PositionInfo,
@@ -44,7 +45,7 @@ class PulsarFormat:
 
     range_form: RangeForm = RangeForm.WORDS
     compression: Compression = Compression.NONE
-    compression_bytes_min: int = 16_384
+    compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES
 
     @property
     def name(self) -> Format:

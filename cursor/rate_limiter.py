@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from operator import index
 from typing import final
+
+from ackstate.integers import integer
 
 _SECOND_MS = 1000
 
@@ -52,7 +53,7 @@ class MarkDeleteRateLimiter:
         self._period = rate.denominator * _SECOND_MS
         self._saved_max = self._units_per_ms * _SECOND_MS
         # When all that was granted is paid for; how long ago that is, up to a second, is what is saved.
-        self._paid_at = _integer(now_ms) * self._units_per_ms
+        self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
 
     def can_acquire(self, now_ms: int) -> bool:
         """Tell whether `try_acquire` would grant a permit now; it changes nothing.
@@ -60,7 +61,7 @@ class MarkDeleteRateLimiter:
         Raises:
             TypeError: The time is not an integer.
         """
-        return _integer(now_ms) * self._units_per_ms >= self._paid_at
+        return integer("now_ms", now_ms) * self._units_per_ms >= self._paid_at
 
     def try_acquire(self, now_ms: int) -> bool:
         """Take a permit if there is one now, and tell whether there was; a refusal costs nothing.
@@ -68,7 +69,7 @@ class MarkDeleteRateLimiter:
         Raises:
             TypeError: The time is not an integer.
         """
-        now = _integer(now_ms) * self._units_per_ms
+        now = integer("now_ms", now_ms) * self._units_per_ms
         if now < self._paid_at:
             return False
         self._paid_at = max(self._paid_at, now - self._saved_max) + self._period
@@ -81,10 +82,3 @@ def _exact_rate(permits_per_second: float) -> Fraction:
     if not 0 < permits_per_second < float("inf"):
         raise ValueError(f"permits_per_second must be above 0 and finite, found {permits_per_second!r}")
     return Fraction(str(permits_per_second))
-
-
-def _integer(now_ms: int) -> int:
-    try:
-        return index(now_ms)
-    except TypeError:
-        raise TypeError(f"now_ms is an integer, found {now_ms!r}") from None

@@ -4,6 +4,7 @@ A `PositionInfo` is an entry of a cursor ledger, a `CursorInfo` the cursor's rec
 """
 
 from ackstate.wire.pulsar.codec import (
+    COMPRESSION_THRESHOLD_BYTES,
     decode_cursor_info,
     decode_position_info,
     encode_cursor_info,
@@ -14,6 +15,7 @@ from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_rang
 from ackstate.wire.pulsar.records import CursorInfo, PositionInfo
 
 __all__ = [
+    "COMPRESSION_THRESHOLD_BYTES",
     "Compression",
     "CursorInfo",
     "LimitRule",

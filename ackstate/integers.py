@@ -1,0 +1,29 @@
+"""Is a number that a caller gave a whole one, and large enough?"""
+
+from __future__ import annotations
+
+from operator import index
+
+
+def integer(name: str, number: int) -> int:
+    """Return a number as a plain integer.
+
+    Args:
+        name: What the caller calls it.
+        number: Anything that stands for an integer, such as one of numpy's.
+
+    Raises:
+        TypeError: It is no integer.
+    """
+    try:
+        return index(number)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, found {number!r}") from None
+
+
+def check_count(name: str, value: object, *, least: int) -> None:
+    """Refuse a setting that is no integer (`TypeError`) or below the least (`ValueError`)."""
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, found {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, found {value}")
