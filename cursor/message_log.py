@@ -17,21 +17,31 @@ if TYPE_CHECKING:
 
 NO_DELAY = -1
 
-_HEADER = struct.Struct("<qq")
+_PLAIN = struct.Struct("<qq")
+# Read as a publish time it would be negative, which none is.
+_KEYED_MAGIC = b"ackmsg2\xff"
+_KEYED = struct.Struct("<8sqqIi")
+_NO_KEY = -1
+_TIME_MS_END = 2**63
+_COUNT_END = 2**32
 
 
 class Message(NamedTuple):
-    """What a producer published.
+    """What a producer published: one entry of the log, which may be a batch of messages.
 
     Attributes:
-        publish_time_ms: When.
+        publish_time_ms: When; 0 or more.
         deliver_at_ms: Not to be delivered before; `NO_DELAY` for at once.
         payload: Opaque bytes.
+        key: Messages of one key go to one consumer of a Key_Shared subscription, in order; None for no key.
+        message_count: How many messages the entry holds.
     """
 
     publish_time_ms: int
     deliver_at_ms: int
     payload: bytes
+    key: bytes | None = None
+    message_count: int = 1
 
 
 @final
@@ -76,19 +86,17 @@ class MessageLog:
         A batch that does not fit into the open ledger begins a new one, and may itself be larger than a ledger's limit.
 
         Raises:
+            ValueError: A time, or how many messages an entry holds, is out of range.
             StoreError: The append failed; the log's ledgers are as before.
         """
-        if not messages:
+        contents = [_encode(message) for message in messages]
+        if not contents:
             return []
         if self._room < len(messages):
             self.ledgers.roll(self._store.ledgers.create(self._owner))
             self._room = self._entries_per_ledger_max
         ledger_id = self.ledgers.current_ledger_id
-        entries = [
-            (ledger_id, _HEADER.pack(message.publish_time_ms, message.deliver_at_ms) + message.payload)
-            for message in messages
-        ]
-        entry_ids = self._store.ledgers.append_all(entries)
+        entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
         self._room -= len(messages)
         self.ledgers.append(len(messages))
         return [Position(ledger_id, entry_id) for entry_id in entry_ids]
@@ -114,13 +122,48 @@ def _following(position: Position) -> Position:
     return Position(position.ledger_id, position.entry_id + 1)
 
 
+def _encode(message: Message) -> bytes:
+    """Return the entry of a message: with a longer header if it has a key or is a batch."""
+    publish_time_ms, deliver_at_ms, payload, key, message_count = message
+    if not 0 <= publish_time_ms < _TIME_MS_END or not -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END:
+        raise ValueError(f"published at {publish_time_ms} ms, to be delivered at {deliver_at_ms} ms: out of range")
+    if not 1 <= message_count < _COUNT_END:
+        raise ValueError(f"an entry holds 1 to {_COUNT_END - 1} messages, found {message_count}")
+    if key is None and message_count == 1:
+        return _PLAIN.pack(publish_time_ms, deliver_at_ms) + payload
+    key_bytes = _NO_KEY if key is None else len(key)
+    header = _KEYED.pack(_KEYED_MAGIC, publish_time_ms, deliver_at_ms, message_count, key_bytes)
+    return header + (key or b"") + payload
+
+
 def _decode(entry: bytes, ledger_id: int) -> Message:
-    if len(entry) < _HEADER.size:
+    if not entry.startswith(_KEYED_MAGIC):
+        _check_size(entry, _PLAIN.size, ledger_id)
+        publish_time_ms, deliver_at_ms = _PLAIN.unpack_from(entry)
+        return Message(publish_time_ms, deliver_at_ms, bytes(entry[_PLAIN.size :]))
+    _check_size(entry, _KEYED.size, ledger_id)
+    _, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
+    if key_bytes < _NO_KEY or not message_count:
         raise CorruptStateError(
-            f"message of ledger {ledger_id}", offset=0, expected=f"{_HEADER.size} bytes", found=f"{len(entry)} bytes"
+            f"message of ledger {ledger_id}",
+            offset=_PLAIN.size + len(_KEYED_MAGIC),
+            expected="a number of messages above 0, and of bytes of the key",
+            found=f"{message_count} and {key_bytes}",
         )
-    publish_time_ms, deliver_at_ms = _HEADER.unpack_from(entry)
-    return Message(publish_time_ms, deliver_at_ms, bytes(entry[_HEADER.size :]))
+    end = _KEYED.size + max(key_bytes, 0)
+    _check_size(entry, end, ledger_id)
+    key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])
+    return Message(publish_time_ms, deliver_at_ms, bytes(entry[end:]), key, message_count)
+
+
+def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
+    if len(entry) < size:
+        raise CorruptStateError(
+            f"message of ledger {ledger_id}",
+            offset=len(entry),
+            expected=f"at least {size} bytes",
+            found=f"{len(entry)} bytes",
+        )
 
 
 def log_owner(topic: str) -> str:
