@@ -1,0 +1,219 @@
+"""Which entries hold acked ones apart, and what would acking them free?
+
+An *ack hole* is a longest stretch of unacked entries of one ledger, above the mark-delete position and below an entry
+acked individually, of whatever ledger. What is unacked above the highest acked entry is no hole: it divides nothing.
+
+A filled hole joins the ranges on its two sides, which is one range less. The lowest hole gives more: the mark-delete
+position moves over it and all that follows acked, and the ranges below need no record any more. A hole may cost nothing
+and acking it still add to the record: at the end of a ledger a range grows, in a ledger without acks one comes into
+being, and at entry 0 a lower end of -1 takes ten bytes.
+
+Nothing may change the sets while one of these functions looks at them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from pyroaring import BitMap
+
+from ackstate.deleted_ranges import Run
+from ackstate.entry_bitmap import firsts, lasts
+from ackstate.position import ENTRY_ID_MAX, Position, check_position
+from ackstate.record_size import range_bytes, range_first_bytes, range_fixed_bytes, range_last_bytes, ranges_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.ledger_map import LedgerMap
+
+
+class AckEffect(NamedTuple):
+    """What an ack would change.
+
+    Attributes:
+        record_bytes: By how much ``DeletedRanges.record_bytes`` would grow; below 0 it would shrink.
+        range_count: By how much ``DeletedRanges.range_count`` would grow; below 0 it would shrink.
+        mark_delete_advance: How many entries of the log the mark-delete position would move over, those acked already
+            included.
+    """
+
+    record_bytes: int
+    range_count: int
+    mark_delete_advance: int
+
+
+class AckHole(NamedTuple):
+    """A hole, and what acking the whole of it would change.
+
+    Attributes:
+        ledger_id: Its ledger.
+        first: Its first entry (included).
+        end: Where it ends (excluded).
+        freed_bytes: By how much ``DeletedRanges.record_bytes`` would shrink; below 0 it would grow.
+        freed_ranges: By how much ``DeletedRanges.range_count`` would shrink; below 0 it would grow.
+        mark_delete_after: Where the mark-delete position would stand.
+        mark_delete_advance: How many entries of the log it would move over, those acked already included.
+    """
+
+    ledger_id: int
+    first: int
+    end: int
+    freed_bytes: int
+    freed_ranges: int
+    mark_delete_after: Position
+    mark_delete_advance: int
+
+    @property
+    def first_position(self) -> Position:
+        """The first unacked entry."""
+        return Position(self.ledger_id, self.first)
+
+    @property
+    def last_position(self) -> Position:
+        """The last unacked entry."""
+        return Position(self.ledger_id, self.end - 1)
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries it has."""
+        return self.end - self.first
+
+    @property
+    def cost_bytes(self) -> int:
+        """How many bytes of the record exist because of the hole; 0 if acking it would add some."""
+        return max(0, self.freed_bytes)
+
+
+def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckHole | None:
+    """Return the hole that an entry lies in; None if it is acked, not in the log, or above the highest acked entry.
+
+    Raises:
+        ValueError: An id is out of range.
+        TypeError: An id is not an integer.
+
+    Complexity: a rank and two select queries; in the lowest hole O(log run length) range queries more for each ledger
+    that the mark-delete position would enter. Not of the number of ranges.
+    """
+    ledger_id, entry_id = position = check_position(position)
+    bitmap = deleted.entries(ledger_id)
+    if position <= mark_delete or position not in ledgers or entry_id in bitmap:
+        return None
+    below = bitmap.rank(entry_id)
+    first = bitmap[below - 1] + 1 if below else 0
+    if ledger_id == mark_delete[0]:
+        first = max(first, mark_delete[1] + 1)
+    end = ledgers.entry_count(ledger_id)
+    if below < len(bitmap):
+        end = min(end, bitmap[below])
+    elif not _has_acks_above(ledger_id, deleted):
+        return None
+    return _Ackable(deleted, ledgers, mark_delete).hole(Run(ledger_id, first, end))
+
+
+def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> Iterator[AckHole]:
+    """Yield every hole, in order of position.
+
+    Complexity: O(holes), and bitmap operations over each ledger that has some.
+    """
+    highest = deleted.last_range()
+    if highest is None:
+        return
+    ackable = _Ackable(deleted, ledgers, mark_delete)
+    for ledger_id in ledgers.ledgers_between(mark_delete[0] - 1, highest[1].ledger_id + 1):
+        first = mark_delete[1] + 1 if ledger_id == mark_delete[0] else 0
+        end = ledgers.entry_count(ledger_id)
+        if ledger_id == highest[1].ledger_id:
+            end = min(end, highest[1].entry_id)
+        if first < end:
+            unacked = BitMap(range(first, end)) - deleted.entries(ledger_id)
+            for begin, last in zip(firsts(unacked), lasts(unacked), strict=True):
+                yield ackable.hole(Run(ledger_id, begin, last + 1))
+
+
+def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
+    """Return what acking one entry now would change: nothing if it is acked.
+
+    Raises:
+        InvalidPositionError: The log does not have the entry, and it is not acked.
+        ValueError: An id is out of range.
+        TypeError: An id is not an integer.
+
+    Complexity: as `hole_at`.
+    """
+    position = check_position(position, entry_id_min=0)
+    if position <= mark_delete or position in deleted:
+        return AckEffect(0, 0, 0)
+    ledger_id, entry_id = ledgers.check_written(position)
+    return _Ackable(deleted, ledgers, mark_delete).effect(Run(ledger_id, entry_id, entry_id + 1))[0]
+
+
+@final
+class _Ackable:
+    """An ack state to ask what acking a stretch of entries would change, none of which is acked."""
+
+    def __init__(self, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> None:
+        self._deleted = deleted
+        self._ledgers = ledgers
+        self._mark_delete = mark_delete
+        # Beyond the mark-delete position only if ledgers were trimmed since it last moved: the next ack moves it then.
+        self._reached = self._over_acked(mark_delete)
+        self._next = ledgers.next_valid(self._reached)
+        self._no_advance = self._passing(self._reached)
+
+    def hole(self, stretch: Run) -> AckHole:
+        effect, mark_delete = self.effect(stretch)
+        return AckHole(*stretch, -effect.record_bytes, -effect.range_count, mark_delete, effect.mark_delete_advance)
+
+    def effect(self, stretch: Run) -> tuple[AckEffect, Position]:
+        """Return what changes, and where the mark-delete position would stand."""
+        ledger_id, first, end = stretch
+        if (ledger_id, first) == self._next:
+            reached = self._over_acked(Position(ledger_id, end - 1))
+            return self._passing(reached), reached
+        record_bytes, range_count = _growth(stretch, self._deleted.entries(ledger_id))
+        freed = self._no_advance
+        effect = AckEffect(
+            freed.record_bytes + record_bytes, freed.range_count + range_count, freed.mark_delete_advance
+        )  # fmt: skip
+        return effect, self._reached
+
+    def _over_acked(self, position: Position) -> Position:
+        """Return the last of the acked entries that follow a position without a gap, across the ends of ledgers."""
+        while (run := self._deleted.run_containing(self._ledgers.next_valid(position))) is not None:
+            position = Position(run.ledger_id, run.end - 1)
+        return position
+
+    def _passing(self, reached: Position) -> AckEffect:
+        """Return what goes when the mark-delete position moves: every range at or below it."""
+        if reached == self._mark_delete:
+            return AckEffect(0, 0, 0)
+        record_bytes = range_count = 0
+        for ledger_id, bitmap in self._deleted.bitmaps():
+            if ledger_id > reached.ledger_id:
+                break
+            passed = bitmap & BitMap(range(reached.entry_id + 1)) if ledger_id == reached.ledger_id else bitmap
+            range_firsts = firsts(passed)
+            record_bytes += ranges_bytes(ledger_id, passed, range_firsts)
+            range_count += len(range_firsts)
+        return AckEffect(-record_bytes, -range_count, self._ledgers.count_between(self._mark_delete, reached))
+
+
+def _growth(stretch: Run, acked: BitMap) -> tuple[int, int]:
+    """Return by how much the record and the number of ranges grow if a stretch is acked and no mark-delete moves."""
+    ledger_id, first, end = stretch
+    joins_below = first > 0 and first - 1 in acked
+    joins_above = end <= ENTRY_ID_MAX and end in acked
+    if joins_below and joins_above:
+        return -range_fixed_bytes(ledger_id) - range_first_bytes(end) - range_last_bytes(first - 1), -1
+    if joins_below:
+        return range_last_bytes(end - 1) - range_last_bytes(first - 1), 0
+    if joins_above:
+        return range_first_bytes(first) - range_first_bytes(end), 0
+    return range_bytes(ledger_id, first, end - 1), 1
+
+
+def _has_acks_above(ledger_id: int, deleted: DeletedRanges) -> bool:
+    highest = deleted.last_range()
+    return highest is not None and highest[1].ledger_id > ledger_id

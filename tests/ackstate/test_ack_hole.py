@@ -1,0 +1,229 @@
+"""Holes and what acking them frees: against the acks themselves, made on a copy of the state."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position, ack_hole
+from ackstate.ack_hole import AckEffect, ack_effect, hole_at, holes
+from cursor.ack_state import AckState
+
+
+def acked(counts, *positions, trimmed_below=0):
+    """Return a state with these acks, and the ledgers of the log."""
+    ledgers = LedgerMap.from_counts(counts)
+    state = AckState(ledgers)
+    for position in positions:
+        state.ack(Position(*position))
+    ledgers.trim(trimmed_below)
+    return state, ledgers
+
+
+def found(state, ledgers):
+    return list(holes(state.deleted, ledgers, state.mark_delete))
+
+
+def numbers(hole):
+    return hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance
+
+
+# --- By hand. A range of a small ledger takes 12 bytes and its two ends: 1 each below 128, 10 for the lower end -1.
+
+
+def test_the_lowest_hole_frees_its_range_and_moves_the_mark_delete_over_it():
+    state, ledgers = acked({3: 10}, (3, 2), (3, 3), (3, 5))
+    lowest, upper = found(state, ledgers)
+    assert lowest[:3] == (3, 0, 2)
+    assert (lowest.first_position, lowest.last_position, lowest.entry_count) == (Position(3, 0), Position(3, 1), 2)
+    assert (numbers(lowest), lowest.mark_delete_after) == ((14, 1, 4), Position(3, 3))
+    assert upper[:3] == (3, 4, 5)
+    assert (numbers(upper), upper.mark_delete_after, upper.cost_bytes) == ((14, 1, 0), Position(3, -1), 14)
+
+
+def test_a_filled_hole_above_entry_0_of_a_later_ledger_adds_the_ten_bytes_of_a_lower_end_of_minus_1():
+    state, ledgers = acked({3: 2, 4: 5}, (3, 1), (4, 3))
+    _, later = found(state, ledgers)
+    assert later[:3] == (4, 0, 3)
+    assert (numbers(later), later.cost_bytes) == ((-9, 0, 0), 0)
+
+
+def test_a_hole_at_the_end_of_a_ledger_joins_nothing_above_it():
+    state, ledgers = acked({3: 200, 4: 5}, (3, 100), (4, 0))
+    _, upper = found(state, ledgers)
+    assert (upper[:3], numbers(upper)) == ((3, 101, 200), (-1, 0, 0))  # 199 takes a byte more than 100
+
+
+def test_a_ledger_without_acks_below_one_that_has_some_is_one_hole():
+    state, ledgers = acked({3: 2, 4: 6, 5: 9}, (3, 1), (5, 4))
+    assert [hole[:3] for hole in found(state, ledgers)] == [(3, 0, 1), (4, 0, 6), (5, 0, 4)]
+    assert [numbers(hole) for hole in found(state, ledgers)] == [(23 - 9, 1, 2), (-23, -1, 0), (-9, 0, 0)]
+
+
+def test_the_mark_delete_goes_over_the_ends_of_ledgers_and_empty_ones():
+    everything = [(4, entry_id) for entry_id in range(3)]
+    state, ledgers = acked({3: 3, 4: 3, 5: 0, 6: 4}, (3, 1), (3, 2), *everything, (6, 0), (6, 2))
+    (lowest, upper) = found(state, ledgers)
+    assert (lowest[:3], lowest.mark_delete_after, lowest.mark_delete_advance) == ((3, 0, 1), Position(6, 0), 7)
+    assert (lowest.freed_ranges, lowest.freed_bytes) == (3, 14 + 23 + 23)
+    assert upper[:3] == (6, 1, 2)
+
+
+def test_unacked_entries_above_the_highest_acked_one_are_no_hole():
+    state, ledgers = acked({3: 5, 4: 5}, (3, 1))
+    assert [hole[:3] for hole in found(state, ledgers)] == [(3, 0, 1)]
+    for none in (Position(3, 1), Position(3, 2), Position(4, 0), Position(3, 5), Position(9, 0), Position(3, -1)):
+        assert hole_at(none, state.deleted, ledgers, state.mark_delete) is None
+    in_order, ledgers = acked({3: 5}, (3, 0), (3, 1))
+    assert found(in_order, ledgers) == []
+
+
+def test_entries_of_a_trimmed_ledger_are_in_no_hole_and_their_ranges_go_with_the_next_advance():
+    state, ledgers = acked({3: 5, 4: 5}, (3, 1), (3, 3), (4, 1), trimmed_below=4)
+    (hole,) = found(state, ledgers)
+    assert (hole[:3], numbers(hole)) == ((4, 0, 1), (42, 3, 2))
+    assert hole_at(Position(3, 2), state.deleted, ledgers, state.mark_delete) is None
+
+
+def test_where_a_trim_left_acked_entries_next_to_the_mark_delete_any_ack_moves_it():
+    state, ledgers = acked({3: 5, 4: 5}, (3, 1), (4, 0), (4, 1), (4, 4), trimmed_below=4)
+    assert ack_effect(Position(4, 3), state.deleted, ledgers, state.mark_delete) == (-14 - 23, -2, 2)
+
+
+def test_one_ack_in_the_middle_of_a_hole_makes_a_range():
+    state, ledgers = acked({3: 10}, (3, 9))
+    assert ack_effect(Position(3, 5), state.deleted, ledgers, state.mark_delete) == AckEffect(14, 1, 0)
+    assert ack_effect(Position(3, 0), state.deleted, ledgers, state.mark_delete) == AckEffect(0, 0, 1)
+    assert ack_effect(Position(3, 9), state.deleted, ledgers, state.mark_delete) == AckEffect(0, 0, 0)
+
+
+def test_what_no_log_has_is_refused():
+    state, ledgers = acked({3: 10}, (3, 9))
+    arguments = state.deleted, ledgers, state.mark_delete
+    with pytest.raises(InvalidPositionError, match="3:10 is not in the message log"):
+        ack_effect(Position(3, 10), *arguments)
+    for look in (ack_effect, hole_at):
+        with pytest.raises(ValueError, match="4294967296"):
+            look(Position(3, 2**32), *arguments)
+        with pytest.raises(TypeError, match=r"1\.5"):
+            look(Position(3, 1.5), *arguments)
+
+
+def test_the_last_entry_id_there_is_ends_a_hole():
+    ledgers = LedgerMap.from_counts({3: 2**32, 4: 1})
+    deleted = DeletedRanges()
+    deleted.add(Position(3, 2**32 - 3))
+    deleted.add(Position(4, 0))
+    _, upper = holes(deleted, ledgers, Position(3, -1))
+    assert upper[:3] == (3, 2**32 - 2, 2**32)
+    assert hole_at(Position(3, 2**32 - 1), deleted, ledgers, Position(3, -1)) == upper
+
+
+# --- Against the acks themselves
+
+
+LEDGERS = st.dictionaries(st.integers(1, 300), st.sampled_from([0, 1, 2, 5, 9, 131]), min_size=1, max_size=4)
+
+
+@st.composite
+def stories(draw):
+    counts = dict(sorted(draw(LEDGERS).items()))
+    written = [(ledger_id, entry_id) for ledger_id in counts for entry_id in range(counts[ledger_id])]
+    gaps = draw(st.sets(st.sampled_from(written), max_size=12)) if written else set()
+    some = draw(st.sets(st.sampled_from(written), max_size=12)) if written else set()
+    acks = set(written) - gaps if draw(st.booleans()) else some
+    trimmed_below = draw(st.sampled_from([0, *counts]))
+    return counts, sorted(acks), trimmed_below
+
+
+def assert_true(counts, acks, trimmed_below):
+    """Hold every hole, and every single ack, to what acking it does to a copy."""
+    state, ledgers = acked(counts, *acks, trimmed_below=trimmed_below)
+    arguments = state.deleted, ledgers, state.mark_delete
+    unacked = [
+        Position(ledger_id, entry_id)
+        for ledger_id, count in ledgers.counts().items()
+        for entry_id in range(count)
+        if not state.is_acked(Position(ledger_id, entry_id))
+    ]
+    listed = list(holes(*arguments))
+    assert [hole[:3] for hole in listed] == plain_holes(state, unacked)
+    for hole in listed:
+        effect = effect_of(state, ledgers, [p for p in unacked if hole.first_position <= p <= hole.last_position])
+        assert AckEffect(-hole.freed_bytes, -hole.freed_ranges, hole.mark_delete_advance) == effect[0]
+        assert hole.mark_delete_after == effect[1]
+    for position in unacked:
+        assert ack_effect(position, *arguments) == effect_of(state, ledgers, [position])[0]
+        around = [hole for hole in listed if hole.first_position <= position <= hole.last_position]
+        assert hole_at(position, *arguments) == (around[0] if around else None)
+
+
+def plain_holes(state, unacked):
+    highest = max((Position(run.ledger_id, run.end - 1) for run in state.deleted.runs()), default=Position(0, -1))
+    stretches = []
+    for ledger_id, entry_id in (position for position in unacked if position < highest):
+        if stretches and (stretches[-1][0], stretches[-1][2]) == (ledger_id, entry_id):
+            stretches[-1][2] += 1
+        else:
+            stretches.append([ledger_id, entry_id, entry_id + 1])
+    return [tuple(stretch) for stretch in stretches]
+
+
+def effect_of(state, ledgers, positions):
+    """Ack entries on a copy, and recount."""
+    after = AckState(ledgers)
+    after.mark_delete, after.persisted_mark_delete = state.mark_delete, Position(0, -1)
+    after.deleted = state.deleted.copy()
+    for position in positions:
+        after.ack(position)
+    after.deleted._check()
+    change = AckEffect(
+        after.deleted.record_bytes - state.deleted.record_bytes,
+        after.deleted.range_count - state.deleted.range_count,
+        ledgers.count_between(state.mark_delete, after.mark_delete),
+    )
+    return change, after.mark_delete
+
+
+@pytest.mark.slow
+@given(stories())
+def test_a_hole_frees_what_its_acks_free(story):
+    assert_true(*story)
+
+
+STORIES = {
+    "joins": ({3: 9}, [(3, 3), (3, 5)], 0),
+    "over ledgers": ({3: 2, 4: 2, 5: 3}, [(3, 1), (4, 0), (4, 1), (5, 1)], 0),
+    "end of a ledger": ({3: 200, 4: 2}, [(3, 100), (4, 1)], 0),
+    "entry 0": ({3: 2, 4: 5}, [(3, 1), (4, 3)], 0),
+    "trimmed": ({3: 5, 4: 5}, [(3, 1), (4, 0), (4, 3)], 4),
+}
+
+
+def _only_where_it_stands(self, position):
+    run = self._deleted.run_containing(Position(position.ledger_id, position.entry_id + 1))
+    return position if run is None else Position(run.ledger_id, run.end - 1)
+
+
+def _nothing_goes(self, reached):
+    return AckEffect(0, 0, self._ledgers.count_between(self._mark_delete, reached))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug", "story"),
+    [
+        (ack_hole, "_growth", lambda stretch, entries: (14, 1), "joins"),
+        (ack_hole, "range_first_bytes", lambda first: 1, "entry 0"),
+        (ack_hole, "range_last_bytes", lambda last: 1, "end of a ledger"),
+        (ack_hole, "_has_acks_above", lambda ledger_id, deleted: False, "end of a ledger"),
+        (ack_hole._Ackable, "_over_acked", _only_where_it_stands, "over ledgers"),
+        (ack_hole._Ackable, "_over_acked", lambda self, position: position, "trimmed"),
+        (ack_hole._Ackable, "_passing", _nothing_goes, "joins"),
+    ],
+)
+def test_a_planted_bug_is_caught(monkeypatch, place, name, bug, story):
+    assert_true(*STORIES[story])
+    monkeypatch.setattr(place, name, bug)
+    with pytest.raises(AssertionError):
+        assert_true(*STORIES[story])
