@@ -1,0 +1,398 @@
+"""When may a message be delivered, and may it be published so? The delivery-delay policies of a topic.
+
+A policy stands at three levels: the topic's, its namespace's, the broker's. Each field of it is resolved by itself, so
+a level that speaks of one field leaves the others to the level above. In Pulsar a request that names only ``tickTime``
+stores 0 for the rest, and so switches off the broker's maximum; here what is not named is `None`, which says nothing,
+and only a 0 that was written says 0.
+
+Source: ``DelayedDeliveryPolicies`` and ``PersistentTopic.publishMessage`` of Apache Pulsar, PIP-315 and PIP-437.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from ackstate.errors import AckStateError
+
+# The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
+TIME_MS_MAX = 2**63 - 1
+
+ENABLED_KEY = "delayedDeliveryEnabled"
+TICK_KEY = "delayedDeliveryTickTimeMillis"
+MAX_DELAY_KEY = "delayedDeliveryMaxDelayInMillis"
+# What the text of PIP-315 calls the maximum: no broker ever read it.
+_PIP_315_KEY = "delayedDeliveryMaxDeliveryDelayInMillis"
+
+_JSON_NAMES = {
+    "active": "active",
+    "tick_time_ms": "tickTime",
+    "max_delivery_delay_ms": "maxDeliveryDelayInMillis",
+    "fixed_delivery_delay_ms": "fixedDeliveryDelayInMillis",
+}
+_FIELDS = {json_name: name for name, json_name in _JSON_NAMES.items()}
+_LEAST = {"tick_time_ms": 1, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
+
+_INT = re.compile(r"[+-]?[0-9]{1,19}")
+
+_T = TypeVar("_T")
+
+
+class Level(Enum):
+    """Whose policy a field was taken from."""
+
+    TOPIC = "topic"
+    NAMESPACE = "namespace"
+    BROKER = "broker"
+
+
+class DelayPolicyRefusedError(AckStateError):
+    """A policy that cannot be set beside those of the other levels; `field` is the JSON name of what is at fault."""
+
+    def __init__(self, reason: str, *, field: str) -> None:
+        super().__init__(reason)
+        self.field = field
+
+
+class DeliveryDelayExceededError(AckStateError):
+    """A message whose delay is above the maximum in force, which `level` has set; the text is Pulsar's."""
+
+    def __init__(self, max_delivery_delay_ms: int, *, level: Level) -> None:
+        super().__init__(f"Exceeds max allowed delivery delay of {max_delivery_delay_ms} milliseconds")
+        self.max_delivery_delay_ms = max_delivery_delay_ms
+        self.level = level
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedDeliveryPolicies:
+    """What one topic or one namespace says of delayed delivery; a field that is None says nothing.
+
+    >>> stored = DelayedDeliveryPolicies.from_json({"active": True, "fixedDeliveryDelayInMillis": 5_000})
+    >>> stored.updated(DelayedDeliveryPolicies(tick_time_ms=100)).to_json()
+    {'active': True, 'tickTime': 100, 'fixedDeliveryDelayInMillis': 5000}
+
+    Attributes:
+        active: Whether messages are delayed at all.
+        tick_time_ms: How exactly, at least 1. 0 is refused: in Pulsar it is what a request stores that does not
+            mention the tick, it means 1 ms there, and a broker whose own is 0 does not start.
+        max_delivery_delay_ms: Longest delay that a producer may ask for; 0 for any.
+        fixed_delivery_delay_ms: Delay of every message, whatever its producer asks for; 0 for none.
+
+    Raises:
+        ValueError: A number is below its least value or above 2**63 - 1.
+        TypeError: A number is no integer, or `active` no boolean.
+    """
+
+    active: bool | None = None
+    tick_time_ms: int | None = None
+    max_delivery_delay_ms: int | None = None
+    fixed_delivery_delay_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self._named())
+
+    @classmethod
+    def from_json(cls, document: object) -> DelayedDeliveryPolicies:
+        """Return what a JSON object of Pulsar's field names says; null is as good as absent.
+
+        Raises:
+            ValueError: A name is unknown, or a number out of range; the text names the field.
+            TypeError: It is no object, or the value of a field not of its type.
+        """
+        if not isinstance(document, Mapping):
+            raise TypeError(f"delayed delivery policies are an object, found {document!r}")
+        for name in document:
+            if name not in _FIELDS:
+                raise ValueError(f"{name!r} is no field of delayed delivery policies: {', '.join(_FIELDS)}")
+        return cls(**{_FIELDS[name]: value for name, value in document.items()})
+
+    def to_json(self) -> dict[str, bool | int]:
+        """Return the fields that say something, by Pulsar's names."""
+        return {_JSON_NAMES[name]: value for name, value in self._named().items()}
+
+    def updated(self, update: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
+        """Return a copy in which the fields that `update` names replace; what it does not name is kept."""
+        return replace(self, **update._named())
+
+    def _named(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in _JSON_NAMES}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDelayedDelivery:
+    """What a broker says where neither topic nor namespace does; the defaults are Pulsar's.
+
+    The fields are those of `DelayedDeliveryPolicies` and none may be None. Pulsar has no key for a fixed delay.
+    """
+
+    active: bool = True
+    tick_time_ms: int = 1000
+    max_delivery_delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _check_fields({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @classmethod
+    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> BrokerDelayedDelivery:
+        """Return what a broker's properties say; one that is missing or blank says nothing, as in Pulsar.
+
+        A negative maximum is none, as in Pulsar.
+
+        Raises:
+            ValueError: A value of ``delayedDeliveryEnabled``, ``delayedDeliveryTickTimeMillis`` or
+                ``delayedDeliveryMaxDelayInMillis`` is malformed or out of range, or the last one is given by the name
+                that PIP-315 uses; the text names the key.
+            TypeError: A value of such a key is not text.
+        """
+        if _PIP_315_KEY in properties:
+            raise ValueError(f"{_PIP_315_KEY!r} is no key of Pulsar; {MAX_DELAY_KEY!r} was probably meant")
+        said: dict[str, Any] = {
+            "active": _flag(properties, ENABLED_KEY),
+            "tick_time_ms": _milliseconds(properties, TICK_KEY, least=1),
+            "max_delivery_delay_ms": _milliseconds(properties, MAX_DELAY_KEY, least=-TIME_MS_MAX - 1),
+        }
+        limit_ms = said["max_delivery_delay_ms"]
+        said["max_delivery_delay_ms"] = limit_ms and max(limit_ms, 0)
+        return cls(**{name: value for name, value in said.items() if value is not None})
+
+
+class Decision(NamedTuple):
+    """When a message that may be stored is to be delivered.
+
+    Attributes:
+        deliver_at_ms: What to store; negative for at once.
+        overrides_client: Whether its producer had asked for a time and a fixed delay took its place.
+    """
+
+    deliver_at_ms: int
+    overrides_client: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLevels:
+    """Whose word each field of an `EffectiveDelayedDelivery` is."""
+
+    active: Level = Level.BROKER
+    tick_time_ms: Level = Level.BROKER
+    max_delivery_delay_ms: Level = Level.BROKER
+    fixed_delivery_delay_ms: Level = Level.BROKER
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveDelayedDelivery:
+    """What is in force for one topic: `DelayedDeliveryPolicies` with nothing left open, made by `effective`.
+
+    Attributes:
+        levels: Whose word each of the fields is.
+    """
+
+    active: bool = True
+    tick_time_ms: int = 1000
+    max_delivery_delay_ms: int = 0
+    fixed_delivery_delay_ms: int = 0
+    levels: FieldLevels = field(default_factory=FieldLevels)
+
+    def __post_init__(self) -> None:
+        _check_fields({name: getattr(self, name) for name in _JSON_NAMES})
+
+    def to_json(self) -> dict[str, bool | int]:
+        """Return every field by Pulsar's names: the answer to ``?applied=true``."""
+        return {json_name: getattr(self, name) for name, json_name in _JSON_NAMES.items()}
+
+    def deliver_at(self, publish_time_ms: int, deliver_at_ms: int) -> Decision:
+        """Decide when a message is delivered: by the fixed delay, else by its producer within the maximum.
+
+        Where delayed delivery is not active neither counts, and the message is delivered at once.
+
+        Args:
+            publish_time_ms: Its producer's stamp, 0 or more.
+            deliver_at_ms: What its producer asks for, past times included; negative for no such wish.
+
+        Returns:
+            With a fixed delay, a time that is capped at 2**63 - 1.
+
+        Raises:
+            DeliveryDelayExceededError: It asks for more than the maximum after its publish time.
+            ValueError: A time is out of range.
+            TypeError: A time is no integer.
+        """
+        _check_milliseconds("publish_time_ms", publish_time_ms, least=0)
+        _check_milliseconds("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1)
+        if not self.active:
+            return Decision(-1, overrides_client=False)
+        if self.fixed_delivery_delay_ms:
+            due_ms = min(publish_time_ms + self.fixed_delivery_delay_ms, TIME_MS_MAX)
+            return Decision(due_ms, overrides_client=deliver_at_ms >= 0)
+        limit_ms = self.max_delivery_delay_ms
+        if limit_ms and deliver_at_ms - publish_time_ms > limit_ms:
+            raise DeliveryDelayExceededError(limit_ms, level=self.levels.max_delivery_delay_ms)
+        return Decision(deliver_at_ms, overrides_client=False)
+
+
+def effective(
+    topic: DelayedDeliveryPolicies,
+    namespace: DelayedDeliveryPolicies,
+    broker: BrokerDelayedDelivery,
+    *,
+    topic_may_disable: bool = False,
+) -> EffectiveDelayedDelivery:
+    """Resolve the policies of a topic field by field: the topic's word, else the namespace's, else the broker's.
+
+    A namespace that sets a fixed delay or a maximum above 0 enforces it. Unless `topic_may_disable`, a 0 of the topic
+    in its place says nothing then, and neither does an ``active`` that is False beside an enforced fixed delay. Any
+    other delay or maximum of the topic counts; so does a fixed delay above an enforced maximum, as PIP-437 has it.
+    What only the broker sets, a namespace or a topic may switch off.
+
+    Args:
+        topic: What the topic says; `DelayedDeliveryPolicies()` if nothing.
+        namespace: What its namespace says, likewise.
+        broker: What its broker says.
+        topic_may_disable: Whether a topic may switch off what its namespace enforces.
+    """
+    heard = topic if topic_may_disable else _without_disabling(topic, namespace)
+    active, active_level = _first_said(heard.active, namespace.active, broker.active)
+    tick, tick_level = _first_said(heard.tick_time_ms, namespace.tick_time_ms, broker.tick_time_ms)
+    limit, limit_level = _first_said(
+        heard.max_delivery_delay_ms, namespace.max_delivery_delay_ms, broker.max_delivery_delay_ms
+    )
+    fixed, fixed_level = _first_said(heard.fixed_delivery_delay_ms, namespace.fixed_delivery_delay_ms, 0)
+    levels = FieldLevels(active_level, tick_level, limit_level, fixed_level)
+    return EffectiveDelayedDelivery(active, tick, limit, fixed, levels)
+
+
+def check_topic_settable(
+    update: DelayedDeliveryPolicies,
+    namespace: DelayedDeliveryPolicies,
+    broker: BrokerDelayedDelivery,
+    *,
+    stored: DelayedDeliveryPolicies | None = None,
+    topic_may_disable: bool = False,
+) -> None:
+    """Refuse an update of a topic's policies that would not count or could not be kept.
+
+    To remove a topic's policies needs no check: its namespace's then stand as they were set.
+
+    Args:
+        update: What is to be set.
+        namespace: As in `effective`, as is the next.
+        broker: See there.
+        stored: The topic's policies so far, if it has any. A 0 among them that no longer counts is no reason to refuse.
+        topic_may_disable: As in `effective`.
+
+    Raises:
+        DelayPolicyRefusedError: The update would switch off what the namespace enforces, or a fixed delay would be in
+            force while delayed delivery is not active.
+    """
+    topic = stored.updated(update) if stored else update
+    applied = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
+    for name, value in update._named().items():
+        if getattr(applied.levels, name) is not Level.TOPIC:
+            enforced = "max_delivery_delay_ms" if name == "max_delivery_delay_ms" else "fixed_delivery_delay_ms"
+            raise DelayPolicyRefusedError(
+                f"{_JSON_NAMES[name]} {str(value).lower()} of the topic would switch off what its namespace enforces: "
+                f"{_JSON_NAMES[enforced]} {getattr(namespace, enforced)}",
+                field=_JSON_NAMES[name],
+            )
+    _check_fixed_delay_is_kept(applied)
+
+
+def check_namespace_settable(
+    namespace: DelayedDeliveryPolicies,
+    broker: BrokerDelayedDelivery,
+    *,
+    topics: Mapping[str, DelayedDeliveryPolicies] | None = None,
+    topic_may_disable: bool = False,
+) -> None:
+    """Refuse policies of a namespace with which a fixed delay could not be kept.
+
+    A topic that says 0 where the namespace begins to enforce something does not stand in the way: it no longer counts.
+
+    Args:
+        namespace: Its policies as they would be after the update, as a whole.
+        broker: What its broker says.
+        topics: The policies of its topics by name, of those that have any.
+        topic_may_disable: As in `effective`.
+
+    Raises:
+        DelayPolicyRefusedError: A fixed delay, of the namespace or of one of the topics, would be in force while
+            delayed delivery is not active.
+
+    Complexity: O(topics).
+    """
+    _check_fixed_delay_is_kept(effective(DelayedDeliveryPolicies(), namespace, broker))
+    for name, topic in (topics or {}).items():
+        applied = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
+        _check_fixed_delay_is_kept(applied, where=f" for topic {name}")
+
+
+def _check_fixed_delay_is_kept(applied: EffectiveDelayedDelivery, *, where: str = "") -> None:
+    if applied.fixed_delivery_delay_ms and not applied.active:
+        raise DelayPolicyRefusedError(
+            f"fixedDeliveryDelayInMillis {applied.fixed_delivery_delay_ms} (of the "
+            f"{applied.levels.fixed_delivery_delay_ms.value}) would not be kept{where}: delayed delivery is not active "
+            f"(says the {applied.levels.active.value})",
+            field="fixedDeliveryDelayInMillis",
+        )
+
+
+def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
+    """Leave out what would switch off what the namespace enforces."""
+    active = topic.active
+    limit_ms, fixed_ms = topic.max_delivery_delay_ms, topic.fixed_delivery_delay_ms
+    if namespace.fixed_delivery_delay_ms:
+        active, fixed_ms = active or None, fixed_ms or None
+    if namespace.max_delivery_delay_ms:
+        limit_ms = limit_ms or None
+    return replace(topic, active=active, max_delivery_delay_ms=limit_ms, fixed_delivery_delay_ms=fixed_ms)
+
+
+def _first_said(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T, Level]:
+    if topic is not None:
+        return topic, Level.TOPIC
+    if namespace is not None:
+        return namespace, Level.NAMESPACE
+    return broker, Level.BROKER
+
+
+def _check_fields(values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        label = name if name == _JSON_NAMES[name] else f"{name} ({_JSON_NAMES[name]})"
+        if name == "active":
+            if not isinstance(value, bool):
+                raise TypeError(f"{label} is true or false, found {value!r}")
+        else:
+            _check_milliseconds(label, value, least=_LEAST[name])
+
+
+def _check_milliseconds(label: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{label} is a whole number of milliseconds, found {value!r}")
+    if not least <= value <= TIME_MS_MAX:
+        raise ValueError(f"{label} must be in {least}..{TIME_MS_MAX}, found {value}")
+
+
+def _given(properties: Mapping[str, str], key: str) -> str:
+    value = properties.get(key, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{key}: the value is text, found {value!r}")
+    return value.strip()
+
+
+def _flag(properties: Mapping[str, str], key: str) -> bool | None:
+    value = _given(properties, key).casefold()
+    if value not in {"", "true", "false"}:
+        raise ValueError(f"{key} is true or false, found {value!r}")
+    return value == "true" if value else None
+
+
+def _milliseconds(properties: Mapping[str, str], key: str, *, least: int) -> int | None:
+    value = _given(properties, key)
+    if not value:
+        return None
+    if not _INT.fullmatch(value) or not least <= int(value) <= TIME_MS_MAX:
+        raise ValueError(f"{key} is a whole number from {least} to {TIME_MS_MAX}, found {value!r}")
+    return int(value)
