@@ -1,5 +1,27 @@
-"""May the dispatcher send more? Plain numbers in, a verdict out; no cursor, clock or lock in here."""
+"""May the dispatcher send more, may a message be published so? Numbers in, a verdict out; no cursor, no clock."""
 
-from limits.gate import DispatchGate, GateLimits, Rule, Usage, Verdict
+from limits.broker import BrokerLimit
+from limits.gate import DispatchGate
+from limits.policies import (
+    BrokerDelayedDelivery,
+    DelayedDeliveryPolicies,
+    DelayPolicyRefusedError,
+    DeliveryDelayExceededError,
+    EffectiveDelayedDelivery,
+)
+from limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
 
-__all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
+__all__ = [
+    "Accounting",
+    "BrokerDelayedDelivery",
+    "BrokerLimit",
+    "DelayPolicyRefusedError",
+    "DelayedDeliveryPolicies",
+    "DeliveryDelayExceededError",
+    "DispatchGate",
+    "EffectiveDelayedDelivery",
+    "GateLimits",
+    "Rule",
+    "Usage",
+    "Verdict",
+]

@@ -9,98 +9,22 @@ consumer has done the work by then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, final
+from threading import Lock
+from typing import TYPE_CHECKING, final
+
+from limits.broker import NOBODY, wake_all
+from limits.consumers import ConsumerStates
+from limits.rule_state import RuleState
+from limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
+from limits.waiters import Waiters, call_all
+from limits.wanted import Wanted, check, total_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Below this the reservations of a handful of messages fill the limit, and the dispatcher would crawl.
-RECORD_BYTES_LIMIT_MIN = 1024
+    from limits.broker import BrokerLimit, BrokerPart
 
-# Stands in for the limit of a rule that is off: above every number that a running broker can count to.
-_NO_LIMIT = 2**63
-
-
-class Rule(Enum):
-    """A limit of the gate, by the Pulsar setting it stands for."""
-
-    UNPERSISTED_ACK_RECORD_BYTES = "maxUnPersistAckRecordsBytes"
-    UNACKED_MESSAGES = "maxUnackedMessagesPerSubscription"
-
-
-@dataclass(frozen=True, slots=True)
-class GateLimits:
-    """The limits of one subscription and how far its use must fall before a limit that was hit lets go.
-
-    Attributes:
-        max_unpersisted_ack_record_bytes: Most bytes of ack records in memory and not durable, with what is
-            reserved for them. Below 1 the rule is off; 1 to 1023 is refused.
-        max_unacked_messages: Most messages sent and not acked; 0 is off.
-        unpersisted_release_ratio: The byte rule lets go at or below this part of its limit; 0 < ratio <= 1.
-        unacked_release_ratio: The message rule lets go below this part of its limit; 0 < ratio <= 1.
-
-    Raises:
-        ValueError: A field is out of its bounds.
-
-    Source: ``maxUnPersistAckRecordsBytes``; a dispatcher of Apache Pulsar blocked on unacked messages resumes
-    below half the maximum, in whole numbers. With a maximum of 1 it never would; here it does, at 0.
-    """
-
-    max_unpersisted_ack_record_bytes: int = 5 * 2**20
-    max_unacked_messages: int = 50_000
-    unpersisted_release_ratio: float = 0.8
-    unacked_release_ratio: float = 0.5
-
-    def __post_init__(self) -> None:
-        if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
-            raise ValueError(
-                f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
-                f"{self.max_unpersisted_ack_record_bytes}: below {RECORD_BYTES_LIMIT_MIN} bytes a few "
-                f"messages in flight would fill it; use 0 to switch it off"
-            )
-        if self.max_unacked_messages < 0:
-            raise ValueError(
-                f"max_unacked_messages (maxUnackedMessagesPerSubscription) is {self.max_unacked_messages}: "
-                f"it cannot be negative; use 0 to switch it off"
-            )
-        for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
-            ratio = getattr(self, name)
-            if not 0 < ratio <= 1:
-                raise ValueError(f"{name} is {ratio}: it must be above 0 and at most 1")
-
-
-class Usage(NamedTuple):
-    """What a subscription uses now.
-
-    Attributes:
-        unpersisted_record_bytes: Size of the ranges acked in memory and not durable.
-        reserved_bytes: Worst case of what is sent and not yet acked.
-        unacked_messages: How many messages are sent and not yet acked.
-    """
-
-    unpersisted_record_bytes: int
-    reserved_bytes: int
-    unacked_messages: int
-
-
-class Verdict(NamedTuple):
-    """How many messages may be sent and, unless that is all of them, which rule binds.
-
-    Attributes:
-        granted: The length of the prefix that may be sent.
-        rule: The rule that keeps the rest back, the bytes first if both do; None if everything was granted.
-        used: What that rule counts, this grant included. 0 if no rule binds, as are the next two.
-        limit: What `used` may not pass.
-        released_at: The highest use at which the rule, once closed, lets go again.
-    """
-
-    granted: int
-    rule: Rule | None = None
-    used: int = 0
-    limit: int = 0
-    released_at: int = 0
+__all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
 
 
 @final
@@ -116,15 +40,36 @@ class DispatchGate:
     >>> gate.request([17], usage=Usage(0, 34, 2)).granted, gate.request([17], usage=Usage(0, 17, 1)).granted
     (0, 1)
 
-    A rule *closes* when it has no room for the first message of a `request`, and opens at the first `request`
-    that finds the use down at `released_at`. The two rules close and open each for itself. Whoever sends the
-    granted messages adds them to the `Usage` of the next call. Not safe for concurrent mutation.
+    A rule *closes* when it has no room for the first message of a `request`, and opens when a `request` or a
+    `refresh` finds the use down at `released_at`; while one is closed, the others are not asked. Each rule closes and
+    opens for itself, the consumers' rule for each consumer. Whoever sends the granted messages adds them to the
+    `Usage` of the next call.
+
+    An entry that alone holds more messages than a limit on messages allows is let out when nothing else is unacked
+    there, or it never would be; otherwise no limit is passed.
+
+    Safe for concurrent use as far as the `Usage` given is true while the call runs: who changes it in another
+    thread does both under a lock of its own.
+
+    `broker` is the limit that the subscription shares with others.
     """
 
-    def __init__(self, limits: GateLimits) -> None:
-        self._limits = limits
-        self._record_bytes = _RuleState(Rule.UNPERSISTED_ACK_RECORD_BYTES)
-        self._messages = _RuleState(Rule.UNACKED_MESSAGES)
+    def __init__(self, limits: GateLimits, *, broker: BrokerLimit | None = None) -> None:
+        self.is_closed = False
+        """Is any rule closed, be it for one consumer? To be read only; `refresh` has work to do only then."""
+        self._lock = Lock()
+        self._record_bytes = RuleState(Rule.UNPERSISTED_ACK_RECORD_BYTES)
+        self._ranges = RuleState(Rule.UNACKED_RANGES)
+        self._messages = RuleState(Rule.UNACKED_MESSAGES)
+        self._subscription_states = (self._record_bytes, self._ranges, self._messages)
+        self._first_closed: RuleState | None = None  # among those
+        self._consumers = ConsumerStates()
+        self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
+        self._part_closings = 0
+        self._waiters = Waiters()
+        self._persisted_record_bytes = 0
+        # Is a rule of the whole subscription closed, or is there another reason to take the long way?
+        self._asks_each_rule = False
         self.change_limits(limits)
 
     @property
@@ -132,128 +77,324 @@ class DispatchGate:
         """The limits in force."""
         return self._limits
 
+    @property
+    def closed_consumers(self) -> tuple[str, ...]:
+        """The consumers whose own limit keeps messages back from them, the longest closed first."""
+        return tuple(self._consumers.closed)
+
     def change_limits(self, limits: GateLimits) -> None:
         """Put other limits in force from the next call on.
 
         Below the present use they keep everything back until it has fallen; what was granted stays granted. A
         closed rule stays closed until the use is down at its new mark, or the rule is off.
         """
-        self._limits = limits
-        # Down to the mark for bytes, below it for messages, as Pulsar has it.
-        bytes_max = limits.max_unpersisted_ack_record_bytes
-        self._record_bytes.change(bytes_max, mark=int(bytes_max * limits.unpersisted_release_ratio))
-        messages_max = limits.max_unacked_messages
-        self._messages.change(messages_max, mark=int(messages_max * limits.unacked_release_ratio) - 1)
+        with self._lock:
+            self._limits = limits
+            self._is_exact = limits.accounting is Accounting.EXACT
+            # Down to the mark for bytes and ranges, below it for messages, as Pulsar has it.
+            release_ratio = limits.unpersisted_release_ratio
+            bytes_max, ranges_max = limits.max_unpersisted_ack_record_bytes, limits.max_unacked_ranges
+            self._record_bytes.change(bytes_max, mark=int(bytes_max * release_ratio))
+            self._ranges.change(ranges_max, mark=int(ranges_max * release_ratio) if self._is_exact else ranges_max)
+            messages_max = limits.max_unacked_messages
+            self._messages.change(messages_max, mark=int(messages_max * limits.unacked_release_ratio) - 1)
+            self._consumers.change(limits.max_unacked_messages_per_consumer)
+            woken = self._settle()
+        call_all(woken)
 
-    def request(self, worst_case_bytes: Sequence[int], *, usage: Usage) -> Verdict:
+    def request(
+        self,
+        worst_case_bytes: Sequence[int],
+        *,
+        usage: Usage,
+        consumer: str = "",
+        weights: Sequence[int] | None = None,
+        now_ms: int = 0,
+    ) -> Verdict:
         """Grant the longest prefix of new messages that fits every limit; nothing while a rule is closed.
 
         Args:
-            worst_case_bytes: For each message wanted, in order of dispatch, the most that its ack can add to
-                the un-persisted ranges (`isolated_range_bytes`). Empty asks nothing and changes nothing.
+            worst_case_bytes: For each entry wanted, in order of dispatch, the most that its ack can add to the
+                un-persisted ranges (`isolated_range_bytes`). Empty asks nothing and changes nothing.
             usage: What is used before this grant.
+            consumer: Who is to get them.
+            weights: How many messages each entry holds, 1 or more; None if each is one message.
+            now_ms: The present, for `Verdict.since_ms`.
 
         Raises:
-            ValueError: A worst case is negative.
+            ValueError: A worst case is negative, a weight is not positive, or there are not as many of them.
 
-        Complexity: O(granted).
+        Complexity: O(messages wanted).
         """
-        if not worst_case_bytes:
+        if len(worst_case_bytes) == 1 and weights is None and worst_case_bytes[0] >= 0:
+            unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
+            if (
+                not self._asks_each_rule
+                and worst_case_bytes[0] <= self._record_bytes.limit - unpersisted - reserved
+                and unacked < self._messages.limit
+                and ranges + reserved_ranges < self._ranges.limit
+                and consumer_unacked < self._consumers.opened.limit
+                and consumer not in self._consumers.closed
+                and (self._part is None or self._part.grant_one())
+            ):
+                return _ONE_GRANTED
+        elif not worst_case_bytes:
             return _NOTHING_ASKED
-        used = usage.unpersisted_record_bytes + usage.reserved_bytes
-        # Both are asked, also if the first refuses: each closes for itself.
-        has_byte_room = self._record_bytes.admits(worst_case_bytes[0], used=used)
-        has_message_room = self._messages.admits(1, used=usage.unacked_messages)
-        if not has_byte_room:
-            return self._record_bytes.verdict(used)
-        if not has_message_room:
-            return self._messages.verdict(usage.unacked_messages)
-        return self._longest_prefix(worst_case_bytes, used=used, unacked=usage.unacked_messages)
+        else:
+            check(Wanted(worst_case_bytes, None, weights))
+        if self.is_closed and (refusal := self._plain_refusal(usage, consumer)):
+            return refusal
+        with self._lock:
+            before = self._closed_rules(consumer)
+            verdict, others = self._request(Wanted(worst_case_bytes, None, weights), usage, consumer, now_ms)
+            woken = self._settle() if self._closed_rules(consumer) != before else []
+        call_all([*(part.wake for part in others), *woken])
+        return verdict
 
-    def request_redelivery(self, worst_case_bytes: Sequence[int], *, usage: Usage) -> Verdict:
+    def request_redelivery(
+        self,
+        worst_case_bytes: Sequence[int],
+        *,
+        usage: Usage,
+        consumer: str = "",
+        weights: Sequence[int] | None = None,
+        range_costs: Sequence[int] | None = None,
+    ) -> Verdict:
         """Grant the longest prefix of redeliveries that fits the limits, closed rules or not.
 
         Redeliveries fill ack holes, and that is what brings the use down: to hold them back until it has
         fallen would be to wait for itself. They too pass no limit. No rule closes or opens by it.
 
         Args:
-            worst_case_bytes: As in `request`.
+            worst_case_bytes: As in `request`. One that costs nothing passes also where the use is above the limit.
             usage: What is used before this grant, the redelivered messages not among it.
+            consumer: Who is to get them.
+            weights: As in `request`.
+            range_costs: For each entry 0 if its ack adds no range, since it lies next to an acked one, else 1;
+                None for 1 each. Those of 0 pass a full range limit.
 
         Raises:
-            ValueError: A worst case is negative.
+            ValueError: A worst case or a range cost is negative, a weight is not positive, or there are not as many
+                of them.
 
-        Complexity: O(granted).
+        Complexity: O(messages wanted).
         """
-        used = usage.unpersisted_record_bytes + usage.reserved_bytes
-        return self._longest_prefix(worst_case_bytes, used=used, unacked=usage.unacked_messages)
+        if not worst_case_bytes:
+            return _NOTHING_ASKED
+        wanted = Wanted(worst_case_bytes, range_costs, weights)
+        check(wanted)
+        with self._lock:
+            verdict = self._longest_prefix(wanted, usage, consumer)
+            part = self._part
+            if part is None or not verdict.granted:
+                return verdict
+            granted, others = part.grant_redelivery(weights, verdict.granted)
+        wake_all(others)
+        return verdict if granted == verdict.granted else part.verdict(granted=granted)
 
-    def why_blocked(self, usage: Usage) -> tuple[Verdict, ...]:
-        """Return a verdict for each rule that is closed and stays so at this use; changes nothing."""
-        used = usage.unpersisted_record_bytes + usage.reserved_bytes
-        counted = ((self._record_bytes, used), (self._messages, usage.unacked_messages))
-        return tuple(state.verdict(used) for state, used in counted if state.is_closed and used > state.released_at)
+    def why_blocked(self, usage: Usage, consumer: str = "") -> tuple[Verdict, ...]:
+        """Return a verdict for each rule that is closed for a consumer and stays so at this use; changes nothing."""
+        with self._lock:
+            return tuple(self._standing(usage, consumer))
 
     def blocked_count(self, rule: Rule) -> int:
-        """Return how often a rule has closed since the gate was made."""
-        state = self._record_bytes if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES else self._messages
-        return state.blocked_count
+        """Return how often a rule has closed since the gate was made, for whichever consumer."""
+        if rule is Rule.CONSUMER_UNACKED_MESSAGES:
+            return self._consumers.blocked_count
+        if rule is Rule.BROKER_UNACKED_MESSAGES:
+            return self._part_closings if self._part is None else self._part.blocked_count
+        return next(state.blocked_count for state in self._subscription_states if state.rule is rule)
 
-    def _longest_prefix(self, worst_case_bytes: Sequence[int], *, used: int, unacked: int) -> Verdict:
-        bytes_limit = self._record_bytes.limit
-        room = self._messages.limit - unacked
-        granted = 0
-        for cost in worst_case_bytes:
-            if cost < 0:
-                raise ValueError(f"worst case of message {granted} is {cost} bytes: it cannot be negative")
-            if used + cost > bytes_limit:
-                return self._record_bytes.verdict(used, granted=granted)
-            if granted >= room:
-                return self._messages.verdict(unacked + granted, granted=granted)
-            used += cost
-            granted += 1
-        return _ONE_GRANTED if granted == 1 else Verdict(granted)
+    def refresh(self, usage: Usage, consumer_unacked: Mapping[str, int] | Callable[[str], int] | None = None) -> int:
+        """Open what may open and wake who waits for that; to be called when the use fell.
+
+        That is after acks, persists and returns, and after lowering what counts in any other way. While nothing is
+        closed it does nothing.
+
+        Args:
+            usage: What is used now; its `consumer_unacked_messages` is not looked at.
+            consumer_unacked: The unacked messages of a consumer by its name, a name that is not there having none;
+                None leaves the consumers as they are.
+
+        Returns:
+            How many waiters were called.
+
+        Complexity: O(1) while nothing is closed, else O(closed consumers and waiters).
+        """
+        if not self.is_closed:
+            return 0
+        with self._lock:
+            for state, used in zip(self._subscription_states, self._used(usage)[:3], strict=True):
+                state.open_at(used)
+            if consumer_unacked is not None:
+                self._consumers.refresh(consumer_unacked)
+            woken = self._settle()
+        call_all(woken)
+        return len(woken)
+
+    def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
+        """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now.
+
+        It is called in whichever thread opens the gate, maybe that of another subscription of the broker, and is to
+        say that it is time to dispatch, not to dispatch: the caller's grant may not have been counted yet. One that
+        waits twice is called twice. What it raises comes out of the call that opened the gate, once all were called.
+        """
+        with self._lock:
+            is_waiting = self._is_closed_for(consumer)
+            if is_waiting:
+                self._waiters.add(waiter, consumer)
+        if not is_waiting:
+            waiter()
+
+    def forget_waiter(self, waiter: Callable[[], object]) -> None:
+        """Do not call a waiter any more; one that does not wait is left alone."""
+        with self._lock:
+            self._waiters.forget(waiter)
+
+    def consumer_closed(self, name: str) -> None:
+        """Forget that a consumer was closed by its own limit, and wake who waits for that."""
+        with self._lock:
+            self._consumers.forget(name)
+            woken = self._settle()
+        call_all(woken)
+
+    def count_unacked(self, delta: int) -> None:
+        """Tell the broker's limit of messages that were sent, or taken off by acks and returns.
+
+        What a request grants is to be counted before the next request: what is not, was not sent.
+
+        Raises:
+            ValueError: More are taken off than were counted; nothing is changed.
+        """
+        if self._part is not None:
+            self._part.count(delta)
+
+    def mark_persisted(self, unpersisted_record_bytes: int) -> None:
+        """Keep what a persist left un-persisted, for `Accounting.ESTIMATE_AT_PERSIST`, which looks at nothing else."""
+        self._persisted_record_bytes = unpersisted_record_bytes
+
+    def close(self) -> None:
+        """Leave the broker's limit and take this subscription's part out of it; closing twice does nothing."""
+        with self._lock:
+            part, self._part = self._part, None
+            if part is not None:
+                self._part_closings = part.blocked_count
+        if part is not None:
+            part.close()
+            self._wake_from_broker()
+
+    def _plain_refusal(self, usage: Usage, consumer: str) -> Verdict | None:
+        """Return quickly what mostly is the first of the standing verdicts; None says nothing."""
+        state = self._first_closed
+        if state is self._messages:
+            used = usage.unacked_messages
+        elif state is not None:
+            used = self._used(usage)[0 if state is self._record_bytes else 1]
+        elif consumer in self._consumers.closed:
+            state, used = self._consumers.closed[consumer], usage.consumer_unacked_messages
+        else:
+            return self._part.verdict() if self._part is not None and self._part.refuses else None
+        if used <= state.released_at:
+            return None
+        return Verdict(0, state.rule, used, state.limit, state.released_at, state.since_ms)
+
+    def _request(
+        self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int
+    ) -> tuple[Verdict, Sequence[BrokerPart]]:
+        """Return the verdict and whom it lets go on: they are to be told without the lock, having their own."""
+        refusal = self._refusal(wanted, usage, consumer, now_ms)
+        if refusal is not None:
+            return refusal, NOBODY
+        verdict = self._longest_prefix(wanted, usage, consumer)
+        if self._part is None or not verdict.granted:
+            return verdict, NOBODY
+        # Asked last: it keeps what it grants from all other subscriptions.
+        granted, others = self._part.grant(wanted.weights, verdict.granted, now_ms=now_ms)
+        return verdict if granted == verdict.granted else self._part.verdict(granted=granted), others
+
+    def _refusal(self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
+        """Open and close the rules by what the first message needs; return a verdict if one of them is closed."""
+        weight = total_of(wanted.weights, 1)
+        first_bytes, first_range = (wanted.record_bytes[0], 1) if self._is_exact else (1, 0)
+        for standing in self._standing(usage, consumer):
+            return standing
+        states = self._states(consumer)
+        refusal = None
+        # All are asked, also if the first refuses: each closes for itself.
+        for state, needed, used in zip(
+            states, (first_bytes, first_range, weight, weight), self._used(usage), strict=True
+        ):
+            if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
+                refusal = state.verdict(used)
+        self._consumers.keep(consumer, states[-1])
+        return refusal
+
+    def _standing(self, usage: Usage, consumer: str) -> Iterator[Verdict]:
+        """Yield a verdict for each rule that is closed and stays so at this use."""
+        for state, used in zip(self._states(consumer), self._used(usage), strict=True):
+            if state.is_closed and used > state.released_at:
+                yield state.verdict(used)
+        if self._part is not None and self._part.is_closed:
+            yield self._part.verdict()
+
+    def _longest_prefix(self, wanted: Wanted, usage: Usage, consumer: str) -> Verdict:
+        """Return what the limits of the subscription and the consumer have room for, whether they are closed or not."""
+        count = len(wanted.record_bytes)
+        granted, binding = count, None
+        for state, costs, used in self._costs(wanted, usage, consumer):
+            fitting = state.fitting(costs, count, used=used)
+            if fitting < granted:
+                granted, binding = fitting, (state, costs, used)
+        if binding is None:
+            return _ONE_GRANTED if granted == 1 else Verdict(granted)
+        state, costs, used = binding
+        return state.verdict(used + total_of(costs, granted), granted=granted)
+
+    def _costs(self, wanted: Wanted, usage: Usage, consumer: str) -> list[tuple[RuleState, Sequence[int] | None, int]]:
+        record_bytes, ranges, messages, own = zip(
+            self._states(consumer),
+            (wanted.record_bytes, wanted.ranges, wanted.weights, wanted.weights),
+            self._used(usage),
+            strict=True,
+        )
+        # An estimate reserves nothing: once open, these two let everything through.
+        return [record_bytes, ranges, messages, own] if self._is_exact else [messages, own]
+
+    def _used(self, usage: Usage) -> tuple[int, int, int, int]:
+        unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
+        if self._is_exact:
+            return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
+        return self._persisted_record_bytes, ranges, unacked, consumer_unacked
+
+    def _states(self, consumer: str) -> tuple[RuleState, RuleState, RuleState, RuleState]:
+        return *self._subscription_states, self._consumers.state(consumer)
+
+    def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
+        return (
+            consumer in self._consumers.closed,
+            self._record_bytes.is_closed,
+            self._ranges.is_closed,
+            self._messages.is_closed,
+            self._part is not None and self._part.is_closed,
+        )
+
+    def _is_closed_for(self, consumer: str) -> bool:
+        return any(self._closed_rules(consumer))
+
+    def _settle(self) -> list[Callable[[], object]]:
+        """Bring up to date what follows from the closed rules; return the waiters to be called without the lock."""
+        self._first_closed = next((state for state in self._subscription_states if state.is_closed), None)
+        is_shut = self._first_closed is not None or (self._part is not None and self._part.is_closed)
+        self._asks_each_rule = is_shut or not self._is_exact
+        self.is_closed = is_shut or bool(self._consumers.closed)
+        return [] if is_shut else self._waiters.take(closed_consumers=self._consumers.closed)
+
+    def _wake_from_broker(self) -> None:
+        with self._lock:
+            woken = self._settle()
+        call_all(woken)
 
 
 _NOTHING_ASKED = Verdict(0)
 # Most checks ask for one message and get it; a shared answer spares them half their time.
 _ONE_GRANTED = Verdict(1)
-
-
-@final
-class _RuleState:
-    """A rule's limit, and whether it is closed."""
-
-    __slots__ = ("_mark", "blocked_count", "is_closed", "limit", "released_at", "rule")
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.limit = _NO_LIMIT
-        self._mark = _NO_LIMIT
-        self.is_closed = False
-        # While closed: at this use it opens, and has room for the message that it closed on.
-        self.released_at = _NO_LIMIT
-        self.blocked_count = 0
-
-    def change(self, limit: int, *, mark: int) -> None:
-        """Take another limit, below 1 meaning none; a closed rule stays closed unless it is off now."""
-        is_on = limit >= 1
-        self.limit = limit if is_on else _NO_LIMIT
-        self._mark = max(0, mark) if is_on else _NO_LIMIT
-        self.released_at = self._mark
-        self.is_closed = self.is_closed and is_on
-
-    def admits(self, needed: int, *, used: int) -> bool:
-        """Open if the use has fallen, close if there is no room, and say whether the rule is open now."""
-        if self.is_closed and used > self.released_at:
-            return False
-        has_room = used + needed <= self.limit
-        # Not closed twice when it opens and shuts in one call: in between it was open to nobody.
-        self.blocked_count += not has_room and not self.is_closed
-        self.is_closed = not has_room
-        self.released_at = self._mark if has_room else max(0, min(self._mark, self.limit - needed))
-        return has_room
-
-    def verdict(self, used: int, *, granted: int = 0) -> Verdict:
-        """Answer that this rule keeps the rest back."""
-        return Verdict(granted, self.rule, used, self.limit, self.released_at)

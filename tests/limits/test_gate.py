@@ -2,7 +2,7 @@
 
 import pytest
 
-from limits import DispatchGate, GateLimits, Rule, Usage, Verdict
+from limits import Accounting, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
 
@@ -22,7 +22,7 @@ def messages_gate(limit: int) -> DispatchGate:
 
 
 def test_the_defaults_are_pulsars():
-    assert GateLimits() == GateLimits(5 * 1024 * 1024, 50_000, 0.8, 0.5)
+    assert GateLimits() == GateLimits(5 * 1024 * 1024, 200_000, 0.8, 0.5, 0, 50_000, Accounting.EXACT)
 
 
 @pytest.mark.parametrize("limit", [1, 1023])
@@ -34,6 +34,18 @@ def test_a_byte_limit_too_small_to_work_with_is_refused_by_name(limit):
 def test_a_negative_message_limit_is_refused_by_name():
     with pytest.raises(ValueError, match=r"max_unacked_messages .*is -1"):
         GateLimits(max_unacked_messages=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("max_unacked_ranges", "managedLedgerMaxUnackedRangesToPersist"),
+        ("max_unacked_messages_per_consumer", "maxUnackedMessagesPerConsumer"),
+    ],
+)
+def test_the_other_limits_refuse_a_negative_number_by_name(name, key):
+    with pytest.raises(ValueError, match=rf"{name} \({key}\) is -3"):
+        GateLimits(**{name: -3})
 
 
 @pytest.mark.parametrize("name", ["unpersisted_release_ratio", "unacked_release_ratio"])
@@ -76,8 +88,11 @@ def test_with_both_limits_reached_the_bytes_are_named():
     gate = DispatchGate(GateLimits(max_unpersisted_ack_record_bytes=1024, max_unacked_messages=1))
     usage = Usage(0, 1024, 1)
     assert gate.request([17], usage=usage).rule is Rule.UNPERSISTED_ACK_RECORD_BYTES
-    assert [verdict.rule for verdict in gate.why_blocked(usage)] == list(Rule)
-    assert [gate.blocked_count(rule) for rule in Rule] == [1, 1]
+    assert [verdict.rule for verdict in gate.why_blocked(usage)] == [
+        Rule.UNPERSISTED_ACK_RECORD_BYTES,
+        Rule.UNACKED_MESSAGES,
+    ]
+    assert [gate.blocked_count(rule) for rule in Rule] == [1, 0, 1, 0, 0]
 
 
 def test_a_request_for_nothing_is_granted_and_closes_nothing():
@@ -153,7 +168,7 @@ def test_a_refused_redelivery_closes_nothing():
 def test_why_blocked_follows_the_use_without_a_request():
     gate = messages_gate(10)
     gate.request([17], usage=Usage(0, 0, 10))
-    assert gate.why_blocked(Usage(0, 0, 5)) == (Verdict(0, Rule.UNACKED_MESSAGES, 5, 10, 4),)
+    assert gate.why_blocked(Usage(0, 0, 5)) == (Verdict(0, Rule.UNACKED_MESSAGES, 5, 10, 4, 0),)
     assert gate.why_blocked(Usage(0, 0, 4)) == ()
 
 
@@ -161,7 +176,7 @@ def test_limits_lowered_below_the_use_block_until_it_has_fallen():
     gate = messages_gate(100)
     assert gate.request([17] * 100, usage=NOTHING_USED).granted == 100
     gate.change_limits(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_messages=10))
-    assert gate.request([17], usage=Usage(0, 0, 100)) == Verdict(0, Rule.UNACKED_MESSAGES, 100, 10, 4)
+    assert gate.request([17], usage=Usage(0, 0, 100)) == Verdict(0, Rule.UNACKED_MESSAGES, 100, 10, 4, 0)
     assert gate.request_redelivery([17], usage=Usage(0, 0, 99)).granted == 0
     assert gate.request([17], usage=Usage(0, 0, 4)).granted == 1
 
@@ -179,5 +194,5 @@ def test_limits_raised_or_switched_off_free_a_closed_rule():
 
 
 def test_a_negative_worst_case_is_refused():
-    with pytest.raises(ValueError, match="message 1 is -1 bytes"):
+    with pytest.raises(ValueError, match="worst case in bytes of message 1 is -1"):
         bytes_gate().request([17, -1], usage=NOTHING_USED)

@@ -1,0 +1,288 @@
+"""The limit on unacked messages that the subscriptions of a broker share."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, final
+
+from limits import pulsar_conf
+from limits.rule_state import NO_LIMIT
+from limits.rules import Rule, Verdict
+from limits.waiters import call_all
+from limits.wanted import fitting_count, total_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
+_SHARE_DEFAULT = 0.16
+
+
+@final
+class BrokerLimit:
+    """The unacked messages of all subscriptions of a broker, and who is to wait when they are too many.
+
+    Give it to the `DispatchGate` of each subscription. When there is no room for a subscription's next message the
+    broker is *blocked*, until its total is below half the maximum. Meanwhile each subscription may have its share
+    of the maximum; one that asks for more is closed until it is below half its share, or the broker is not
+    blocked. The total never passes the maximum for a subscription above its share. A subscription with nothing
+    unacked always gets one message, whatever it weighs.
+
+    Args:
+        max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
+        blocked_share: The share of that, 0 < share <= 1.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Safe for concurrent use.
+
+    Source: ``BrokerService.checkUnAckMessageDispatching`` and ``addUnAckedMessages`` of Apache Pulsar, which look
+    after a batch was sent and so pass the maximum.
+    """
+
+    def __init__(self, max_unacked_messages: int = 0, blocked_share: float = _SHARE_DEFAULT) -> None:
+        self._lock = Lock()
+        # Invariants: the sum over all parts of what they count and what they were promised; the closed ones among
+        # them; the highest total at which one of those opens, -1 if none is closed.
+        self._total = 0
+        self._closed: dict[BrokerPart, None] = {}
+        self._opens_at = -1
+        self._is_blocked = False
+        self._set_limit(max_unacked_messages, blocked_share)
+
+    @classmethod
+    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> BrokerLimit:
+        """Read ``maxUnackedMessagesPerBroker`` and ``maxUnackedMessagesPerSubscriptionOnBrokerBlocked``.
+
+        Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar.
+
+        Raises:
+            ValueError: A value is malformed or out of range; names the key.
+            TypeError: A value is not text.
+        """
+        limit = pulsar_conf.whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, default=0)
+        share = pulsar_conf.number(properties, _SHARE_KEY, default=_SHARE_DEFAULT)
+        return cls(limit, share) if limit > 0 and share > 0 else cls()
+
+    @property
+    def max_unacked_messages(self) -> int:
+        """Most unacked messages of all subscriptions; 0 is off."""
+        return self._max_unacked_messages
+
+    @property
+    def blocked_share(self) -> float:
+        """The part of the maximum that each subscription may have while the broker is blocked."""
+        return self._blocked_share
+
+    @property
+    def unacked_messages(self) -> int:
+        """Unacked messages of all subscriptions, with those granted and not yet sent."""
+        return self._total
+
+    @property
+    def is_blocked(self) -> bool:
+        """Must subscriptions keep to their share?"""
+        return self._is_blocked
+
+    def change_limit(self, max_unacked_messages: int, blocked_share: float = _SHARE_DEFAULT) -> None:
+        """Put another maximum in force from the next call on; what is above it stays.
+
+        Raises:
+            ValueError: A number is out of range; nothing is changed.
+        """
+        with self._lock:
+            self._set_limit(max_unacked_messages, blocked_share)
+            # Each closed subscription asks again, and closes again by the new numbers.
+            self._is_blocked = self._is_blocked and self._total > self._mark
+            opened = list(self._closed)
+            self._open(opened)
+        wake_all(opened)
+
+    def part(self, wake: Callable[[], object]) -> BrokerPart:
+        """Return the part of one more subscription; what is given is called when the limit lets it go on."""
+        return BrokerPart(self, wake)
+
+    def _set_limit(self, max_unacked_messages: int, blocked_share: float) -> None:
+        if max_unacked_messages < 0:
+            raise ValueError(
+                f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value}) is {max_unacked_messages}: "
+                f"it cannot be negative; use 0 to switch it off"
+            )
+        if not 0 < blocked_share <= 1:
+            raise ValueError(f"blocked_share ({_SHARE_KEY}) is {blocked_share}: it must be above 0 and at most 1")
+        self._max_unacked_messages = max_unacked_messages
+        self._blocked_share = blocked_share
+        self._limit = max_unacked_messages or NO_LIMIT
+        self._mark = max(0, self._limit // 2 - 1)
+        self._share = int(max_unacked_messages * blocked_share) if max_unacked_messages else NO_LIMIT
+
+    def _open(self, parts: Iterable[BrokerPart]) -> None:
+        for part in parts:
+            part.is_closed = False
+            part.since_ms = None
+            self._closed.pop(part, None)
+        self._opens_at = max((closed.released_at for closed in self._closed), default=-1)
+
+    def _lower(self, count: int) -> list[BrokerPart]:
+        """Take so much off the total, and return whom that opens."""
+        self._total -= count
+        self._is_blocked = self._is_blocked and self._total > self._mark
+        if self._total > self._opens_at:
+            return []
+        opened = [part for part in self._closed if self._total <= part.released_at]
+        self._open(opened)
+        return opened
+
+
+def wake_all(parts: Iterable[BrokerPart]) -> None:
+    """Tell subscriptions that they may go on; not under the lock, they have locks of their own."""
+    call_all(part.wake for part in parts)
+
+
+NOBODY: tuple[BrokerPart, ...] = ()
+
+
+@final
+class BrokerPart:
+    """One subscription's unacked messages within the limit of its broker.
+
+    What is granted is promised to the subscription until it counts it as sent. What it has not counted when it
+    asks again was not sent, and lapses.
+    """
+
+    __slots__ = (
+        "_broker",
+        "_counted",
+        "_promised",
+        "_share_released_at",
+        "blocked_count",
+        "is_closed",
+        "released_at",
+        "since_ms",
+        "wake",
+    )
+
+    def __init__(self, broker: BrokerLimit, wake: Callable[[], object]) -> None:
+        self._broker = broker
+        self.wake = wake
+        self._counted = 0
+        self._promised = 0
+        self.is_closed = False
+        # While closed: at this total of the broker it opens, and at this count of its own.
+        self.released_at = NO_LIMIT
+        self._share_released_at = NO_LIMIT
+        self.since_ms: int | None = None
+        self.blocked_count = 0
+
+    @property
+    def refuses(self) -> bool:
+        """Is it closed, and nothing to lapse?"""
+        return self.is_closed and not self._promised
+
+    def grant_one(self) -> bool:
+        """Grant a single message where that is plain; False says nothing, ask `grant` then."""
+        broker = self._broker
+        with broker._lock:
+            # Who is closed while the broker is not blocked waits for room for a large batch.
+            if broker._total >= broker._limit or self._promised or broker._is_blocked or self.is_closed:
+                return False
+            broker._total += 1
+            self._promised = 1
+        return True
+
+    def grant(self, weights: Sequence[int] | None, count: int, *, now_ms: int) -> tuple[int, Sequence[BrokerPart]]:
+        """Grant the longest prefix of new messages that fits, and close if none does.
+
+        Returns:
+            How many, and which others it lets go on; they are to be told (`wake_all`) without a lock.
+        """
+        with self._broker._lock:
+            opened = self._lapse()
+            granted = 0 if self.is_closed else self._grant_open(weights, count, now_ms=now_ms)
+        return granted, opened
+
+    def grant_redelivery(self, weights: Sequence[int] | None, count: int) -> tuple[int, Sequence[BrokerPart]]:
+        """Grant the longest prefix that the limit, closed or not, has room for; returns as `grant`."""
+        broker = self._broker
+        with broker._lock:
+            opened = self._lapse()
+            room = max(broker._limit - broker._total, broker._share - self._counted)
+            granted = self._promise(weights, count, room=room)
+        return granted, opened
+
+    def count(self, delta: int) -> None:
+        """Count messages sent, or taken off by acks and returns.
+
+        Raises:
+            ValueError: More are taken off than were counted; nothing is changed.
+        """
+        with self._broker._lock:
+            if delta == self._promised:
+                # As a rule what was granted is sent: the total knows of it.
+                self._promised = 0
+                self._counted += delta
+                return
+            if self._counted + delta < 0:
+                raise ValueError(f"{delta} unacked messages of {self._counted}: there cannot be fewer than none")
+            promised = min(self._promised, max(delta, 0))
+            self._promised -= promised
+            self._counted += delta
+            opened = self._lower(promised - delta)
+        wake_all(opened)
+
+    def close(self) -> None:
+        """Take what is counted here out of the total, for good."""
+        with self._broker._lock:
+            gone = self._counted + self._promised
+            self._counted = self._promised = 0
+            opened = self._lower(gone)
+            self._broker._open([self])
+        wake_all(part for part in opened if part is not self)
+
+    def verdict(self, *, granted: int = 0) -> Verdict:
+        """Answer that the broker's limit keeps the rest back."""
+        broker = self._broker
+        released_at = self.released_at if self.is_closed else broker._mark
+        rule = Rule.BROKER_UNACKED_MESSAGES
+        return Verdict(granted, rule, broker._total, broker._limit, released_at, self.since_ms)
+
+    def _lapse(self) -> Sequence[BrokerPart]:
+        promised, self._promised = self._promised, 0
+        return self._broker._lower(promised) if promised else NOBODY
+
+    def _lower(self, count: int) -> list[BrokerPart]:
+        opened = self._broker._lower(count)
+        if self.is_closed and self._counted <= self._share_released_at:
+            self._broker._open([self])
+            opened.append(self)
+        return opened
+
+    def _grant_open(self, weights: Sequence[int] | None, count: int, *, now_ms: int) -> int:
+        broker = self._broker
+        room = broker._limit - broker._total
+        if not broker._is_blocked and fitting_count(weights, count, room=room):
+            return self._promise(weights, count, room=room)
+        broker._is_blocked = True
+        granted = self._promise(weights, count, room=broker._share - self._counted)
+        if not granted:
+            self._close(total_of(weights, 1), now_ms)
+        return granted
+
+    def _promise(self, weights: Sequence[int] | None, count: int, *, room: int) -> int:
+        granted = fitting_count(weights, count, room=room)
+        if not self._counted:
+            granted = max(granted, 1)
+        self._promised = total_of(weights, granted)
+        self._broker._total += self._promised
+        return granted
+
+    def _close(self, needed: int, now_ms: int) -> None:
+        broker = self._broker
+        self.is_closed = True
+        self.since_ms = now_ms
+        self.blocked_count += 1
+        self.released_at = max(0, min(broker._mark, broker._limit - needed))
+        self._share_released_at = max(0, min(broker._share // 2 - 1, broker._share - needed))
+        broker._closed[self] = None
+        broker._opens_at = max(broker._opens_at, self.released_at)

@@ -1,0 +1,175 @@
+"""The limits of a subscription, what it uses, and the answer of its gate: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from limits import pulsar_conf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Below this the reservations of a handful of messages fill the limit, and the dispatcher would crawl.
+RECORD_BYTES_LIMIT_MIN = 1024
+
+_PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
+_RANGES_DEFAULT = 10_000
+
+
+class Rule(Enum):
+    """A limit of the gate, by the Pulsar setting it stands for."""
+
+    UNPERSISTED_ACK_RECORD_BYTES = "maxUnPersistAckRecordsBytes"
+    UNACKED_RANGES = "managedLedgerMaxUnackedRangesToPersist"
+    UNACKED_MESSAGES = "maxUnackedMessagesPerSubscription"
+    CONSUMER_UNACKED_MESSAGES = "maxUnackedMessagesPerConsumer"
+    BROKER_UNACKED_MESSAGES = "maxUnackedMessagesPerBroker"
+
+
+class Accounting(Enum):
+    """What is held against the limits of the ack state.
+
+    EXACT counts what is there and the worst that the acks of all sent messages can add to it.
+
+    ESTIMATE_AT_PERSIST is the rule of PIP-262, there to be compared with: "we just mark the value when ack data is
+    persisting". Nothing is reserved, the byte rule looks at the value last marked, and the range rule closes, as
+    that of PIP-299, once there are more ranges than its limit. So both limits can be passed.
+    """
+
+    EXACT = "exact"
+    ESTIMATE_AT_PERSIST = "estimate at persist"
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """The limits of one subscription and how far its use must fall before a limit that was hit lets go.
+
+    Attributes:
+        max_unpersisted_ack_record_bytes: Most bytes of ack records in memory and not durable, with what is
+            reserved for them. Below 1 the rule is off; 1 to 1023 is refused.
+        max_unacked_messages: Most messages sent and not acked; 0 is off.
+        unpersisted_release_ratio: The byte and the range rule let go at or below this part of their limit;
+            0 < ratio <= 1.
+        unacked_release_ratio: The message rule lets go below this part of its limit; 0 < ratio <= 1.
+        max_unacked_ranges: Most ranges of acked entries above the mark-delete position, with what is reserved
+            for them; 0 is off.
+        max_unacked_messages_per_consumer: Most messages that one consumer was sent and has not acked; 0 is off.
+            The rule lets go at or below half.
+        accounting: What is held against the first and the fifth.
+
+    Raises:
+        ValueError: A field is out of its bounds.
+
+    Source: ``maxUnPersistAckRecordsBytes``; a dispatcher of Apache Pulsar blocked on unacked messages resumes
+    below half the maximum, in whole numbers, a consumer at half. With a maximum of 1 the dispatcher never would;
+    here it does, at 0.
+    """
+
+    max_unpersisted_ack_record_bytes: int = 5 * 2**20
+    max_unacked_messages: int = 200_000
+    unpersisted_release_ratio: float = 0.8
+    unacked_release_ratio: float = 0.5
+    max_unacked_ranges: int = 0
+    max_unacked_messages_per_consumer: int = 50_000
+    accounting: Accounting = Accounting.EXACT
+
+    def __post_init__(self) -> None:
+        if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
+            raise ValueError(
+                f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
+                f"{self.max_unpersisted_ack_record_bytes}: below {RECORD_BYTES_LIMIT_MIN} bytes a few "
+                f"messages in flight would fill it; use 0 to switch it off"
+            )
+        for name, rule in _NOT_NEGATIVE.items():
+            limit = getattr(self, name)
+            if limit < 0:
+                raise ValueError(f"{name} ({rule.value}) is {limit}: it cannot be negative; use 0 to switch it off")
+        for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
+            ratio = getattr(self, name)
+            if not 0 < ratio <= 1:
+                raise ValueError(f"{name} is {ratio}: it must be above 0 and at most 1")
+
+    @classmethod
+    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> GateLimits:
+        """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
+
+        Reads ``maxUnPersistAckRecordsBytes``, ``maxUnackedMessagesPerSubscription`` and
+        ``maxUnackedMessagesPerConsumer``, of which 0 and below are off, and
+        ``managedLedgerMaxUnackedRangesToPersist``, a limit of the gate only where
+        ``dispatcherPauseOnAckStatePersistentEnabled`` is true. Other keys are left alone.
+
+        Raises:
+            ValueError: A value is malformed or out of range; names the key.
+            TypeError: A value is not text.
+        """
+        defaults = cls()
+        ranges = pulsar_conf.whole_number(properties, Rule.UNACKED_RANGES.value, default=_RANGES_DEFAULT)
+        is_pausing = pulsar_conf.flag(properties, _PAUSE)
+        if is_pausing and ranges < 1:
+            raise ValueError(
+                f"{Rule.UNACKED_RANGES.value} is {ranges}: with {_PAUSE} the first ack hole would stop dispatch"
+            )
+
+        def limit(rule: Rule, default: int) -> int:
+            return max(0, pulsar_conf.whole_number(properties, rule.value, default=default))
+
+        return cls(
+            max_unpersisted_ack_record_bytes=limit(
+                Rule.UNPERSISTED_ACK_RECORD_BYTES, defaults.max_unpersisted_ack_record_bytes
+            ),
+            max_unacked_messages=limit(Rule.UNACKED_MESSAGES, defaults.max_unacked_messages),
+            max_unacked_ranges=ranges if is_pausing else 0,
+            max_unacked_messages_per_consumer=limit(
+                Rule.CONSUMER_UNACKED_MESSAGES, defaults.max_unacked_messages_per_consumer
+            ),
+        )
+
+
+_NOT_NEGATIVE = {
+    "max_unacked_messages": Rule.UNACKED_MESSAGES,
+    "max_unacked_ranges": Rule.UNACKED_RANGES,
+    "max_unacked_messages_per_consumer": Rule.CONSUMER_UNACKED_MESSAGES,
+}
+
+
+class Usage(NamedTuple):
+    """What a subscription uses now, and the consumer that is asked for.
+
+    Attributes:
+        unpersisted_record_bytes: Size of the ranges acked in memory and not durable.
+        reserved_bytes: Worst case of what is sent and not yet acked.
+        unacked_messages: How many messages are sent and not yet acked.
+        range_count: How many ranges of acked entries there are above the mark-delete position.
+        reserved_ranges: How many more there are at worst when all that is sent is acked.
+        consumer_unacked_messages: How many messages the consumer was sent and has not yet acked.
+    """
+
+    unpersisted_record_bytes: int
+    reserved_bytes: int
+    unacked_messages: int
+    range_count: int = 0
+    reserved_ranges: int = 0
+    consumer_unacked_messages: int = 0
+
+
+class Verdict(NamedTuple):
+    """How many messages may be sent and, unless that is all of them, which rule binds.
+
+    Attributes:
+        granted: The length of the prefix that may be sent.
+        rule: The rule that keeps the rest back, the first in the order of `Rule` if several do; None if everything
+            was granted.
+        used: What that rule counts, this grant included. 0 if no rule binds, as are the next two.
+        limit: What `used` may not pass.
+        released_at: The highest use at which the rule, once closed, lets go again.
+        since_ms: When the rule closed; None while it is open.
+    """
+
+    granted: int
+    rule: Rule | None = None
+    used: int = 0
+    limit: int = 0
+    released_at: int = 0
+    since_ms: int | None = None
