@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.ack_hole import ack_effect
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.entry_bitmap import bitmap_of
+from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
+from ackstate.record_size import range_first_bytes, ranges_bytes
 from ackstate.selection import Keep, select
 
 if TYPE_CHECKING:
@@ -93,6 +97,9 @@ class AckState:
         # durable. Invariant: all of them are at or below it and above the persisted one.
         self._covered = DeletedRanges()
         self._has_failed = False  # whether some of the fresh ones were passed by in that way
+        # The four sets as one, so that ranges which touch count as one: kept while something is held back or cut off.
+        self._all_undurable: DeletedRanges | None = None
+        self._growth = 0  # bytes by which they will be larger once what is being written is no longer among them
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed_batches: set[Position] = set()
         self._batches_in_flight: set[Position] = set()
@@ -107,14 +114,14 @@ class AckState:
         self._acked_count = self._durable_count = 0
 
     @property
-    def redelivery_if_crashed(self) -> int:
-        """Acked messages that no durable record covers. Complexity: O(1)."""
-        return self._acked_count - self._durable_count
-
-    @property
     def durable_count(self) -> int:
         """Messages acked since the state was made or restored that are durable. Complexity: O(1)."""
         return self._durable_count
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """Acked messages that no durable record covers. Complexity: O(1)."""
+        return self._acked_count - self._durable_count
 
     @property
     def held_back(self) -> int:
@@ -139,8 +146,25 @@ class AckState:
 
     @property
     def unpersisted_record_bytes(self) -> int:
-        """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: O(1)."""
-        return sum(ranges.record_bytes for ranges in self._undurable())
+        """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: O(1).
+
+        While a persist is under way, it is the larger of what they are and what they will be after it; never more
+        than what acks one by one have added.
+        """
+        if self._all_undurable is not None:
+            return self._all_undurable.record_bytes + self._growth
+        return self._fresh.record_bytes + self._in_flight.record_bytes
+
+    def unpersisted_bytes_added(self, position: Position) -> int:
+        """Return at most how much acking an entry now would add to `unpersisted_record_bytes`.
+
+        Raises:
+            As `ackstate.ack_hole.ack_effect`.
+        """
+        if self.is_acked(position):
+            return 0
+        joined = self._fresh if self._all_undurable is None else self._all_undurable
+        return ack_effect(position, joined, self._ledgers, self.mark_delete).record_bytes
 
     @property
     def backlog(self) -> int:
@@ -193,9 +217,12 @@ class AckState:
             self._ack_following(position)
         elif not self.deleted.add_with(self._fresh, position):
             return 0
-        elif ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
+        else:
+            if self._all_undurable is not None:
+                self._all_undurable.add(position)
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
-            self._advance_mark_delete()
+            if ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
+                self._advance_mark_delete()
         if self.batch:
             self._complete(position)
         self._acked_count += 1
@@ -213,6 +240,8 @@ class AckState:
                 self._ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
             self.deleted.add_entries_with(self._fresh, ledger_id, bitmap)
+            if self._all_undurable is not None:
+                self._all_undurable.add_entries(ledger_id, bitmap)
             for position in self.batch.among(ledger_id, bitmap):
                 self._complete(position)
         self._accept(sum(map(len, new.values())))
@@ -329,6 +358,7 @@ class AckState:
         self._fresh, self._in_flight, self._has_failed = DeletedRanges(), DeletedRanges(), False
         self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
         self._displaced = DeletedRanges()
+        self._all_undurable, self._growth = None, 0
         self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
         self._completed = BatchIndexes()
         self._durable_count = self._acked_count
@@ -338,18 +368,30 @@ class AckState:
         lowest = self._held.first_range()
         return bool(self._fresh) or (lowest is not None and lowest[0] < frontier)
 
-    def begin_persist(self, *, frontier: Position = EVERYTHING, limits: PersistLimits = UNLIMITED) -> Unpersisted:
+    def begin_persist(
+        self,
+        *,
+        frontier: Position = EVERYTHING,
+        limits: PersistLimits = UNLIMITED,
+        record_bytes_max: int | None = None,
+    ) -> Unpersisted:
         """Take everything that is not durable, as of now, but for what must be held back or is over a limit.
 
         Args:
             frontier: Acks above it are young and are held back; the mark-delete position never is.
             limits: How much the durable state may hold.
+            record_bytes_max: What `unpersisted_record_bytes` may be after this if it is not more already. For that the
+                frontier moves up to the end of the range that it would cut, if what is left of the range took more
+                bytes than the whole; and nothing durable is displaced.
 
         Complexity: bitmap operations over what is not durable; beyond a range limit also over what is.
         """
         ready = self._fresh
         self._fresh, self._has_failed = DeletedRanges(), False
         if self._held or frontier != EVERYTHING:
+            if self._all_undurable is None:
+                self._all_undurable = ready.copy()
+            frontier = self._grow(frontier, record_bytes_max)
             self._held.update(ready)
             ready = self._held.take_at_most(frontier)
         if self._cut:
@@ -358,8 +400,10 @@ class AckState:
         if self._displaced:
             self._displaced = DeletedRanges()
         if limits.range_count_max is not None:
-            ready = self._cut_to_limit(ready, limits.range_count_max, displaces=limits.displaces)
+            ready = self._cut_to_limit(ready, limits, record_bytes_max)
         self._in_flight = ready
+        if not self._held and not self._cut:
+            self._all_undurable = None
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
         for position in self._batches_cut:
             self._completed.discard(position)  # Nothing of it is durable.
@@ -394,6 +438,9 @@ class AckState:
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
         self._covered.remove_at_most(written.mark_delete)
+        if self._all_undurable is not None:
+            self._all_undurable.difference_update(self._in_flight)
+            self._growth = 0
         self._in_flight = DeletedRanges()
         if self._batches_in_flight:
             self._batches_in_flight = set()
@@ -410,34 +457,99 @@ class AckState:
         self._has_failed = True
         self._changed_batches |= self._batches_in_flight
         self._in_flight, self._batches_in_flight = DeletedRanges(), set()
+        self._growth = 0
 
     def withdraw_persist(self) -> None:
         """Put back what was just taken: it will not be tried, so what is durable stays so."""
         self.abandon_persist()
         self._cut.difference_update(self._displaced)
+        if self._all_undurable is not None:
+            self._all_undurable.difference_update(self._displaced)
         self._durable_count += len(self._displaced)
 
-    def _cut_to_limit(self, ready: DeletedRanges, range_count_max: int, *, displaces: bool) -> DeletedRanges:
+    def frontier_leaving(self, record_bytes_max: int) -> Position:
+        """Return the lowest end of a range such that those above it, of what is not durable, take no more bytes.
+
+        Returns:
+            The mark-delete position if they all do.
+
+        Complexity: O(log ranges) bitmap operations over one ledger's.
+        """
+        room = record_bytes_max
+        for ledger_id, bitmap in reversed(list(self._undurable_as_one().bitmaps())):
+            begins = firsts(bitmap)
+            size = ranges_bytes(ledger_id, bitmap, begins)
+            if size > room:
+                left_count = bisect_right(range(len(begins) + 1), room, key=partial(_highest_bytes, ledger_id, bitmap))
+                given = len(begins) - (left_count - 1)
+                last = bitmap.max() if given == len(begins) else begins[given] - 1
+                return Position(ledger_id, last)
+            room -= size
+        return self.mark_delete
+
+    def undurable_count(self, lower: Position, upper: Position) -> int:
+        """Return how many acks above one position and up to another are not durable. Complexity: O(ledgers)."""
+        if upper <= lower:
+            return 0
+        return self._undurable_as_one().cardinality(Position(lower.ledger_id, lower.entry_id + 1), upper)
+
+    def _grow(self, frontier: Position, record_bytes_max: int | None) -> Position:
+        """Return a frontier that makes the ranges which are not durable no larger than they may be.
+
+        The number of bytes by which they grow is noted now: they must fit whether or not the write succeeds.
+        """
+        assert self._all_undurable is not None
+        ledger_id, entry_id = frontier
+        run = self._all_undurable.run_containing(frontier) if 0 <= entry_id < ENTRY_ID_MAX else None
+        if run is None or run.end == entry_id + 1:
+            return frontier
+        growth = range_first_bytes(entry_id + 1) - range_first_bytes(run.first)
+        if growth <= 0:
+            return frontier
+        if record_bytes_max is not None and self._all_undurable.record_bytes + growth > record_bytes_max:
+            return Position(ledger_id, run.end - 1)
+        self._growth = growth
+        return frontier
+
+    def _cut_to_limit(self, ready: DeletedRanges, limits: PersistLimits, record_bytes_max: int | None) -> DeletedRanges:
         """Return what of the acks that are ready the durable state has room for; the rest is cut off.
 
         What is durable and gives way counts as not durable from now on: the write may happen although it fails.
         """
-        if not self._held and self.deleted.range_count <= range_count_max:
+        assert limits.range_count_max is not None
+        if not self._held and self.deleted.range_count <= limits.range_count_max:
             return ready
         wanted = self.deleted.copy()
         wanted.difference_update(self._held)
         durable = wanted.copy()
         durable.difference_update(ready)
-        always = None if displaces else durable
-        kept = select(wanted, range_count_max=range_count_max, keep=self._keep, always=always).kept
+        undurable = ready.copy() if self._all_undurable is None else self._all_undurable
+        always = None if limits.displaces else durable
+        kept = select(wanted, range_count_max=limits.range_count_max, keep=self._keep, always=always).kept
+        displaced = durable.copy()
+        displaced.difference_update(kept)
+        if displaced:
+            grown = undurable.copy()
+            grown.update(displaced)
+            if record_bytes_max is not None and grown.record_bytes + self._growth > record_bytes_max:
+                return self._cut_to_limit(ready, limits._replace(displaces=False), record_bytes_max)
+            undurable = grown
+        self._all_undurable = undurable
         wanted.difference_update(kept)
         self._cut = wanted
-        new = kept.copy()
-        new.difference_update(durable)
-        durable.difference_update(kept)
-        self._displaced = durable
-        self._durable_count -= len(durable)
-        return new
+        kept.difference_update(durable)
+        self._displaced = displaced
+        self._durable_count -= len(displaced)
+        return kept
+
+    def _undurable_as_one(self) -> DeletedRanges:
+        if self._all_undurable is not None:
+            return self._all_undurable
+        if not self._in_flight:
+            return self._fresh
+        both = self._fresh.copy()
+        both.update(self._in_flight)
+        return both
 
     def _undurable(self) -> tuple[DeletedRanges, ...]:
         return self._fresh, self._in_flight, self._held, self._cut
@@ -479,7 +591,7 @@ class AckState:
         self.mark_delete = position
         if not self.deleted:
             return
-        if self._held or self._cut or self._has_failed:
+        if self._all_undurable is not None or self._has_failed:
             self._advance_mark_delete()
             return
         ledger_id, entry_id = position
@@ -508,6 +620,8 @@ class AckState:
             if passed_by:
                 self._covered.update(passed_by.take_at_most(position))
         self._fresh.remove_at_most(position)
+        if self._all_undurable is not None:
+            self._all_undurable.remove_at_most(position)
         self.batch.remove_at_most(position)
         return self.deleted.remove_at_most(position)
 
@@ -525,6 +639,21 @@ class AckState:
         assert sum(map(undurable.update, self._undurable())) == sum(map(len, self._undurable()))
         undurable.difference_update(self._in_flight)
         assert self.deleted.copy().update(undurable) == 0
+        assert self._all_undurable is not None or not (self._held or self._cut)
+        if self._all_undurable is not None:
+            undurable.update(self._in_flight)
+            undurable.remove_at_most(self.mark_delete)
+            assert self._all_undurable == undurable
         assert self._covered.cardinality(Position(0, 0), self.persisted_mark_delete) == 0
         assert self._covered.cardinality(Position(0, 0), self.mark_delete) == len(self._covered)
         assert not any(position in self.deleted for position, _ in self.batch.items())
+
+
+def _highest_bytes(ledger_id: int, bitmap: BitMap, count: int) -> int:
+    """Return what the highest so many ranges of a ledger take."""
+    begins = firsts(bitmap)
+    if not count:
+        return 0
+    highest = bitmap.copy()
+    highest.remove_range(0, begins[len(begins) - count])
+    return ranges_bytes(ledger_id, highest, firsts(highest))

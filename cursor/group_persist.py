@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.errors import AckStateError
-from cursor.persister import Plan
 from cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cursor.outcome import PersistResult
-    from cursor.persister import Persister
+    from cursor.persister import Persister, Plan
+
+_Outcome = TypeVar("_Outcome")
 
 
 def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[PersistResult | AckStateError]:
@@ -40,11 +42,13 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
         appends: dict[Persister, Plan] = {}
         try:
             for persister in ordered:
-                plan = _planned(persister, now_ms=now_ms)
-                if isinstance(plan, Plan) and plan.appends:
+                plan = _or_error(partial(_plan, persister, now_ms=now_ms))
+                if isinstance(plan, AckStateError):
+                    outcomes[persister] = plan
+                elif plan is not None and plan.appends:
                     appends[persister] = plan
                 else:
-                    outcomes[persister] = _concluded(persister, plan, now_ms=now_ms)
+                    outcomes[persister] = _or_error(partial(_carry_out, persister, plan, now_ms=now_ms))
             outcomes |= _append_together(appends, now_ms=now_ms)
         except BaseException:
             # What was planned and not written must not count as written by the next persist.
@@ -54,21 +58,21 @@ def persist_together(persisters: Iterable[Persister], *, now_ms: int) -> list[Pe
     return [outcomes[persister] for persister in ordered]
 
 
-def _planned(persister: Persister, *, now_ms: int) -> Plan | AckStateError | None:
-    try:
-        return persister.plan(persister.frontier(now_ms=now_ms), now_ms=now_ms)
-    except AckStateError as error:
-        return error
+def _plan(persister: Persister, *, now_ms: int) -> Plan | None:
+    return persister.plan(persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
 
-def _concluded(
-    persister: Persister, plan: Plan | AckStateError | None, *, now_ms: int
-) -> PersistResult | AckStateError:
-    """Carry out a plan, if it is one, and return its result or error."""
-    if isinstance(plan, AckStateError):
-        return plan
+def _carry_out(persister: Persister, plan: Plan | None, *, now_ms: int) -> PersistResult:
+    return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+
+
+def _fall_back(persister: Persister, error: StoreError, *, now_ms: int) -> PersistResult:
+    return persister.fall_back(error, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+
+
+def _or_error(act: Callable[[], _Outcome]) -> _Outcome | AckStateError:
     try:
-        return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
+        return act()
     except AckStateError as error:
         return error
 
@@ -84,17 +88,11 @@ def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Per
     except (LedgerFencedError, LedgerNotFoundError):
         for persister, (ledger_id, _) in prepared.items():
             persister.journal.not_appended(ledger_id)
-        return {persister: _concluded(persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
+        again = {persister: partial(_carry_out, persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
+        return {persister: _or_error(act) for persister, act in again.items()}
     except StoreError as error:
-        return {persister: _fallen_back(persister, error, now_ms=now_ms) for persister in appends}
+        return {persister: _or_error(partial(_fall_back, persister, error, now_ms=now_ms)) for persister in appends}
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
         for persister, plan in appends.items()
     }
-
-
-def _fallen_back(persister: Persister, error: StoreError, *, now_ms: int) -> PersistResult | AckStateError:
-    try:
-        return persister.fall_back(error, persister.frontier(now_ms=now_ms), now_ms=now_ms)
-    except AckStateError as final_error:
-        return final_error

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
+from ackstate.ack_hole import ack_effect, hole_at
 from ackstate.entry_bitmap import bitmap_of
+from ackstate.errors import AckStateError
 from ackstate.position import Position, check_position
 from ackstate.wire.native import check_properties
 from ackstate.wire.native_pointer import check_cursor_properties
@@ -21,12 +23,13 @@ from cursor.persister import Persister
 from cursor.pulsar_format import reopened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.deleted_ranges import DeletedRanges
-    from ackstate.errors import AckStateError
     from ackstate.ledger_map import LedgerMap
+    from cursor.persister import PersistWatcher
     from cursor.recovery import Found
     from cursor.store import Store
 
@@ -113,6 +116,11 @@ class ManagedCursor:
         return cursor
 
     @property
+    def lock(self) -> threading.RLock:
+        """Guards the state: whoever decides on several of the cursor's numbers holds it. No storage works under it."""
+        return self._lock
+
+    @property
     def mark_delete_position(self) -> Position:
         """Every entry up to it, included, is acked."""
         return self._state.mark_delete
@@ -179,6 +187,26 @@ class ManagedCursor:
         with self._lock:
             return self._state.is_acked(position)
 
+    def hole_at(self, position: Position) -> AckHole | None:
+        """Return the ack hole that an entry lies in; see `ackstate.ack_hole.hole_at`."""
+        with self._lock:
+            return hole_at(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    def ack_effect(self, position: Position) -> AckEffect:
+        """Return what acking an entry now would change; see `ackstate.ack_hole.ack_effect`."""
+        with self._lock:
+            return ack_effect(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    def unpersisted_bytes_added(self, position: Position) -> int:
+        """Return at most how much acking an entry now would add to `unpersisted_record_bytes`; below 0 it frees some.
+
+        Raises:
+            InvalidPositionError: The log does not have the entry, and it is not acked.
+            ValueError: An id is out of range.
+        """
+        with self._lock:
+            return self._state.unpersisted_bytes_added(position)
+
     def durable(self, receipt: Receipt) -> bool:
         """Tell whether the ack survives a crash: whether a write that covers it has been synced.
 
@@ -219,6 +247,8 @@ class ManagedCursor:
                 metadata_error_count=persister.metadata_error_count,
                 young_age_ms=persister.young_age.age_ms,
                 young_age_reason=persister.young_age.reason,
+                promotion_count=persister.promotion_count,
+                promoted_message_count=persister.promoted_message_count,
             )
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
@@ -287,8 +317,7 @@ class ManagedCursor:
             TypeError: A word is not an integer.
             CursorClosedError: The cursor is closed.
         """
-        check_position(position, entry_id_min=0)
-        position = Position(*position)
+        position = check_position(position, entry_id_min=0)
         words = list(unacked_words)
         if not self._batch_index_acks and any(words):
             return self.ack_many((), now_ms=now_ms)
@@ -353,8 +382,7 @@ class ManagedCursor:
             CursorClosedError: The cursor is closed.
         """
         words = list(unacked_words)
-        check_position(position, entry_id_min=0 if any(words) else -1)
-        position = Position(*position)
+        position = check_position(position, entry_id_min=0 if any(words) else -1)
         if properties is not None:
             check_properties(properties)
         with self._lock:
@@ -406,6 +434,11 @@ class ManagedCursor:
         with self._lock:
             self.check_open()
             return self.mark_delete(max(self._ledgers.last_confirmed, self._state.mark_delete), now_ms=now_ms)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the log has entries at or above the read position, acked or not."""
+        return self._ledgers.last_confirmed >= self.read_position
 
     def read(self, count_max: int) -> list[Position]:
         """Return up to `count_max` entries from the read position on that are not acked, and move past them."""
@@ -520,8 +553,28 @@ class ManagedCursor:
 
         Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        with self._persister.writing:
-            return self._persister.persist(self._persister.frontier(now_ms=now_ms), now_ms=now_ms)
+        persister = self._persister
+        return self._written(lambda: persister.persist(persister.frontier(now_ms=now_ms), now_ms=now_ms))
+
+    def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
+        """Persist, and of the acks that are too young for it the oldest before their time.
+
+        Args:
+            record_bytes_max: So many bytes of `unpersisted_record_bytes` may be left young.
+            now_ms: The present.
+
+        Raises:
+            As `persist`.
+        """
+        return self._written(lambda: self._persister.promote(record_bytes_max, now_ms=now_ms))
+
+    def has_young(self, *, now_ms: int) -> bool:
+        """Tell whether `promote` could make something durable that `persist` would hold back."""
+        return self._persister.has_young(now_ms=now_ms)
+
+    def watch(self, watcher: PersistWatcher | None) -> None:
+        """Let somebody bound what is not durable and know of every persist from now on; at most one does."""
+        self._persister.watcher = watcher
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.
@@ -543,6 +596,17 @@ class ManagedCursor:
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
         self._persister.check_open()
+
+    def _written(self, write: Callable[[], PersistResult]) -> PersistResult:
+        """Write, one at a time, and tell the watcher how it ended."""
+        try:
+            with self._persister.writing:
+                result = write()
+        except AckStateError as error:
+            self._persister.tell(error)
+            raise
+        self._persister.tell(result)
+        return result
 
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
         with self._lock:
@@ -611,4 +675,8 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
     Raises:
         ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
-    return persist_together((cursor._persister for cursor in cursors), now_ms=now_ms)
+    persisters = [cursor._persister for cursor in cursors]
+    outcomes = persist_together(persisters, now_ms=now_ms)
+    for persister, outcome in zip(persisters, outcomes, strict=True):
+        persister.tell(outcome)
+    return outcomes

@@ -141,6 +141,8 @@ class CursorStats:
         metadata_error_count: How often that failed.
         young_age_ms: The age from which on acks are old enough to be persisted; 0 without generations.
         young_age_reason: Why that age, in a sentence; empty if it was set.
+        promotion_count: How often young acks were persisted early because what is not durable had come to its limit.
+        promoted_message_count: How many acked messages that were.
     """
 
     redelivery_if_crashed: int
@@ -165,3 +167,5 @@ class CursorStats:
     metadata_error_count: int = 0
     young_age_ms: int = 0
     young_age_reason: str = ""
+    promotion_count: int = 0
+    promoted_message_count: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
+    from ackstate.errors import AckStateError
     from ackstate.position import Position
-    from cursor.ack_state import AckState, Unpersisted
+    from cursor.ack_state import AckState, PersistLimits, Unpersisted
     from cursor.config import CursorConfig
     from cursor.journal import Journal
 
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _LEDGER_RETRY_MS_MAX = 60_000
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
+
+
+class PersistWatcher(Protocol):
+    """Whoever bounds what is not durable, and wants to know when less of it is."""
+
+    def record_bytes_max(self) -> int | None:
+        """Return what the cursor's `unpersisted_record_bytes` may be at most; None for anything.
+
+        Called with the cursor's lock held: to take another lock in here may wait for ever.
+        """
+        ...
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Take note that a persist has ended, and how; no lock is held."""
+        ...
 
 
 class Plan(NamedTuple):
@@ -64,6 +80,7 @@ class Persister:
         self.state = state
         self.journal = journal
         self.closed = False
+        self.watcher: PersistWatcher | None = None
         # Held through a whole persist; taken before `lock`.
         self.writing = threading.Lock()
         # Counts the calls that changed something since the cursor was opened. Invariant: durable <= accepted.
@@ -72,6 +89,7 @@ class Persister:
         self.bytes_persisted = self.persist_count = self.snapshot_count = self.truncation_count = 0
         self.ledger_write_count = self.ledger_bytes_written = self.ledger_error_count = 0
         self.metadata_write_count = self.metadata_error_count = 0
+        self.promotion_count = self.promoted_message_count = 0
         self.young_age = YoungAge(config.become_old_ack_record_seconds)
         # Whether a persist may leave out an ack, so that a receipt must say which entries it is for.
         self.may_pass_by = self.young_age.is_on or config.metadata_limits.range_count_max is not None
@@ -142,6 +160,30 @@ class Persister:
     def persist(self, frontier: Position, *, now_ms: int) -> PersistResult:
         """Write what waits up to a frontier; to be called with `writing` held, as all that follow."""
         return self.carry_out(self.plan(frontier, now_ms=now_ms), frontier, now_ms=now_ms)
+
+    def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
+        """Write what waits, and of what is too young the oldest until what is left takes at most so many bytes."""
+        with self._lock:
+            self.check_open()
+            frontier = self.frontier(now_ms=now_ms)
+            raised = max(frontier, self.state.frontier_leaving(record_bytes_max))
+            promoted_count = self.state.undurable_count(frontier, raised)
+        result = self.persist(raised, now_ms=now_ms)
+        self.promotion_count += promoted_count > 0
+        self.promoted_message_count += promoted_count
+        return result
+
+    def tell(self, outcome: PersistResult | AckStateError) -> None:
+        """Tell the watcher, if there is one, how a persist ended; to be called without a lock."""
+        if self.watcher is not None:
+            self.watcher.persisted(outcome)
+
+    def has_young(self, *, now_ms: int) -> bool:
+        """Tell whether something acked is held back, or would be, because it is young."""
+        if not self.young_age.is_on:
+            return False
+        with self._lock:
+            return self.state.undurable_count(self.frontier(now_ms=now_ms), EVERYTHING) > 0
 
     def carry_out(self, plan: Plan | None, frontier: Position, *, now_ms: int) -> PersistResult:
         """Write what was planned, and commit or abandon it."""
@@ -253,7 +295,7 @@ class Persister:
                 return None
             if self._backs_off(now_ms=now_ms):
                 return self._plan_metadata(frontier)
-            taken = self.state.begin_persist(frontier=frontier, limits=self._ledger_limits)
+            taken = self._begin(frontier, self._ledger_limits)
             journal = self.journal
             if self._needs_new_ledger(now_ms=now_ms):
                 return self._plan_whole(Route.SNAPSHOT, taken)
@@ -261,6 +303,10 @@ class Persister:
                 return self._plan_whole(Route.WHOLE, taken)
             content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
             return Plan(Route.DELTA, content, taken, self.accepted_number)
+
+    def _begin(self, frontier: Position, limits: PersistLimits) -> Unpersisted:
+        record_bytes_max = None if self.watcher is None else self.watcher.record_bytes_max()
+        return self.state.begin_persist(frontier=frontier, limits=limits, record_bytes_max=record_bytes_max)
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:
         journal, config = self.journal, self._config
@@ -287,7 +333,7 @@ class Persister:
             limits = self._config.metadata_limits
             while True:
                 durable_count = self.state.durable_count
-                taken = self.state.begin_persist(frontier=frontier, limits=limits)
+                taken = self._begin(frontier, limits)
                 plan = self._plan_whole(Route.METADATA, taken)
                 range_count = plan.content.deleted.range_count
                 size = len(self.journal.encode_record(plan.content))
@@ -313,7 +359,7 @@ class Persister:
             self.check_open()
             if self._ledger_limits.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
                 return None
-            plan = self._plan_whole(Route.METADATA, self.state.begin_persist(limits=self._ledger_limits))
+            plan = self._plan_whole(Route.METADATA, self._begin(EVERYTHING, self._ledger_limits))
             if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
                 return plan
             self.state.withdraw_persist()

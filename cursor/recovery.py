@@ -57,7 +57,7 @@ class Found:
     """What a recovery would begin with.
 
     Attributes:
-        record: Its value there, or what a repair makes of it.
+        record: The value in the metadata store, or what a repair makes of it.
         version: Of that value.
         form: The format that it is written in.
         recovered: The state.
