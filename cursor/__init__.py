@@ -6,6 +6,7 @@ from cursor.journal_format import Format, Repair
 from cursor.managed import ManagedCursor, persist_all
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
+from cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
 from cursor.recovery import UnreadableCursorError
 from cursor.store import (
     LedgerFencedError,
@@ -21,13 +22,27 @@ from cursor.store import (
 )
 from cursor.stores.memory import MemoryStore
 from cursor.stores.sqlite import SqliteStore
-from cursor.subscription import Delivery, Subscription
+from cursor.subscription import (
+    AckRefusedError,
+    BlockReason,
+    ConsumerBusyError,
+    DeadLetterPolicy,
+    Delivery,
+    Subscription,
+    SubscriptionOptions,
+    SubscriptionType,
+)
 
 __all__ = [
     "AUTO",
+    "AckRefusedError",
     "AutoAge",
+    "BlockReason",
+    "ConsumerBusyError",
+    "CounterSample",
     "CursorConfig",
     "CursorStats",
+    "DeadLetterPolicy",
     "Delivery",
     "Format",
     "LedgerFencedError",
@@ -40,6 +55,8 @@ __all__ = [
     "MetadataStore",
     "PayloadTooLargeError",
     "PersistResult",
+    "PublishCounters",
+    "PublishTransaction",
     "Receipt",
     "ReceiptStatus",
     "RecoveryReport",
@@ -52,6 +69,9 @@ __all__ = [
     "StoreFullError",
     "StoreLockedError",
     "Subscription",
+    "SubscriptionOptions",
+    "SubscriptionType",
+    "TopicPublisher",
     "UnreadableCursorError",
     "VersionMismatchError",
     "persist_all",

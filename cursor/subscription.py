@@ -2,129 +2,314 @@
 
 from __future__ import annotations
 
-import heapq
+import threading
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.record_size import isolated_range_bytes
-from limits.gate import Usage
+from ackstate.errors import AckStateError
+from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError, Admission
+from cursor.dispatch.block_reason import BlockReason
+from cursor.dispatch.consumers import ConsumerBusyError, Consumers, SubscriptionType
+from cursor.dispatch.dispatcher import Batch, DeadLetterPolicy, Delivery, Dispatcher
+from cursor.dispatch.live_holes import Whereabouts, explain_holes
+from cursor.dispatch.waiting import Waiting
+from cursor.hole_report import HoleReason
+from cursor.persister import PersistWatcher
+from limits.gate import DispatchGate, GateLimits
+from limits.rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.position import Position
+    from cursor.dispatch.deliveries import Sent
+    from cursor.hole_report import HoleReport
     from cursor.managed import ManagedCursor
-    from cursor.message_log import Message, MessageLog
+    from cursor.message_log import MessageLog
     from cursor.outcome import PersistResult, Receipt
     from delay.tracker import DelayedDeliveryTracker
-    from limits.gate import DispatchGate, Verdict
+    from limits.gate import Usage, Verdict
+
+__all__ = [
+    "AckRefusedError",
+    "BlockReason",
+    "ConsumerBusyError",
+    "DeadLetterPolicy",
+    "Delivery",
+    "Subscription",
+    "SubscriptionOptions",
+    "SubscriptionType",
+]
 
 
-class Delivery(NamedTuple):
-    """One message on its way to a consumer."""
+class SubscriptionOptions(NamedTuple):
+    """What a subscription may be told about itself.
 
-    position: Position
-    message: Message
+    Attributes:
+        dead_letters: What to do with messages that are given back again and again; None sends them for ever.
+        promotes_young: Whether acks too young to be persisted are persisted all the same, the oldest first, before
+            they would close the gate.
+        hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before
+            others that were sent less often.
+        look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
+    """
+
+    dead_letters: DeadLetterPolicy | None = None
+    promotes_young: bool = True
+    hole_tries_max: int = 3
+    look_ahead_max: int = 20_000
 
 
 @final
-class Subscription:
+class Subscription(PersistWatcher):
     """Dispatches a topic's messages to the consumers of one subscription and takes their acks.
 
-    Each delivery reserves, in the gate, the most bytes that its ack could add to the un-persisted ack records, and
-    gives them back when it is acked or returned. Driven by calls; no threads and no clock of its own; not safe for
-    concurrent use.
+    Each delivery reserves, in the gate, the most that its ack could add to the ack state, and gives it back when it is
+    acked or returned: no order of acks passes a limit. While a limit of the ack state keeps new messages back, those
+    that fill ack holes still go out, if their acks cannot pass it.
+
+    Driven by calls; no threads and no clock of its own: where the present may be left out, it is that of the latest
+    call. Safe for any number of threads, one call at a time. It is the one watcher of its cursor.
 
     Args:
         log: The topic's messages.
         cursor: The subscription's ack state.
-        gate: Its limits.
-        delays: Its delayed messages; None delivers every message at once, as Pulsar does for Exclusive and Failover.
+        gate: Its limits. Exclusive and Failover are never held back, as in Pulsar, and take none.
+        delays: Its delayed messages; None delivers every message at once, as Exclusive and Failover always do.
+        kind: How messages are shared out.
+        options: The rest.
+
+    Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is composed of
         self,
         log: MessageLog,
         cursor: ManagedCursor,
         *,
-        gate: DispatchGate,
+        gate: DispatchGate | None = None,
         delays: DelayedDeliveryTracker | None = None,
+        kind: SubscriptionType = SubscriptionType.SHARED,
+        options: SubscriptionOptions = SubscriptionOptions(),  # noqa: B008 - it is frozen
     ) -> None:
         self.cursor = cursor
+        self.kind = kind
         self._log = log
-        self._gate = gate
-        self._delays = delays
-        self._in_flight: dict[Position, str] = {}
-        # Invariant: the sum of isolated_range_bytes over _in_flight.
-        self._reserved_bytes = 0
-        self._replay: list[Position] = []  # a heap: lowest first, as they hold the mark-delete back
-        self._replay_members: set[Position] = set()
+        self._gate = None if kind.is_single_active else gate or DispatchGate(GateLimits())
+        self._delays = None if kind.is_single_active else delays
+        self._options = options
+        self._now_ms = 0
+        # Taken before any lock of the cursor.
+        self._lock = threading.RLock()
+        self._admission = Admission(cursor, gate=self._gate, promotes_young=options.promotes_young)
+        self._key_holders: dict[bytes, tuple[str, int]] = {}
+        self._consumers = Consumers(kind, has_key=self._holder_of)
+        self._dispatcher = Dispatcher(
+            log, cursor, delays=self._delays, admission=self._admission, consumers=self._consumers,
+            hole_tries_max=options.hole_tries_max, look_ahead_max=options.look_ahead_max,
+        )  # fmt: skip
+        cursor.watch(self)
 
     @property
     def unacked_messages(self) -> int:
-        """Deliveries neither acked nor returned."""
-        return len(self._in_flight)
+        """Messages sent and neither acked nor returned, those of a batch one by one."""
+        return self._admission.deliveries.unacked_messages
 
-    def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
-        """Send a consumer what it may have: redeliveries and due delayed messages first, then unread messages.
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        """The open consumers, in the order they came."""
+        return self._consumers.names
+
+    @property
+    def active_consumer(self) -> str | None:
+        """Who gets everything, of Exclusive and Failover; None if nobody is there, and for the other types."""
+        return self._consumers.active
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When to dispatch again because a message's time will have come; None if none waits for a time."""
+        times = [self._dispatcher.waiting.next_until_ms]
+        if self._delays is not None:
+            times.append(self._delays.next_delivery_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
+        """Let a consumer in; `dispatch` does it for one that it does not know.
+
+        One that becomes the active consumer of a Failover subscription gets what the one before had and did not ack.
 
         Args:
-            consumer: Who gets them, until it acks or returns them.
+            consumer: Its name, unique among the open ones; not empty.
+            priority: Of several Failover consumers the one of the lowest number is active, of equals the first by name.
+
+        Raises:
+            ConsumerBusyError: The subscription is exclusive and another has it.
+            ValueError: The name is empty.
+        """
+        if not consumer:
+            raise ValueError("a consumer has a name")
+        with self._lock:
+            before = self.active_consumer
+            if self._consumers.open(consumer, priority=priority):
+                if before is not None and self.active_consumer != before:
+                    self._give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
+                self._dispatcher.waiting.owners_changed()
+
+    def consumer_closed(self, consumer: str) -> int:
+        """Let a consumer go, take back what it had and did not ack, and return how many messages that is."""
+        with self._lock:
+            self._consumers.close(consumer)
+            orphaned = self._give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
+            self._dispatcher.waiting.owners_changed()
+            if self._gate is not None:
+                self._gate.consumer_closed(consumer)
+            self._admission.refresh()
+            return orphaned
+
+    def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
+        """Send a consumer what it may have: what is to be sent again and what is due first, then unread messages.
+
+        Args:
+            consumer: Who gets them, until it acks or returns them. Of Failover only the active one gets any.
             max_messages: How many it wants at most.
             now_ms: The present.
 
         Raises:
             CursorClosedError: The cursor is closed.
-            StoreError: The log could not be read; the messages concerned will be dispatched later.
+            ConsumerBusyError: The subscription is exclusive and another consumer has it.
+            ValueError: `max_messages` is negative.
+            StoreError: The log could not be read; nothing was sent, the messages concerned will be dispatched later.
         """
-        self.cursor.check_open()
-        positions = self._take_replay(max_messages, now_ms=now_ms)
-        for position in positions:
-            self._send(position, consumer)
-        try:
-            deliveries = [*map(Delivery, positions, self._log.read(positions))]
-        except BaseException:
-            self._return(positions)
-            raise
-        while len(deliveries) < max_messages:
-            unread = self._dispatch_unread(consumer, max_messages - len(deliveries), now_ms=now_ms)
-            if unread is None:
-                break
-            deliveries += unread
-        if deliveries:
-            self.cursor.delivered(max(delivery.position for delivery in deliveries), now_ms=now_ms)
-        return deliveries
+        if max_messages < 0:
+            raise ValueError(f"max_messages is {max_messages}: it cannot be negative")
+        with self._lock:
+            self.cursor.check_open()
+            self._now_ms = now_ms
+            if consumer not in self._consumers:
+                self.consumer_opened(consumer)
+            if self.kind.is_single_active and self._consumers.active != consumer:
+                return []
+            batch = Batch(consumer, max_messages, now_ms, [], [])
+            try:
+                self._dispatcher.dispatch(batch, self._options.dead_letters)
+            except BaseException:
+                self._withdraw(batch)
+                raise
+            if batch.deliveries:
+                self._hold_keys(batch)
+                highest = max(delivery.position for delivery in batch.deliveries)
+                self.cursor.delivered(highest, now_ms=now_ms)
+            return batch.deliveries
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
-        """Ack one message.
+        """Ack one entry.
 
         Raises:
+            AckRefusedError: It had been given back, and its ack would pass a limit: it will be sent again.
             As `ManagedCursor.ack`.
         """
-        receipt = self.cursor.ack(position, now_ms=now_ms)
-        self._settle(position)
-        return receipt
+        with self._lock:
+            self._now_ms = now_ms
+            self._admission.make_room(position, now_ms=now_ms)
+            receipt = self.cursor.ack(position, now_ms=now_ms)
+            self._acked(position)
+            return receipt
 
-    def ack_cumulative(self, position: Position, *, now_ms: int) -> Receipt:
+    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
+        """Ack messages of an entry that is a batch of them; the last one acks the entry.
+
+        Raises:
+            AckRefusedError: As `ack`.
+            As `ManagedCursor.ack_batch`.
+        """
+        with self._lock:
+            self._now_ms = now_ms
+            self._admission.make_room(position, now_ms=now_ms)
+            receipt = self.cursor.ack_batch(position, unacked_words, now_ms=now_ms)
+            if self.cursor.is_acked(position):
+                self._acked(position)
+            else:
+                self._dispatcher.recount(position)
+                self._admission.refresh()
+            return receipt
+
+    def ack_cumulative(
+        self, position: Position, *, now_ms: int, properties: Mapping[str, int] | None = None
+    ) -> Receipt:
         """Ack every message up to a position, included.
 
         Raises:
             As `ManagedCursor.mark_delete`.
         """
-        receipt = self.cursor.mark_delete(position, now_ms=now_ms)
-        for settled in [delivered for delivered in self._in_flight if delivered <= position]:
-            self._settle(settled)
-        return receipt
+        with self._lock:
+            self._now_ms = now_ms
+            receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
+            self._acked_up_to_mark_delete()
+            return receipt
 
-    def nack(self, position: Position) -> None:
-        """Give a delivered message back, to be delivered again; one that is not in flight is left alone."""
-        if position in self._in_flight:
-            self._return([position])
+    def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
+        """Ack the next so many entries after the mark-delete position, on their way or not.
 
-    def consumer_closed(self, consumer: str) -> int:
-        """Take back what a consumer had and did not ack, and return how many messages that is."""
-        orphaned = [position for position, owner in self._in_flight.items() if owner == consumer]
-        self._return(orphaned)
-        return len(orphaned)
+        Raises:
+            As `ManagedCursor.skip`.
+        """
+        with self._lock:
+            self._now_ms = now_ms
+            receipt = self.cursor.skip(count, now_ms=now_ms, counts_acked=counts_acked)
+            self._acked_up_to_mark_delete()
+            return receipt
+
+    def clear_backlog(self, *, now_ms: int) -> Receipt:
+        """Ack everything that the log has, delayed messages too.
+
+        Raises:
+            As `ManagedCursor.clear_backlog`.
+        """
+        with self._lock:
+            self._now_ms = now_ms
+            receipt = self.cursor.clear_backlog(now_ms=now_ms)
+            self._acked_up_to_mark_delete()
+            return receipt
+
+    def seek(self, position: Position, *, now_ms: int) -> PersistResult:
+        """Begin anew at a position: nothing from there on is acked or on its way any more.
+
+        Raises:
+            As `ManagedCursor.reset`; nothing is changed then.
+        """
+        with self._lock:
+            self._now_ms = now_ms
+            result = self.cursor.reset(position, now_ms=now_ms)
+            self._admission.clear()
+            self._key_holders.clear()
+            self._dispatcher.clear()
+            self._admission.persisted(None)
+            return result
+
+    def nack(self, position: Position, *, delay_ms: int = 0, now_ms: int | None = None) -> bool:
+        """Give a delivered message back, to be delivered again; one that is not in flight is left alone.
+
+        Exclusive and Failover keep the order: what was sent after it comes back with it, and nothing passes it.
+
+        Args:
+            position: The message.
+            delay_ms: So long it is not sent again; meanwhile it is nobody's, and with Key_Shared later messages of its
+                key wait with it.
+            now_ms: The present.
+
+        Returns:
+            Whether it was in flight.
+
+        Raises:
+            ValueError: The delay is negative.
+        """
+        if delay_ms < 0:
+            raise ValueError(f"delay_ms is {delay_ms}: it cannot be negative")
+        with self._lock:
+            self._now_ms = self._now_ms if now_ms is None else now_ms
+            until_ms = self._now_ms + delay_ms if delay_ms else 0
+            was_sent = self._give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
+            self._admission.refresh()
+            return was_sent > 0
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, close the cursor and let go of the delay view; closing twice does nothing.
@@ -133,78 +318,140 @@ class Subscription:
             As `ManagedCursor.close`; the subscription stays open then.
         """
         result = self.cursor.close(now_ms=now_ms)
+        self.cursor.watch(None)
+        if self._gate is not None:
+            self._gate.close()
         if self._delays is not None:
             self._delays.close()
         return result
 
-    def why_blocked(self) -> tuple[Verdict, ...]:
-        """Return the rules that keep unread messages back, with their numbers; empty if none does."""
-        return self._gate.why_blocked(self._usage())
+    def change_limits(self, limits: GateLimits) -> None:
+        """Put other limits in force at once; below the present use they block, and lose nothing."""
+        with self._lock:
+            if self._gate is not None:
+                self._gate.change_limits(limits)
+            self._admission.refresh()
 
-    def _take_replay(self, max_messages: int, *, now_ms: int) -> list[Position]:
-        """Take the lowest messages to be sent again, as many as the gate lets through."""
-        if self._delays is not None and len(self._replay) < max_messages:
-            due = self._delays.scheduled_messages(max_messages - len(self._replay), now_ms=now_ms)
-            self._put_back(due)
-        wanted: list[Position] = []
-        while self._replay and len(wanted) < max_messages:
-            position = heapq.heappop(self._replay)
-            self._replay_members.discard(position)
-            if not self.cursor.is_acked(position):
-                wanted.append(position)
-        costs = [isolated_range_bytes(*position) for position in wanted]
-        granted = self._gate.request_redelivery(costs, usage=self._usage()).granted if wanted else 0
-        self._put_back(wanted[granted:])
-        return wanted[:granted]
+    def when_open(self, waiter: Callable[[], None], consumer: str = "") -> None:
+        """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.
 
-    def _dispatch_unread(self, consumer: str, count: int, *, now_ms: int) -> list[Delivery] | None:
-        """Read on and send what is due; None at the end of the log or when the gate lets nothing through."""
-        before = self.cursor.read_position
-        positions = self.cursor.read(count)
-        if not positions:
-            return None
-        deliveries: list[Delivery] = []
-        try:
-            messages = list(self._log.read(positions))
-        except BaseException:
-            self.cursor.rewind(before)
-            raise
-        for position, message in zip(positions, messages, strict=True):
-            if self._is_delayed(position, message, now_ms=now_ms):
-                continue
-            cost = isolated_range_bytes(*position)
-            if not self._gate.request((cost,), usage=self._usage()).granted:
-                self.cursor.rewind(position)
-                return deliveries or None
-            self._send(position, consumer)
-            deliveries.append(Delivery(position, message))
-        return deliveries
+        It is called by whatever call opens the gate, in its thread and while the subscription is busy: let it signal
+        somebody to dispatch, not dispatch.
+        """
+        if self._gate is None:
+            waiter()
+        else:
+            self._gate.when_open(waiter, consumer)
 
-    def _is_delayed(self, position: Position, message: Message, *, now_ms: int) -> bool:
-        # The view is told of messages without a delay too: it must know how far the reader is.
-        if self._delays is None:
-            return False
-        return self._delays.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms)
+    def why_blocked(self, *, top: int = 3) -> tuple[BlockReason, ...]:
+        """Return the rules that keep new messages back, with what would release them; empty if none does.
+
+        Args:
+            top: How many holes and consumers to name of each rule.
+
+        Complexity: O(holes) if a limit of the ack state is closed.
+        """
+        with self._lock:
+            if self._gate is None:
+                return ()
+            found = [("", verdict) for verdict in self._gate.why_blocked(self._usage())]
+            for consumer in self._gate.closed_consumers:
+                verdicts = self._gate.why_blocked(self._admission.usage(consumer), consumer)
+                found += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
+            return tuple(self._block_reason(consumer, verdict, top) for consumer, verdict in found)
+
+    def explain_holes(self, top: int = 10, *, now_ms: int | None = None) -> list[HoleReport]:
+        """Say of the ack holes that cost most what they are, why they are there, and what acking them frees.
+
+        Args:
+            top: How many at most, the costliest first.
+            now_ms: The present.
+
+        Complexity: O(holes), and reading up to 64 messages of each that is returned.
+        """
+        with self._lock:
+            where = Whereabouts(self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting)
+            return explain_holes(where, top=top, now_ms=self._now_ms if now_ms is None else now_ms)
+
+    def record_bytes_max(self) -> int | None:
+        """Tell the cursor how much may stay un-persisted beside what is reserved."""
+        return self._admission.record_bytes_max()
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Take note of a persist of the cursor: the gate may open, or the store be the cause that it does not."""
+        with self._lock:
+            self._admission.persisted(outcome if isinstance(outcome, AckStateError) else None)
 
     def _usage(self) -> Usage:
-        return Usage(self.cursor.unpersisted_record_bytes, self._reserved_bytes, len(self._in_flight))
+        return self._admission.usage()
 
-    def _send(self, position: Position, consumer: str) -> None:
-        self._in_flight[position] = consumer
-        self._reserved_bytes += isolated_range_bytes(*position)
+    def _acked(self, position: Position) -> None:
+        self._release(self._admission.settle([position]))
+        self._dispatcher.acked(position)
+        self._admission.refresh()
 
-    def _settle(self, position: Position) -> bool:
-        """Forget a delivery and give its reservation back; False if the message was not in flight."""
-        if self._in_flight.pop(position, None) is None:
-            return False
-        self._reserved_bytes -= isolated_range_bytes(*position)
-        return True
+    def _acked_up_to_mark_delete(self) -> None:
+        position = self.cursor.mark_delete_position
+        self._release(self._admission.settle(self._admission.deliveries.at_most(position)))
+        self._dispatcher.acked_up_to(position)
+        self._admission.refresh()
 
-    def _return(self, positions: Iterable[Position]) -> None:
-        self._put_back([position for position in positions if self._settle(position)])
+    def _nacked_with(self, position: Position) -> list[Position]:
+        """Return what goes back if a message does."""
+        deliveries = self._admission.deliveries
+        if self.kind.is_single_active and position in deliveries:
+            return list(deliveries.in_order().at_least(position))
+        return [position]
 
-    def _put_back(self, positions: Iterable[Position]) -> None:
-        for position in positions:
-            if position not in self._replay_members and position not in self._in_flight:
-                self._replay_members.add(position)
-                heapq.heappush(self._replay, position)
+    def _give_back(self, positions: Sequence[Position], reason: HoleReason, *, until_ms: int = 0) -> int:
+        """Let messages wait that were on their way, and return how many those were."""
+        settled = self._admission.settle(positions)
+        self._release(settled)
+        for position, sent in settled:
+            if not self.cursor.is_acked(position):
+                waiting = Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms)
+                self._dispatcher.put(position, waiting)
+        return len(settled)
+
+    def _withdraw(self, batch: Batch) -> None:
+        """Take back what was about to be sent: the consumer never got it."""
+        for position, sent in self._admission.settle([delivery.position for delivery in batch.deliveries]):
+            count = sent.delivery_count - 1
+            reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
+            self._dispatcher.put(position, Waiting(reason, count, sent.key))
+        self._admission.refresh()
+
+    def _hold_keys(self, batch: Batch) -> None:
+        """Note whose the keys are: as long as it has messages of one it gets the next ones too."""
+        for delivery in batch.deliveries:
+            sent = self._admission.deliveries.get(delivery.position)
+            if sent is not None and sent.key is not None:
+                _, count = self._key_holders.get(sent.key, ("", 0))
+                self._key_holders[sent.key] = batch.consumer, count + 1
+
+    def _release(self, settled: Iterable[tuple[Position, Sent]]) -> None:
+        for _, sent in settled:
+            holder = None if sent.key is None else self._key_holders.get(sent.key)
+            if sent.key is None or holder is None:
+                continue
+            if holder[1] > 1:
+                self._key_holders[sent.key] = holder[0], holder[1] - 1
+            else:
+                del self._key_holders[sent.key]
+                self._dispatcher.waiting.key_moved(sent.key)
+
+    def _holder_of(self, key: bytes) -> str | None:
+        holder = self._key_holders.get(key)
+        return None if holder is None else holder[0]
+
+    def _block_reason(self, consumer: str, verdict: Verdict, top: int) -> BlockReason:
+        assert verdict.rule is not None
+        binds_acks = verdict.rule in ACK_STATE_RULES
+        deliveries = self._admission.deliveries
+        holders = sorted(((name, deliveries.unacked_of(name)) for name in self.consumers), key=lambda of: -of[1])
+        return BlockReason(
+            verdict.rule, verdict.used, verdict.limit, verdict.released_at, verdict.since_ms, consumer,
+            self._admission.store_error if binds_acks else None,
+            tuple(self.explain_holes(top)) if binds_acks else (),
+            tuple((name, count) for name, count in holders if count)[:top],
+        )  # fmt: skip

@@ -45,6 +45,14 @@ class PositionSet:
             for entry_id in self._bitmaps[ledger_id]:
                 yield Position(ledger_id, entry_id)
 
+    def at_least(self, first: Position) -> Iterator[Position]:
+        """Yield the positions from `first` (included) on, in order."""
+        for ledger_id in sorted(each for each in self._bitmaps if each >= first.ledger_id):
+            bitmap = self._bitmaps[ledger_id]
+            low = first.entry_id if ledger_id == first.ledger_id else 0
+            for entry_id in bitmap.iter_equal_or_larger(low):
+                yield Position(ledger_id, entry_id)
+
     def add(self, position: Position) -> None:
         """Put in a position that is not in."""
         ledger_id, entry_id = position
@@ -54,6 +62,37 @@ class PositionSet:
         else:
             bitmap.add(entry_id)
         self._count += 1
+
+    def discard(self, position: Position) -> None:
+        """Take a position out, if it is in."""
+        ledger_id, entry_id = position
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is not None and entry_id in bitmap:
+            bitmap.remove(entry_id)
+            self._count -= 1
+            if not bitmap:
+                del self._bitmaps[ledger_id]
+
+    def lowest_in(self, ledger_id: int, first: int, end: int) -> Position | None:
+        """Return the lowest position of a ledger from one entry (included) to another (excluded); None without one."""
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is None:
+            return None
+        # One at or above `first`: as many as are below it come before.
+        below = bitmap.rank(first - 1) if first else 0
+        if below == len(bitmap) or bitmap[below] >= end:
+            return None
+        return Position(ledger_id, bitmap[below])
+
+    def highest_in(self, ledger_id: int, first: int, end: int) -> Position | None:
+        """Return the highest position of a ledger from one entry (included) to another (excluded); None without one."""
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is None or end <= 0:
+            return None
+        below = bitmap.rank(end - 1)
+        if not below or bitmap[below - 1] < first:
+            return None
+        return Position(ledger_id, bitmap[below - 1])
 
     def update(self, other: PositionSet) -> None:
         """Put in all positions of another set."""

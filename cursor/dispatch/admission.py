@@ -1,0 +1,260 @@
+"""May this message go out, and may this ack come in? Numbers of the cursor put to the gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import AckStateError
+from ackstate.record_size import isolated_range_bytes
+from cursor.dispatch.deliveries import Deliveries, Sent
+from cursor.store import StoreError
+from limits.gate import Usage
+from limits.rules import Accounting, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackstate.position import Position
+    from cursor.managed import ManagedCursor
+    from limits.gate import DispatchGate, Verdict
+
+ACK_STATE_RULES = frozenset({Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES})
+"""The limits on the ack state: acks that fill holes bring it down."""
+
+_PROMOTION_RETRY_MS = 1_000
+
+
+class AckRefusedError(AckStateError):
+    """An ack would pass a limit, and nothing was reserved for it: the message had been given back before.
+
+    Nothing was changed. The message will be sent again, and then its ack has room.
+    """
+
+
+@final
+class Admission:
+    """Lets messages out against what is reserved for their acks.
+
+    Args:
+        cursor: The ack state.
+        gate: Its limits; None where none applies.
+        promotes_young: Whether young acks are persisted early before they would close the gate.
+    """
+
+    def __init__(self, cursor: ManagedCursor, *, gate: DispatchGate | None, promotes_young: bool) -> None:
+        self.deliveries = Deliveries()
+        self.refused_by: Rule | None = None
+        """Which rule refused the last message that was refused."""
+        self.store_error: AckStateError | None = None
+        """Why the last persist failed; None if it did not."""
+        self._cursor = cursor
+        self._gate = gate
+        self._promotes_young = promotes_young
+        self._promote_again_ms = 0
+
+    def usage(self, consumer: str = "") -> Usage:
+        """Return what the subscription uses now."""
+        deliveries = self.deliveries
+        return Usage(
+            self._cursor.unpersisted_record_bytes,
+            deliveries.reserved_bytes,
+            deliveries.unacked_messages,
+            self._cursor.deleted.range_count,
+            deliveries.reserved_ranges,
+            deliveries.unacked_of(consumer),
+        )
+
+    def record_bytes_max(self) -> int | None:
+        """Return how much may be un-persisted beside what is reserved; None for anything."""
+        limit = self._bytes_limit
+        return None if limit is None else limit - self.deliveries.reserved_bytes
+
+    def is_shut(self, consumer: str) -> bool:
+        """Tell whether a limit on the ack state is closed."""
+        if self._gate is None or not self._gate.is_closed:
+            return False
+        return bool(self._closed_by(self.usage(consumer), consumer) & ACK_STATE_RULES)
+
+    def lacks_room(self, consumer: str) -> bool:
+        """Tell whether a limit on the ack state keeps new messages back."""
+        if self._gate is None:
+            return False
+        if self.is_shut(consumer):
+            return True
+        usage = self.usage(consumer)
+        limits = self._gate.limits
+        if limits.accounting is not Accounting.EXACT:
+            return False
+        used = usage.unpersisted_record_bytes + usage.reserved_bytes + isolated_range_bytes(*self._next_position())
+        ranges = usage.range_count + usage.reserved_ranges
+        is_full = limits.max_unpersisted_ack_record_bytes and used > limits.max_unpersisted_ack_record_bytes
+        return bool(is_full or (limits.max_unacked_ranges and ranges >= limits.max_unacked_ranges))
+
+    def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
+        """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""
+        gate = self._gate
+        if gate is None:
+            self.deliveries.add(position, sent)
+            return True
+        cost = isolated_range_bytes(*position)
+        self._promote_for(cost, sent.consumer, now_ms=now_ms)
+        weights = None if sent.message_count == 1 else (sent.message_count,)
+        # With the cursor's lock, so that no persist takes the same room.
+        with self._cursor.lock:
+            verdict = gate.request(
+                (cost,), usage=self.usage(sent.consumer), consumer=sent.consumer, weights=weights, now_ms=now_ms
+            )
+            return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1))
+
+    def ask_for_new(self, position: Position, consumer: str, *, now_ms: int) -> None:
+        """Let the gate see that a message could be read now, so that it tells for how long it keeps it back."""
+        if self._gate is not None:
+            cost = isolated_range_bytes(*position)
+            self._gate.request((cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
+
+    def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
+        """Note a message as sent that may go out while new ones may not, unless its ack could pass a limit."""
+        if self._gate is None:
+            self.deliveries.add(position, sent)
+            return True
+        self._promote_for(isolated_range_bytes(*position), sent.consumer, now_ms=now_ms, waits_for_room=True)
+        with self._cursor.lock:
+            reserved = sent._replace(record_bytes=isolated_range_bytes(*position), range_count=1)
+            verdict = self._ask_again(reserved)
+            if verdict.rule is Rule.UNACKED_RANGES:
+                reserved = reserved._replace(range_count=max(0, self._cursor.ack_effect(position).range_count))
+                verdict = self._ask_again(reserved)
+            if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
+                added = self._cursor.unpersisted_bytes_added(position)
+                reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
+                verdict = self._ask_again(reserved)
+            return self._concluded(verdict, position, reserved)
+
+    def make_room(self, position: Position, *, now_ms: int) -> None:
+        """See to it that the ack of a message passes no limit, for which too little may be reserved.
+
+        Raises:
+            AckRefusedError: There is no room for it, and the store made none.
+            CursorFencedError: Another owner has the cursor.
+        """
+        sent = self.deliveries.get(position)
+        if self._gate is None or (sent is not None and sent.is_covered(position)):
+            return
+        if self._cursor.is_acked(position) or self._refused_by(position, sent) is None:
+            return
+        try:
+            self._cursor.promote(0, now_ms=now_ms)
+        except StoreError as error:
+            self.store_error = error
+        self.refused_by = self._refused_by(position, sent)
+        if self.refused_by is not None:
+            raise AckRefusedError(
+                f"nothing is reserved for the ack of {position}, and it would pass a limit of the ack state"
+            ) from self.store_error
+
+    def settle(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
+        """Forget messages that are no longer on their way, return those that were, with what was known of them."""
+        settled = []
+        for position in positions:
+            sent = self.deliveries.settle(position)
+            if sent is not None:
+                settled.append((position, sent))
+        if settled and self._gate is not None:
+            self._gate.count_unacked(-sum(sent.message_count for _, sent in settled))
+        return settled
+
+    def reduce(self, position: Position, message_count: int) -> None:
+        """Note how many messages of a batch on its way are still unacked."""
+        taken_off = self.deliveries.reduce(position, message_count)
+        if taken_off and self._gate is not None:
+            self._gate.count_unacked(-taken_off)
+
+    def clear(self) -> None:
+        """Forget all messages on their way."""
+        unacked = self.deliveries.unacked_messages
+        self.deliveries.clear()
+        if self._gate is not None:
+            self._gate.count_unacked(-unacked)
+
+    def refresh(self) -> None:
+        """Let the gate open, and whoever waits for it know, if the use fell enough."""
+        if self._gate is not None and self._gate.is_closed:
+            self._gate.refresh(self.usage(), self.deliveries.unacked_of)
+
+    def persisted(self, error: AckStateError | None) -> None:
+        """Note how a persist ended: with an error or without."""
+        self.store_error = error
+        if self._gate is not None:
+            self._gate.mark_persisted(self._cursor.unpersisted_record_bytes)
+        self.refresh()
+
+    @property
+    def _bytes_limit(self) -> int | None:
+        """What `maxUnPersistAckRecordsBytes` is, if it is on and exact."""
+        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
+            return None
+        limit = self._gate.limits.max_unpersisted_ack_record_bytes
+        return limit if limit > 0 else None
+
+    def _ask_again(self, sent: Sent) -> Verdict:
+        assert self._gate is not None
+        return self._gate.request_redelivery(
+            (sent.record_bytes,),
+            usage=self.usage(sent.consumer),
+            consumer=sent.consumer,
+            weights=None if sent.message_count == 1 else (sent.message_count,),
+            range_costs=(sent.range_count,),
+        )
+
+    def _concluded(self, verdict: Verdict, position: Position, sent: Sent) -> bool:
+        assert self._gate is not None
+        if not verdict.granted:
+            self.refused_by = verdict.rule
+            return False
+        self.deliveries.add(position, sent)
+        self._gate.count_unacked(sent.message_count)
+        return True
+
+    def _promote_for(self, cost: int, consumer: str, *, now_ms: int, waits_for_room: bool = False) -> None:
+        """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
+        limit = self._bytes_limit
+        if limit is None or not self._promotes_young:
+            return
+        assert self._gate is not None
+        reserved = self.deliveries.reserved_bytes
+        if self._cursor.unpersisted_record_bytes + reserved + cost <= limit:
+            if waits_for_room or not self._gate.is_closed:
+                return
+            if Rule.UNPERSISTED_ACK_RECORD_BYTES not in self._closed_by(self.usage(consumer), consumer):
+                return
+        if now_ms < self._promote_again_ms or not self._cursor.has_young(now_ms=now_ms):
+            return
+        mark = int(limit * self._gate.limits.unpersisted_release_ratio)
+        try:
+            self._cursor.promote(max(0, mark - reserved - cost), now_ms=now_ms)
+        except StoreError as error:
+            self.store_error = error
+            self._promote_again_ms = now_ms + _PROMOTION_RETRY_MS
+
+    def _refused_by(self, position: Position, sent: Sent | None) -> Rule | None:
+        """Return which limit of the ack state has no room for the ack of a message; None if all have."""
+        assert self._gate is not None
+        reserved_bytes, reserved_ranges = (sent.record_bytes, sent.range_count) if sent is not None else (0, 0)
+        usage = self.usage()
+        ranges_max, bytes_max = self._gate.limits.max_unacked_ranges, self._bytes_limit
+        if bytes_max is not None:
+            added = self._cursor.unpersisted_bytes_added(position)
+            used = usage.unpersisted_record_bytes + usage.reserved_bytes - reserved_bytes
+            if added > 0 and used + added > bytes_max:
+                return Rule.UNPERSISTED_ACK_RECORD_BYTES
+        added = self._cursor.ack_effect(position).range_count
+        used = usage.range_count + usage.reserved_ranges - reserved_ranges
+        is_exact = self._gate.limits.accounting is Accounting.EXACT
+        return Rule.UNACKED_RANGES if is_exact and ranges_max and added > 0 and used + added > ranges_max else None
+
+    def _closed_by(self, usage: Usage, consumer: str) -> set[Rule]:
+        assert self._gate is not None
+        return {verdict.rule for verdict in self._gate.why_blocked(usage, consumer) if verdict.rule is not None}
+
+    def _next_position(self) -> Position:
+        return self._cursor.read_position

@@ -1,0 +1,125 @@
+"""Who may receive messages, and which of them?"""
+
+from __future__ import annotations
+
+from enum import Enum
+from hashlib import blake2b
+from typing import TYPE_CHECKING, final
+
+import google_crc32c
+
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ackstate.position import Position
+
+ANYONE = ""
+"""The owner of a message that any consumer may have."""
+
+_SLOT_COUNT = 65_536
+_EVERYTHING = b""
+
+
+class SubscriptionType(Enum):
+    """How a subscription shares messages out, by Pulsar's name."""
+
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+    SHARED = "Shared"
+    KEY_SHARED = "Key_Shared"
+
+    @property
+    def is_single_active(self) -> bool:
+        """Whether one consumer at a time gets everything, in order; then no limit holds it back, as in Pulsar."""
+        return self is SubscriptionType.EXCLUSIVE or self is SubscriptionType.FAILOVER
+
+
+class ConsumerBusyError(AckStateError):
+    """An exclusive subscription has a consumer already."""
+
+
+@final
+class Consumers:
+    """The open consumers of a subscription, in the order they came.
+
+    Args:
+        kind: Of the subscription.
+        has_key: Which consumer still has messages of a key, None for nobody: it gets the next ones as well.
+    """
+
+    def __init__(self, kind: SubscriptionType, *, has_key: Callable[[bytes], str | None]) -> None:
+        self._kind = kind
+        self._has_key = has_key
+        self._names: dict[str, int] = {}  # to its priority
+        self._slot_owners: dict[int, str] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The open consumers."""
+        return tuple(self._names)
+
+    @property
+    def active(self) -> str | None:
+        """Who gets everything, of Exclusive and Failover: of the lowest priority number, then the first name."""
+        if not self._kind.is_single_active:
+            return None
+        return min(self._names, key=lambda name: (self._names[name], name), default=None)
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the key of a message decides who gets it."""
+        return self._kind is SubscriptionType.KEY_SHARED
+
+    def open(self, name: str, *, priority: int) -> bool:
+        """Let a consumer in, and tell whether it is new.
+
+        Raises:
+            ConsumerBusyError: The subscription is exclusive and another has it.
+        """
+        if name in self._names:
+            return False
+        if self._names and self._kind is SubscriptionType.EXCLUSIVE:
+            raise ConsumerBusyError(f"consumer {name!r}: {self.active!r} has this exclusive subscription")
+        self._names[name] = priority
+        self._slot_owners.clear()
+        return True
+
+    def close(self, name: str) -> None:
+        """Let a consumer go; one that is not open is left alone."""
+        self._names.pop(name, None)
+        self._slot_owners.clear()
+
+    def sticky_key(self, position: Position, key: bytes | None) -> bytes | None:
+        """Return what decides who gets a message, in what order; None if anyone may, in any.
+
+        That is its key, or its position if it has none. Where one consumer gets everything, all have one key.
+        """
+        if not self.needs_keys:
+            return _EVERYTHING if self._kind.is_single_active else None
+        # No key begins with this many zeros by accident; and if one did, it would only share a consumer.
+        return bytes(8) + b"%d:%d" % position if key is None else key
+
+    def owner(self, key: bytes | None) -> str:
+        """Return who gets the messages of a key: who has some of them, else who wins its slot; `ANYONE` without one.
+
+        Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that
+        one that comes or goes moves only its own slots.
+        """
+        if key is None or not self._names or not self.needs_keys:
+            return ANYONE
+        holder = self._has_key(key)
+        if holder is not None:
+            return holder
+        slot = google_crc32c.value(key) % _SLOT_COUNT
+        owner = self._slot_owners.get(slot)
+        if owner is None:
+            seed = slot.to_bytes(2, "little")
+            # Not by a CRC: that is linear, and would give one consumer of five half the keys of its neighbours.
+            owner = max(self._names, key=lambda name: (blake2b(seed + name.encode(), digest_size=8).digest(), name))
+            self._slot_owners[slot] = owner
+        return owner

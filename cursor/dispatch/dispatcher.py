@@ -1,0 +1,393 @@
+"""Which messages go to a consumer next?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
+from cursor.dispatch.consumers import ANYONE
+from cursor.dispatch.deliveries import Sent
+from cursor.dispatch.hole_queue import HoleQueue
+from cursor.dispatch.waiting import Waiting, WaitingMessages
+from cursor.hole_report import HoleReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ackstate.position import Position
+    from cursor.dispatch.admission import Admission
+    from cursor.dispatch.consumers import Consumers
+    from cursor.managed import ManagedCursor
+    from cursor.message_log import Message, MessageLog
+    from delay.tracker import DelayedDeliveryTracker
+
+_READ_AHEAD_COUNT = 1_000
+_CHANGED_COUNT_MIN = 1_000
+
+
+class Delivery(NamedTuple):
+    """One message on its way to a consumer.
+
+    Attributes:
+        position: Where it is in the log.
+        message: What was published.
+        redelivery_count: How often it was sent before.
+    """
+
+    position: Position
+    message: Message
+    redelivery_count: int = 0
+
+
+class DeadLetterPolicy(NamedTuple):
+    """What to do with a message that is given back again and again.
+
+    Attributes:
+        max_redelivery_count: So often it is sent again; the next time it is handed over instead.
+        hand_over: Takes it; when this returns the message is acked. What it raises passes through `dispatch`, and the
+            message waits on.
+    """
+
+    max_redelivery_count: int
+    hand_over: Callable[[Delivery], None]
+
+
+class Batch(NamedTuple):
+    """What one consumer asked for, and what it gets.
+
+    Attributes:
+        consumer: Who.
+        wanted: How many messages at most.
+        now_ms: The present.
+        deliveries: What it gets; grows.
+        handed_over: Dead letters that were given away meanwhile; grows.
+    """
+
+    consumer: str
+    wanted: int
+    now_ms: int
+    deliveries: list[Delivery]
+    handed_over: list[Delivery]
+
+    @property
+    def room(self) -> int:
+        """How many more messages it wants."""
+        return self.wanted - len(self.deliveries)
+
+
+@final
+class Dispatcher:
+    """Chooses, for one consumer at a time: what waits first, the lowest first, then what was never read.
+
+    While a limit of the ack state keeps new messages back, those that fill ack holes still go, as `HoleQueue` orders
+    them: messages that wait, and unread ones below the highest acked.
+
+    Args:
+        log: The topic's messages.
+        cursor: The ack state.
+        delays: Its delayed messages; None delivers every message at once.
+        admission: What may go out.
+        consumers: Who is there.
+        hole_tries_max: How often a message is sent to fill a hole before others that were sent less often.
+        look_ahead_max: With keys, how many messages may be read ahead for other consumers.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it is made of
+        self,
+        log: MessageLog,
+        cursor: ManagedCursor,
+        *,
+        delays: DelayedDeliveryTracker | None,
+        admission: Admission,
+        consumers: Consumers,
+        hole_tries_max: int,
+        look_ahead_max: int,
+    ) -> None:
+        self.waiting = WaitingMessages(consumers.owner, became_ready=self._note)
+        self._log = log
+        self._cursor = cursor
+        self._delays = delays
+        self._admission = admission
+        self._consumers = consumers
+        self._hole_tries_max = hole_tries_max
+        self._look_ahead_max = look_ahead_max
+        self._due: list[Position] = []
+        self._binds = False  # whether a limit of the ack state kept new messages back the last time
+        self._holes: dict[str, HoleQueue] = {}  # by owner
+        # Acked, or waiting, since no limit binds: the queues are to learn of it if one does again.
+        self._changed: list[Position] = []
+
+    def dispatch(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+        """Send what a consumer may have, up to what it wants.
+
+        Raises:
+            StoreError: The log could not be read; what was sent so far is in the batch.
+        """
+        self._collect_due(batch)
+        if not self._admission.lacks_room(batch.consumer):
+            self._binds = False
+            self._admission.refused_by = None
+            if self._send_waiting(batch, dead_letters) and batch.room and not self._holds_order():
+                self._send_unread(batch, dead_letters)
+            if self._admission.refused_by not in ACK_STATE_RULES:
+                return
+        else:
+            self._ask_for_unread(batch)
+        if batch.room:
+            self._fill_holes(batch, dead_letters)
+
+    def put(self, position: Position, waiting: Waiting) -> None:
+        """Let a message wait that may be sent again."""
+        if position not in self.waiting and position not in self._admission.deliveries:
+            self.waiting.put(position, waiting)
+
+    def acked(self, position: Position) -> None:
+        """Note an ack: the message waits no longer, and the holes beside it are other ones."""
+        if position in self.waiting:
+            self.waiting.take(position)
+        self._note(position)
+
+    def recount(self, position: Position) -> None:
+        """Note that messages of a batch on its way were acked."""
+        sent = self._admission.deliveries.get(position)
+        words = self._cursor.batch.get(position)
+        if sent is not None and words is not None:
+            self._admission.reduce(position, max(1, _unacked_count(words)))
+
+    def acked_up_to(self, position: Position) -> None:
+        """Note that everything up to a position was acked."""
+        for each in self.waiting.up_to(position):
+            self.waiting.take(each)
+
+    def clear(self) -> None:
+        """Forget what waits: the reader begins anew."""
+        self.waiting.clear()
+        self._due.clear()
+        self._forget_holes()
+        if self._delays is not None:
+            self._delays.clear()
+
+    def _collect_due(self, batch: Batch) -> None:
+        """Let those wait to be sent whose time has come."""
+        self.waiting.release(now_ms=batch.now_ms)
+        missing = batch.room - len(self.waiting.ready_for(self._owner(batch.consumer)))
+        if self._delays is None or missing <= 0:
+            return
+        # The view has forgotten them: they are kept until their keys could be read.
+        self._due += self._delays.scheduled_messages(missing, now_ms=batch.now_ms)
+        keys: list[bytes | None] = [None] * len(self._due)
+        if self._consumers.needs_keys:
+            messages = zip(self._due, self._log.read(self._due), strict=True)
+            keys = [self._consumers.sticky_key(position, message.key) for position, message in messages]
+        due, self._due = self._due, []
+        for position, key in zip(due, keys, strict=True):
+            self.put(position, Waiting(HoleReason.DELAYED, key=key))
+
+    def _send_waiting(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> bool:
+        """Send what waits, the lowest first; tell whether nothing that waits was refused."""
+        while batch.room:
+            positions = self._lowest_waiting(batch)
+            if not positions:
+                return True
+            for position, message in zip(positions, self._log.read(positions), strict=True):
+                if not self._send(position, message, batch, dead_letters):
+                    return False
+        return True
+
+    def _lowest_waiting(self, batch: Batch) -> list[Position]:
+        positions: list[Position] = []
+        acked: list[Position] = []
+        for position in self.waiting.ready_for(self._owner(batch.consumer)):
+            if self._cursor.is_acked(position):
+                acked.append(position)
+                continue
+            positions.append(position)
+            if len(positions) == batch.room:
+                break
+        for position in acked:
+            self.waiting.take(position)
+        return positions
+
+    def _send_unread(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+        if self._consumers.needs_keys:
+            self._look_ahead(batch, dead_letters)
+            return
+        while batch.room:
+            before = self._cursor.read_position
+            positions = [*self._not_sent(self._cursor.read(batch.room))]
+            if not positions:
+                if self._cursor.read_position == before:
+                    return
+                continue
+            if not self._send_read(positions, self._read(positions, before), batch):
+                return
+
+    def _send_read(self, positions: Sequence[Position], messages: Sequence[Message], batch: Batch) -> bool:
+        """Send messages that were just read; False if one was refused, which will be read again."""
+        for position, message in zip(positions, messages, strict=True):
+            if self._is_delayed(position, message, now_ms=batch.now_ms):
+                continue
+            key = self._consumers.sticky_key(position, message.key)
+            sent = Sent(batch.consumer, key, message_count=self._unacked_in(position, message))
+            if not self._admission.send_new(position, sent, now_ms=batch.now_ms):
+                self._cursor.rewind(position)
+                return False
+            batch.deliveries.append(Delivery(position, message))
+        return True
+
+    def _look_ahead(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+        """Read on for all consumers: the messages of one who is slow wait, and hold nobody else up."""
+        while batch.room and len(self.waiting) < self._look_ahead_max:
+            room = self._look_ahead_max - len(self.waiting)
+            if not self._read_ahead(batch.now_ms, count=min(max(batch.room, 100), room)):
+                return
+            if not self._send_waiting(batch, dead_letters):
+                return
+
+    def _fill_holes(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+        """Send what fills holes, that which frees most first."""
+        self._binds = True
+        for position in self._changed:
+            self._note(position)
+        self._changed.clear()
+        owner = self._owner(batch.consumer)
+        ready = self.waiting.ready_for(owner)
+        holes = self._holes.get(owner)
+        if holes is None:
+            holes = self._holes[owner] = HoleQueue(self._cursor, tries_max=self._hole_tries_max)
+            holes.fill(ready)
+        is_shut = self._admission.is_shut(batch.consumer)
+        while batch.room:
+            for position in holes.offered(ready):
+                if self._cursor.is_acked(position):
+                    self.waiting.take(position)
+                    continue
+                if not self.waiting.is_next_of_key(position):
+                    continue  # Those of a key go out in order, whatever they would free.
+                fills_hole = self._cursor.hole_at(position) is not None
+                if is_shut and not fills_hole:
+                    continue
+                (message,) = self._log.read([position])
+                self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
+                if not batch.room:
+                    return
+            highest = self._cursor.deleted.last_range()
+            if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
+                return
+            ready = self.waiting.ready_for(owner)
+
+    def _read_ahead(self, now_ms: int, *, count: int, last: Position | None = None) -> bool:
+        """Let unread messages wait, or be delayed, up to a position; tell whether there was one."""
+        before = self._cursor.read_position
+        if last is not None and before > last:
+            return False
+        read = self._cursor.read(count)
+        if last is not None and read and read[-1] > last:
+            self._cursor.rewind(next(position for position in read if position > last))
+            read = [position for position in read if position <= last]
+        positions = [*self._not_sent(read)]
+        for position, message in zip(positions, self._read(positions, before), strict=True):
+            if not self._is_delayed(position, message, now_ms=now_ms):
+                key = self._consumers.sticky_key(position, message.key)
+                self.put(position, Waiting(HoleReason.NEVER_DELIVERED, key=key))
+        return self._cursor.read_position != before
+
+    def _ask_for_unread(self, batch: Batch) -> None:
+        """Let the gate see that it holds back what could be read now: it says so, and tells when that is over."""
+        if self._cursor.has_unread:
+            self._admission.ask_for_new(self._cursor.read_position, batch.consumer, now_ms=batch.now_ms)
+
+    def _send(
+        self,
+        position: Position,
+        message: Message,
+        batch: Batch,
+        dead_letters: DeadLetterPolicy | None,
+        *,
+        fills_hole: bool = False,
+    ) -> bool:
+        """Send a message that waits; tell whether it waits no longer."""
+        waiting = self.waiting.get(position)
+        assert waiting is not None
+        if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
+            return self._hand_over(Delivery(position, message, waiting.delivery_count), batch, dead_letters)
+        key = self._consumers.sticky_key(position, message.key)
+        sent = Sent(batch.consumer, key, waiting.delivery_count + 1, self._unacked_in(position, message))
+        is_new = waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole
+        send = self._admission.send_new if is_new else self._admission.send_again
+        if not send(position, sent, now_ms=batch.now_ms):
+            return False
+        self.waiting.take(position)
+        batch.deliveries.append(Delivery(position, message, waiting.delivery_count))
+        return True
+
+    def _hand_over(self, delivery: Delivery, batch: Batch, dead_letters: DeadLetterPolicy) -> bool:
+        """Give a message away and ack it; if either fails, or a limit has no room for the ack, it waits on."""
+        try:
+            self._admission.make_room(delivery.position, now_ms=batch.now_ms)
+        except AckRefusedError:
+            return False
+        dead_letters.hand_over(delivery)
+        self._cursor.ack(delivery.position, now_ms=batch.now_ms)
+        self.acked(delivery.position)
+        batch.handed_over.append(delivery)
+        return True
+
+    def _is_delayed(self, position: Position, message: Message, *, now_ms: int) -> bool:
+        # The view is told of messages without a delay too: it must know how far the reader is.
+        if self._delays is None:
+            return False
+        return self._delays.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms)
+
+    def _read(self, positions: Sequence[Position], before: Position) -> list[Message]:
+        try:
+            return list(self._log.read(positions))
+        except BaseException:
+            self._cursor.rewind(before)
+            raise
+
+    def _not_sent(self, positions: Iterable[Position]) -> Iterable[Position]:
+        """Leave out what a hole was filled with before its turn."""
+        deliveries = self._admission.deliveries
+        return (each for each in positions if each not in deliveries and each not in self.waiting)
+
+    def _unacked_in(self, position: Position, message: Message) -> int:
+        """Return how many messages of an entry are not acked."""
+        words = self._cursor.batch.get(position) if message.message_count > 1 else None
+        if words is None:
+            return message.message_count
+        return max(1, min(_unacked_count(words), message.message_count))
+
+    def _holds_order(self) -> bool:
+        """Tell whether what waits must go before anything unread, though its time has not come."""
+        return self._consumers.active is not None and len(self.waiting) > 0
+
+    def _owner(self, consumer: str) -> str:
+        return consumer if self._consumers.needs_keys else ANYONE
+
+    def _note(self, position: Position) -> None:
+        """Let the queues of holes know that an entry was acked, or waits: at once while a limit binds, else later.
+
+        Later is never if there was so much that it is as well to begin anew.
+        """
+        if not self._holes:
+            return
+        if not self._binds:
+            self._changed.append(position)
+            if len(self._changed) > max(_CHANGED_COUNT_MIN, len(self.waiting) // 4):
+                self._forget_holes()
+            return
+        for owner, holes in self._holes.items():
+            if self._cursor.is_acked(position):
+                holes.acked(position, self.waiting.ready_for(owner))
+            else:
+                holes.put(position)
+
+    def _forget_holes(self) -> None:
+        self._holes.clear()
+        self._changed.clear()
+
+
+def _unacked_count(words: Sequence[int]) -> int:
+    """Count the unacked messages of a batch, given Pulsar's words: signed, a bit for each."""
+    return sum((word & (2**64 - 1)).bit_count() for word in words)

@@ -1,0 +1,147 @@
+"""While a limit of the ack state holds new messages back: which of those that wait free most if they are acked?"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING, final
+
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cursor.managed import ManagedCursor
+    from delay.position_set import PositionSet
+
+# A dispatch gives up after so many holes none of whose messages could go: the next one continues where it stopped.
+_PASSED_OVER_MAX = 256
+# Of so many messages at the lower end of a hole the first is taken that was not tried too often.
+_LOOKED_AT_MAX = 16
+
+
+@final
+class HoleQueue:
+    """Holes with waiting messages, first those that free the most bytes for each message, of equals the lowest.
+
+    A hole is put in when one of its messages begins to wait and when its bounds change; what is in and no longer true
+    is noticed when its turn comes. A hole that was passed over comes again when all others had their turn.
+
+    Args:
+        cursor: Whose holes they are.
+        tries_max: How often a message is offered before others that were offered less often.
+    """
+
+    def __init__(self, cursor: ManagedCursor, *, tries_max: int) -> None:
+        self._cursor = cursor
+        self._tries_max = tries_max
+        self._heap: list[tuple[float, Position]] = []  # minus the worth, and the first entry
+        self._passed_over: list[tuple[float, Position]] = []
+        self._worth: dict[Position, float] = {}  # of each hole that is in, by its first entry
+        self._tries: Counter[Position] = Counter()
+        self._tries_now = tries_max
+        self._has_skipped = False  # whether the round that goes on left a message out that was tried too often
+
+    def fill(self, ready: PositionSet) -> None:
+        """Begin anew, with every hole that has messages in a set. Complexity: O(holes with some)."""
+        self._heap.clear()
+        self._passed_over.clear()
+        self._worth.clear()
+        self._tries.clear()
+        self._tries_now = self._tries_max
+        end = Position(0, 0)
+        for position in ready:
+            if position >= end:
+                end = self.put(position)
+
+    def put(self, position: Position) -> Position:
+        """Put in the hole that an entry lies in, and return where it ends, excluded."""
+        (ledger_id, first_id, end_id), worth = self._hole(position)
+        first = Position(ledger_id, first_id)
+        if self._worth.get(first) != worth:
+            self._worth[first] = worth
+            heapq.heappush(self._heap, (-worth, first))
+        return Position(ledger_id, end_id)
+
+    def acked(self, position: Position, ready: PositionSet) -> None:
+        """Note that an entry was acked: the holes to its sides are other ones now."""
+        ledger_id, entry_id = position
+        for neighbour in (Position(ledger_id, entry_id - 1), Position(ledger_id, entry_id + 1)):
+            if neighbour.entry_id >= 0 and not self._cursor.is_acked(neighbour):
+                hole, _ = self._hole(neighbour)
+                if ready.lowest_in(*hole):
+                    self.put(neighbour)
+
+    def offered(self, ready: PositionSet) -> Iterator[Position]:
+        """Yield messages of a set, the best first; one that is still in it when the next is asked for is passed over.
+
+        Nothing but what was yielded last may leave the set meanwhile.
+        """
+        for _ in range(2):
+            was_sent = self._has_skipped = False
+            for position in self._one_round(ready):
+                yield position
+                was_sent = was_sent or position not in ready
+            if was_sent or not self._has_skipped:
+                return
+            # Nothing can go but what was tried too often: better that than to be stuck.
+            self._tries_now += self._tries_max
+
+    def _one_round(self, ready: PositionSet) -> Iterator[Position]:
+        if not self._heap:
+            self._heap, self._passed_over = self._passed_over, []
+            heapq.heapify(self._heap)
+        refused = 0
+        while self._heap and refused < _PASSED_OVER_MAX:
+            key, first = heapq.heappop(self._heap)
+            if self._worth.get(first) != -key:
+                continue  # It was put in again, with what it is worth now.
+            hole, worth = self._hole(first)
+            if worth != -key or hole[1] != first.entry_id or not ready.lowest_in(*hole):
+                del self._worth[first]
+                if not self._cursor.is_acked(first) and ready.lowest_in(*hole):
+                    self.put(first)
+                continue
+            position = None
+            try:
+                for position in self._candidates(ready, hole):
+                    yield position
+                    if position not in ready:
+                        break
+            finally:  # Whoever has enough asks for no more.
+                was_sent = position is not None and position not in ready
+                if position is not None and was_sent:
+                    self._tries[position] += 1
+                    heapq.heappush(self._heap, (key, first))
+                else:
+                    self._passed_over.append((key, first))
+            refused += position is not None and not was_sent
+
+    def _candidates(self, ready: PositionSet, hole: tuple[int, int, int]) -> Iterator[Position]:
+        """Yield the ends of a hole that wait and may be tried: what lies between them would divide it."""
+        ledger_id, first, end = hole
+        lowest = ready.lowest_in(ledger_id, first, end)
+        for _ in range(_LOOKED_AT_MAX):
+            if lowest is None or self._may_try(lowest):
+                break
+            lowest = ready.lowest_in(ledger_id, lowest.entry_id + 1, end)
+        else:
+            return
+        if lowest is None:
+            return
+        yield lowest
+        highest = ready.highest_in(ledger_id, first, end)
+        if highest is not None and highest != lowest and self._may_try(highest):
+            yield highest
+
+    def _may_try(self, position: Position) -> bool:
+        is_fresh = self._tries[position] < self._tries_now
+        self._has_skipped |= not is_fresh
+        return is_fresh
+
+    def _hole(self, position: Position) -> tuple[tuple[int, int, int], float]:
+        """Return the hole of an unacked entry and what each of its messages is worth; above the last ack, the entry."""
+        hole = self._cursor.hole_at(position)
+        if hole is None:
+            return (*position, position[1] + 1), 0
+        return (hole.ledger_id, hole.first, hole.end), hole.freed_bytes / hole.entry_count

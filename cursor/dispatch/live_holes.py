@@ -1,0 +1,145 @@
+"""Which ack holes does a running subscription have, and who has them?"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.ack_hole import holes
+from ackstate.errors import AckStateError
+from ackstate.position import Position
+from cursor.hole_report import HoleReason, HoleReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackstate.ack_hole import AckHole
+    from cursor.dispatch.deliveries import Deliveries
+    from cursor.dispatch.waiting import WaitingMessages
+    from cursor.managed import ManagedCursor
+    from cursor.message_log import Message, MessageLog
+
+SAMPLE_COUNT_MAX = 64
+"""So many messages of a hole are looked at one by one: its first, its last, and others evenly between."""
+
+
+class Whereabouts(NamedTuple):
+    """Where the messages of a subscription may be.
+
+    Attributes:
+        log: The topic's messages.
+        cursor: The ack state.
+        deliveries: What is on its way.
+        waiting: What waits to be sent.
+    """
+
+    log: MessageLog
+    cursor: ManagedCursor
+    deliveries: Deliveries
+    waiting: WaitingMessages
+
+
+class _Look(NamedTuple):
+    """What is known of one message."""
+
+    reason: HoleReason
+    consumer: str = ""
+    until_ms: int | None = None
+    delivery_count: int = 0
+
+
+def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleReport]:
+    """Explain the holes that cost the most bytes of the ack record, of equals the lowest first.
+
+    Args:
+        where: Where the messages may be; nothing is changed.
+        top: How many holes at most; 0 or more.
+        now_ms: The present.
+
+    Raises:
+        ValueError: `top` is negative.
+
+    Complexity: O(holes), and reading a few messages of each that is returned.
+    """
+    if top < 0:
+        raise ValueError(f"top is {top}: it cannot be negative")
+    cursor = where.cursor
+    with cursor.lock:
+        found = holes(cursor.deleted, where.log.ledgers, cursor.mark_delete_position)
+        costliest = heapq.nsmallest(top, found, key=lambda hole: (-hole.cost_bytes, hole.ledger_id, hole.first))
+    return [_report(hole, where, now_ms=now_ms) for hole in costliest]
+
+
+def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
+    sample = _sample(hole)
+    looks = [_look(position, where, now_ms=now_ms) for position in sample]
+    reasons = Counter(look.reason for look in looks)
+    why = max(reasons, key=lambda reason: reasons[reason])
+    first = _message(hole.first_position, where.log)
+    due_ms = [look.until_ms for look in looks if look.until_ms is not None and look.reason is HoleReason.DELAYED]
+    consumers = {look.consumer for look in looks if look.consumer and look.reason is HoleReason.IN_FLIGHT}
+    return HoleReport(
+        first=hole.first_position,
+        last=hole.last_position,
+        entry_count=hole.entry_count,
+        age_ms=None if first is None else max(0, now_ms - first.publish_time_ms),
+        why=why,
+        detail=_detail(why, looks, hole),
+        consumers=tuple(sorted(consumers)),
+        deliver_at_ms=max(due_ms, default=None),
+        delivery_count=max(look.delivery_count for look in looks),
+        cost_bytes=hole.cost_bytes,
+        freed_bytes=hole.freed_bytes,
+        freed_ranges=hole.freed_ranges,
+        mark_delete_advance=hole.mark_delete_advance,
+    )
+
+
+def _sample(hole: AckHole) -> list[Position]:
+    count = min(hole.entry_count, SAMPLE_COUNT_MAX)
+    step = (hole.entry_count - 1) / max(1, count - 1)
+    return [Position(hole.ledger_id, hole.first + round(number * step)) for number in range(count)]
+
+
+def _look(position: Position, where: Whereabouts, *, now_ms: int) -> _Look:
+    """Tell where an unacked message is."""
+    sent = where.deliveries.get(position)
+    if sent is not None:
+        return _Look(HoleReason.IN_FLIGHT, sent.consumer, None, sent.delivery_count)
+    message = _message(position, where.log)
+    if message is None:
+        return _Look(HoleReason.DATA_LOST)
+    waiting = where.waiting.get(position)
+    if waiting is not None:
+        is_due = waiting.reason is HoleReason.DELAYED
+        reason = HoleReason.NEVER_DELIVERED if is_due else waiting.reason
+        return _Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count)
+    if message.deliver_at_ms > now_ms:
+        return _Look(HoleReason.DELAYED, "", message.deliver_at_ms)
+    return _Look(HoleReason.NEVER_DELIVERED)
+
+
+def _message(position: Position, log: MessageLog) -> Message | None:
+    """Return a message of the log; None if it cannot be read."""
+    try:
+        return next(log.read([position]), None)
+    except AckStateError:
+        return None
+
+
+def _detail(why: HoleReason, looks: Sequence[_Look], hole: AckHole) -> str:
+    """Say who has it or what it waits for, and of how many messages that is true if not of all."""
+    alike = [look for look in looks if look.reason is why]
+    names = ", ".join(sorted({repr(look.consumer) for look in alike if look.consumer}))
+    until = max((look.until_ms for look in alike if look.until_ms is not None), default=None)
+    text = {
+        HoleReason.IN_FLIGHT: f"in flight with {names}",
+        HoleReason.NACKED: f"given back by {names}" + ("" if until is None else f", not to be sent before {until} ms"),
+        HoleReason.OWNER_GONE: f"its consumer {names} is gone",
+        HoleReason.DELAYED: f"delayed until {until} ms",
+    }.get(why, why.value)
+    if len(alike) == len(looks):
+        return text
+    of = f"{len(looks)}" if len(looks) == hole.entry_count else f"{len(looks)} looked at, of {hole.entry_count},"
+    return f"{len(alike)} of {of} messages: {text}"

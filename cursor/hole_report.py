@@ -1,0 +1,68 @@
+"""What is to be said of one ack hole: who has it, since when, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ackstate.position import Position
+
+
+class HoleReason(StrEnum):
+    """Why the entries of a hole are not acked."""
+
+    IN_FLIGHT = "in flight"
+    """A consumer has them."""
+
+    DELAYED = "delayed"
+    """They are not due yet."""
+
+    NACKED = "nacked"
+    """A consumer gave them back."""
+
+    NEVER_DELIVERED = "never delivered"
+    OWNER_GONE = "owner gone"
+    """The consumer that had them closed."""
+
+    DATA_LOST = "data lost"
+    """The message log cannot read them: nobody will ever ack them."""
+
+    UNKNOWN = "not acked"
+    """And who has them only the running broker knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoleReport:
+    """One ack hole.
+
+    Attributes:
+        first: Its first entry (included).
+        last: Its last entry (included).
+        entry_count: How many entries it has.
+        age_ms: How long ago its first message was published; None if that is not known.
+        why: Why, as far as can be told; where its messages differ, `detail` has the numbers.
+        detail: The same for people: with whom, until when, how many of how many.
+        consumers: Who has messages of it, each once, sorted.
+        deliver_at_ms: When the last of its messages that are delayed is due; None if none is known to be.
+        delivery_count: How often the most delivered of its messages was sent; None if that is not known.
+        cost_bytes: How many bytes of the ack record exist because of it.
+        freed_bytes: How many acking the whole of it frees; below 0 it adds some.
+        freed_ranges: The same in ranges.
+        mark_delete_advance: How many entries the mark-delete position would move over, acked ones included.
+    """
+
+    first: Position
+    last: Position
+    entry_count: int
+    age_ms: int | None
+    why: HoleReason
+    detail: str
+    consumers: tuple[str, ...]
+    deliver_at_ms: int | None
+    delivery_count: int | None
+    cost_bytes: int
+    freed_bytes: int
+    freed_ranges: int
+    mark_delete_advance: int

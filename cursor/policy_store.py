@@ -1,0 +1,288 @@
+"""What namespaces and topics say of delays and of ack records, kept in the metadata store with versions.
+
+One value holds all policies of one namespace or topic, as a JSON document (`docs/wire-format.md`). It is changed by
+compare-and-set: of two writers that read the same version one is refused, and neither overwrites the other unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+from unicodedata import category
+from urllib.parse import quote, unquote
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from cursor.store import ABSENT, VersionMismatchError
+from limits import DelayedDeliveryPolicies, GateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cursor.store import MetadataStore
+
+NAMESPACES = "/policies/namespaces"
+TOPICS = "/policies/topics"
+
+VERSION = 1
+DOCUMENT_BYTES_MAX = 4096
+NAME_LENGTH_MAX = 255
+TOPIC_BYTES_MAX = 1024
+
+_NAME = re.compile(r"[-=:.\w]+", re.ASCII)
+_SECONDS_END = 2**31
+_BYTES_END = 2**63
+# Controls and halves of surrogate pairs; ends of lines and paragraphs would break a log in two.
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_REPLACEMENT = "\ufffd"  # what is left of bytes that were no UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOwner:
+    """Whose policies: a namespace's or, with a topic, a topic's.
+
+    >>> str(PolicyOwner("public", "default", "orders")), str(PolicyOwner("public", "default"))
+    ('persistent://public/default/orders', 'public/default')
+
+    Attributes:
+        tenant: Letters and digits of ASCII, and ``_-=:.``; 1 to 255 of them, and neither ``.`` nor ``..``.
+        namespace: Likewise.
+        topic: The local name: any text of 1 to 1,024 bytes in UTF-8 without control characters and slashes. A topic
+            with a slash in it is, in Pulsar, one of the old form with a cluster.
+
+    Raises:
+        ValueError: A name is not so.
+
+    Source: ``NamedEntity`` and ``TopicName`` of Apache Pulsar, which have no bounds on lengths.
+    """
+
+    tenant: str
+    namespace: str
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        for kind, name in (("tenant", self.tenant), ("namespace", self.namespace)):
+            if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX or name in {".", ".."}:
+                raise ValueError(f"{kind} {_shown(name)} is not 1 to {NAME_LENGTH_MAX} of a-z, A-Z, 0-9 and _-=:.")
+        if self.topic is not None:
+            _check_topic(self.topic)
+
+    def __str__(self) -> str:
+        namespace = f"{self.tenant}/{self.namespace}"
+        return namespace if self.topic is None else f"persistent://{namespace}/{self.topic}"
+
+    @property
+    def path(self) -> str:
+        """Where the policies are in the metadata store."""
+        if self.topic is None:
+            return f"{NAMESPACES}/{quote(self.tenant, safe='')}/{quote(self.namespace, safe='')}"
+        return "/".join([TOPICS, *(quote(name, safe="") for name in (self.tenant, self.namespace, self.topic))])
+
+    @property
+    def of_namespace(self) -> PolicyOwner:
+        """The namespace itself."""
+        return PolicyOwner(self.tenant, self.namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What one namespace or topic says; what is None, or a field of the delays that is, says nothing.
+
+    Attributes:
+        delayed_delivery: Of message delays.
+        become_old_ack_record_seconds: As in `CursorConfig`, and below 2**31.
+        max_unpersisted_ack_record_bytes: As in `GateLimits`, and a signed number of 64 bits.
+
+    Raises:
+        ValueError: A number is out of its bounds; the text has Pulsar's name of it.
+        TypeError: A number is no integer.
+    """
+
+    delayed_delivery: DelayedDeliveryPolicies = field(default_factory=DelayedDeliveryPolicies)
+    become_old_ack_record_seconds: int | None = None
+    max_unpersisted_ack_record_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (seconds := self.become_old_ack_record_seconds) is not None:
+            _check_integer("becomeOldAckRecordSeconds", seconds, least=0, end=_SECONDS_END)
+        if (limit_bytes := self.max_unpersisted_ack_record_bytes) is not None:
+            _check_integer("maxUnPersistAckRecordsBytes", limit_bytes, least=-_BYTES_END, end=_BYTES_END)
+            GateLimits(max_unpersisted_ack_record_bytes=limit_bytes)
+
+
+class VersionedPolicies(NamedTuple):
+    """Policies, and the version of the metadata value that holds them: `ABSENT` if there is none."""
+
+    policies: Policies
+    version: int
+
+
+@final
+class PolicyStore:
+    """The policies in a metadata store; as thread-safe as that is."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+
+    def read(self, owner: PolicyOwner) -> VersionedPolicies:
+        """Return what an owner says, with its version.
+
+        Raises:
+            StoreError: The storage failed.
+            CorruptStateError: The value is damaged.
+            UnsupportedVersionError: A newer release wrote it.
+        """
+        value = self._metadata.get(owner.path)
+        if value is None:
+            return VersionedPolicies(Policies(), ABSENT)
+        return VersionedPolicies(decode_policies(value.data, what=f"policies of {owner}"), value.version)
+
+    def update(
+        self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None = None
+    ) -> VersionedPolicies:
+        """Read, change and write the policies of an owner, unless somebody else has written in between.
+
+        Nothing is tried again: what a conflicting writer has set may be a reason not to go on. A change that changes
+        nothing writes nothing. Policies that say nothing any more are deleted.
+
+        Args:
+            owner: Whose.
+            change: Returns the new policies, or raises to leave all as it is.
+            expected_version: Refuse at once unless the policies are at this version, `ABSENT` for none.
+
+        Returns:
+            The new policies and their version.
+
+        Raises:
+            VersionMismatchError: They are at another version, or were changed meanwhile; nothing was written.
+            As `read`, and what `change` raises.
+        """
+        old = self.read(owner)
+        if expected_version not in {None, old.version}:
+            raise VersionMismatchError(f"policies of {owner} are at version {old.version}, not {expected_version}")
+        policies = change(old.policies)
+        if policies == old.policies:
+            return old
+        if policies == Policies():
+            self._metadata.delete(owner.path, expected_version=old.version)
+            return VersionedPolicies(policies, ABSENT)
+        version = self._metadata.put(owner.path, encode_policies(policies), expected_version=old.version)
+        return VersionedPolicies(policies, version)
+
+    def namespaces(self) -> list[PolicyOwner]:
+        """Return the namespaces that have policies of their own, sorted by their paths.
+
+        Raises:
+            StoreError: The storage failed.
+            CorruptStateError: A name cannot be read.
+        """
+        return self._owners(NAMESPACES, ())
+
+    def topics(self, namespace: PolicyOwner | None = None) -> list[PolicyOwner]:
+        """Return the topics that have policies of their own, of one namespace or of all, sorted by their paths.
+
+        Raises:
+            As `namespaces`.
+        """
+        return self._owners(TOPICS, (namespace.tenant, namespace.namespace) if namespace else ())
+
+    def _owners(self, root: str, names: tuple[str, ...]) -> list[PolicyOwner]:
+        path = "/".join([root, *(quote(name, safe="") for name in names)])
+        below = [(*names, unquote(name)) for name in self._metadata.children(path)]
+        if len(names) + 1 < _DEPTHS[root]:
+            return [owner for each in below for owner in self._owners(root, each)]
+        try:
+            return [PolicyOwner(*each) for each in below]
+        except ValueError as error:
+            raise _corrupt(
+                f"metadata below {path}", expected="names of tenants, namespaces and topics", found=error
+            ) from None
+
+
+def encode_policies(policies: Policies) -> bytes:
+    """Return the one way to write policies down: ASCII, no blanks, what says nothing left out."""
+    document: dict[str, Any] = {"version": VERSION}
+    if delayed := policies.delayed_delivery.to_json():
+        document[_DELAYED] = delayed
+    for key, name in _INTEGERS.items():
+        if (number := getattr(policies, name)) is not None:
+            document[key] = number
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
+    """Read policies back: exactly what `encode_policies` writes, and nothing that only resembles it.
+
+    Args:
+        data: The value of the metadata store.
+        what: Whose policies, for error messages.
+
+    Raises:
+        CorruptStateError: It is damaged, or something else.
+        UnsupportedVersionError: A newer release wrote it.
+    """
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise _corrupt(what, offset=DOCUMENT_BYTES_MAX, expected="no more", found=f"{len(data)} bytes")
+    try:
+        document = json.loads(str(data, "ascii"))
+        _check_version(document, what)
+        numbers = {name: document.get(key) for key, name in _INTEGERS.items()}
+        policies = Policies(DelayedDeliveryPolicies.from_json(document.get(_DELAYED, {})), **numbers)
+    except (ValueError, TypeError, RecursionError) as error:
+        offset = getattr(error, "pos", getattr(error, "start", 0))
+        raise _corrupt(what, offset=offset, expected="a document of policies", found=str(error)[:200]) from None
+    canonical = encode_policies(policies)
+    if data != canonical:
+        pairs = zip(data, canonical, strict=False)
+        offset = next((at for at, (found, due) in enumerate(pairs) if found != due), min(len(data), len(canonical)))
+        raise _corrupt(what, offset=offset, expected=canonical[offset:][:20], found=bytes(data[offset:][:20]))
+    return policies
+
+
+_DELAYED = "delayedDelivery"
+_INTEGERS = {
+    "becomeOldAckRecordSeconds": "become_old_ack_record_seconds",
+    "maxUnPersistAckRecordsBytes": "max_unpersisted_ack_record_bytes",
+}
+_DEPTHS = {NAMESPACES: 2, TOPICS: 3}
+
+
+def _check_version(document: object, what: str) -> None:
+    if not isinstance(document, dict):
+        raise TypeError("no object")
+    version = document.get("version")
+    if not isinstance(version, int) or version < VERSION:
+        raise ValueError(f"version {version!r}")
+    if version > VERSION:
+        raise UnsupportedVersionError(f"{what}: version {str(version)[:20]}, this release reads up to {VERSION}")
+
+
+def _check_integer(label: str, value: object, *, least: int, end: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{label} is a whole number, found {value!r}")
+    if not least <= value < end:
+        raise ValueError(f"{label} must be in {least}..{end - 1}, found {value}")
+
+
+def _check_topic(topic: str) -> None:
+    size = len(topic.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= TOPIC_BYTES_MAX:
+        raise ValueError(f"topic {_shown(topic)} is not 1 to {TOPIC_BYTES_MAX} bytes long")
+    if topic in {".", ".."}:
+        raise ValueError(f"topic {_shown(topic)} is no name")
+    for character in topic:
+        if character in {"/", _REPLACEMENT} or category(character) in _REFUSED_CATEGORIES:
+            raise ValueError(f"topic {_shown(topic)} has a character that no topic may have: {character!a}")
+
+
+def _shown(name: str) -> str:
+    """Return a name as text of ASCII, and not at length."""
+    return ascii(name if len(name) <= _SHOWN_LENGTH else f"{name[:_SHOWN_LENGTH]}...")
+
+
+_SHOWN_LENGTH = 60
+
+
+def _corrupt(what: str, *, expected: object, found: object, offset: int = 0) -> CorruptStateError:
+    return CorruptStateError(what, offset=offset, expected=expected, found=found)

@@ -1,0 +1,327 @@
+"""Publishing under delivery-delay policies: on real logs, cursors and delay views, on a store in memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cursor import (
+    CounterSample,
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    PublishCounters,
+    StoreError,
+    Subscription,
+    TopicPublisher,
+)
+from cursor.message_log import NO_DELAY
+from cursor.publish_metrics import PublishCollector
+from cursor.stores.memory import Fault, FaultKind
+from delay import TopicDelayIndex
+from limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
+
+ORDERS = "persistent://public/default/orders"
+REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
+OVERRIDDEN = "pulsar.broker.topic.messages.fixed.delay.overridden"
+
+FREE = EffectiveDelayedDelivery()
+FIXED = EffectiveDelayedDelivery(fixed_delivery_delay_ms=5_000)
+MAXIMUM = EffectiveDelayedDelivery(max_delivery_delay_ms=60)
+INACTIVE = EffectiveDelayedDelivery(active=False, max_delivery_delay_ms=60, fixed_delivery_delay_ms=5_000)
+
+
+class Topic:
+    """A topic with one publisher, whose policies can be changed."""
+
+    def __init__(self, policies=FREE, *, name=ORDERS, counters=None):
+        self.policies = policies
+        self.store = MemoryStore()
+        self.log = MessageLog.open(self.store, topic=name)
+        self.counters = counters or PublishCounters(cluster="here")
+        self.publisher = TopicPublisher(self.log, topic=name, policies=lambda: self.policies, counters=self.counters)
+
+    def stored(self):
+        """The (publish, deliver_at) times of every message in the log."""
+        last = self.log.ledgers.last_confirmed
+        positions = [last._replace(entry_id=entry) for entry in range(last.entry_id + 1)]
+        return [(message.publish_time_ms, message.deliver_at_ms) for message in self.log.read(positions)]
+
+    def counted(self):
+        values = {sample.name: sample.value for sample in self.counters.samples()}
+        return {"rejected": values[REJECTED], "overridden": values[OVERRIDDEN]}
+
+
+def asking(*times, message_count=1):
+    return [Message(publish, asked, b"x", message_count=message_count) for publish, asked in times]
+
+
+@pytest.mark.parametrize(
+    ("policies", "stored", "overridden"),
+    [
+        (FREE, [(0, NO_DELAY), (1, 0), (2, 62), (3, 7)], 0),
+        (MAXIMUM, [(0, NO_DELAY), (1, 0), (2, 62), (3, 7)], 0),
+        (FIXED, [(0, 5_000), (1, 5_001), (2, 5_002), (3, 5_003)], 3),
+        (INACTIVE, [(0, NO_DELAY), (1, NO_DELAY), (2, NO_DELAY), (3, NO_DELAY)], 0),
+    ],
+)
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridden, in_transaction):
+    topic = Topic(policies)
+    messages = asking((0, NO_DELAY), (1, 0), (2, 62), (3, 7))
+    if in_transaction:
+        transaction = topic.publisher.begin_transaction()
+        transaction.publish(messages)
+        positions = transaction.commit()
+    else:
+        positions = topic.publisher.publish(messages)
+    assert [position.entry_id for position in positions] == [0, 1, 2, 3]
+    assert topic.stored() == stored
+    assert topic.counted() == {"rejected": 0, "overridden": overridden}
+
+
+def test_a_message_keeps_all_but_its_time():
+    topic = Topic(FIXED)
+    positions = topic.publisher.publish([Message(1_000, NO_DELAY, b"payload", b"key", 3)])
+    assert list(topic.log.read(positions)) == [Message(1_000, 6_000, b"payload", b"key", 3)]
+
+
+def test_one_rejected_message_keeps_all_out():
+    topic = Topic(MAXIMUM)
+    with pytest.raises(DeliveryDelayExceededError) as caught:
+        topic.publisher.publish(asking((0, NO_DELAY), (0, 60), (0, 61), (0, 10), (5, 66)))
+    assert str(caught.value) == "Exceeds max allowed delivery delay of 60 milliseconds"
+    assert topic.log.ledgers.last_confirmed.entry_id == -1
+    assert topic.counted() == {"rejected": 2, "overridden": 0}
+
+
+def test_nothing_is_stored_before_all_is_decided():
+    topic = Topic(MAXIMUM)
+    before = topic.store.mutation_count
+    with pytest.raises(DeliveryDelayExceededError):
+        topic.publisher.publish(asking((0, NO_DELAY), (0, 61)))
+    assert topic.store.mutation_count == before
+
+
+def test_a_batch_is_one_entry_and_counts_its_messages():
+    topic = Topic(FIXED)
+    topic.publisher.publish(asking((0, 7), (0, NO_DELAY), message_count=10))
+    assert topic.stored() == [(0, 5_000), (0, 5_000)]
+    assert topic.counted() == {"rejected": 0, "overridden": 10}
+    topic.policies = MAXIMUM
+    with pytest.raises(DeliveryDelayExceededError):
+        topic.publisher.publish(asking((0, 61), (0, 60), message_count=4))
+    assert topic.counted() == {"rejected": 4, "overridden": 10}
+
+
+def test_the_policies_are_asked_for_at_each_publish():
+    topic = Topic(FREE)
+    topic.publisher.publish(asking((0, 100)))
+    topic.policies = FIXED
+    topic.publisher.publish(asking((0, 100)))
+    topic.policies = MAXIMUM
+    with pytest.raises(DeliveryDelayExceededError):
+        topic.publisher.publish(asking((0, 100)))
+    assert topic.stored() == [(0, 100), (0, 5_000)]
+
+
+@pytest.mark.parametrize(
+    ("message", "saying"),
+    [
+        (Message(-1, 0, b""), "publish_time_ms"),
+        (Message(0, 2**63, b""), "deliver_at_ms"),
+        (Message(0, 0, b"", message_count=0), "message_count"),
+        (Message(0, 61, b"", message_count=-4), "message_count"),
+        (Message(0, 0, b"", message_count=2**32), "an entry holds"),
+    ],
+)
+def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
+    topic = Topic(MAXIMUM)
+    with pytest.raises(ValueError, match=saying):
+        topic.publisher.publish([*asking((0, 61)), message] if "an entry" not in saying else [message])
+    assert topic.log.ledgers.last_confirmed.entry_id == -1
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+
+
+def test_a_publish_that_the_store_fails_overrides_nothing():
+    topic = Topic(FIXED)
+    topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        topic.publisher.publish(asking((0, 7)))
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+    topic.publisher.publish(asking((0, 7)))
+    assert topic.counted() == {"rejected": 0, "overridden": 1}
+
+
+def test_publishing_nothing_does_nothing():
+    topic = Topic(FIXED)
+    assert topic.publisher.publish([]) == []
+    assert topic.publisher.begin_transaction().commit() == []
+
+
+def test_a_transaction_is_stored_at_its_commit_with_one_sync():
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 7), (1, NO_DELAY)))
+    transaction.publish(asking((2, 7)))
+    assert topic.log.ledgers.last_confirmed.entry_id == -1
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+    before = topic.store.mutation_count
+    positions = transaction.commit()
+    assert topic.store.mutation_count == before + 1
+    assert topic.stored() == [(0, 5_000), (1, 5_001), (2, 5_002)]
+    assert [message.publish_time_ms for message in topic.log.read(positions)] == [0, 1, 2]
+    assert topic.counted() == {"rejected": 0, "overridden": 2}
+
+
+def test_a_transaction_obeys_the_policies_of_each_call_and_not_of_its_commit():
+    topic = Topic(FREE)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 100)))
+    topic.policies = FIXED
+    transaction.publish(asking((0, 100)))
+    topic.policies = MAXIMUM
+    transaction.commit()
+    assert topic.stored() == [(0, 100), (0, 5_000)]
+
+
+def test_a_refused_publish_is_counted_and_leaves_the_transaction_as_it_was():
+    topic = Topic(MAXIMUM)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 60)))
+    with pytest.raises(DeliveryDelayExceededError):
+        transaction.publish(asking((0, 10), (0, 61)))
+    assert topic.counted() == {"rejected": 1, "overridden": 0}
+    transaction.commit()
+    assert topic.stored() == [(0, 60)]
+
+
+def test_an_aborted_transaction_leaves_nothing():
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 7)))
+    transaction.abort()
+    assert topic.log.ledgers.last_confirmed.entry_id == -1
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+
+
+def test_a_commit_that_the_store_fails_can_be_made_again():
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 7)))
+    topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        transaction.commit()
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+    transaction.commit()
+    assert topic.stored() == [(0, 5_000)]
+    assert topic.counted() == {"rejected": 0, "overridden": 1}
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("use", [lambda t: t.publish([]), lambda t: t.commit(), lambda t: t.abort()])
+def test_a_transaction_that_has_ended_refuses_everything(end, use):
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 7)))
+    getattr(transaction, end)()
+    stored = topic.log.ledgers.last_confirmed.entry_id
+    with pytest.raises(ValueError, match=f"the transaction was {end}"):
+        use(transaction)
+    assert topic.log.ledgers.last_confirmed.entry_id == stored
+
+
+def test_transactions_do_not_see_each_other():
+    topic = Topic(FREE)
+    first, second = topic.publisher.begin_transaction(), topic.publisher.begin_transaction()
+    first.publish(asking((1, NO_DELAY)))
+    second.publish(asking((2, NO_DELAY)))
+    topic.publisher.publish(asking((3, NO_DELAY)))
+    second.commit()
+    first.abort()
+    assert [publish for publish, _ in topic.stored()] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("topic", "namespace"),
+    [
+        (ORDERS, "public/default"),
+        ("non-persistent://public/default/a/b", "public/default"),
+        ("persistent://public/default", ""),
+        ("orders", ""),
+        ("a/b/c", ""),
+    ],
+)
+def test_counters_are_read_without_any_library(topic, namespace):
+    counters = PublishCounters(cluster="here")
+    counters.add_topic(topic)
+    counters.count(REJECTED, topic=topic, message_count=3)
+    attributes = {"pulsar.cluster": "here", "pulsar.namespace": namespace, "pulsar.topic": topic}
+    assert counters.samples() == [CounterSample(REJECTED, attributes, 3), CounterSample(OVERRIDDEN, attributes, 0)]
+
+
+def test_publishers_of_a_topic_count_together_and_topics_apart():
+    counters = PublishCounters(cluster="here")
+    for name in ("a", "b", "a"):
+        Topic(FIXED, name=name, counters=counters).publisher.publish(asking((0, 7)))
+    overridden = [sample for sample in counters.samples() if sample.name == OVERRIDDEN]
+    assert [(sample.attributes["pulsar.topic"], sample.value) for sample in overridden] == [("a", 2), ("b", 1)]
+
+
+def test_prometheus_sees_them_as_opentelemetry_would_export_them():
+    registry = CollectorRegistry()
+    topic = Topic(FIXED)
+    registry.register(PublishCollector(topic.counters))
+    topic.publisher.publish(asking((0, 7), (0, NO_DELAY), message_count=5))
+    topic.policies = MAXIMUM
+    with pytest.raises(DeliveryDelayExceededError):
+        topic.publisher.publish(asking((0, 61)))
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    assert {family.type for family in families} == {"counter"}
+    labels = {"pulsar_cluster": "here", "pulsar_namespace": "public/default", "pulsar_topic": ORDERS}
+    assert {sample.name: (sample.labels, sample.value) for family in families for sample in family.samples} == {
+        "pulsar_broker_topic_messages_delayed_rejected_total": (labels, 1.0),
+        "pulsar_broker_topic_messages_fixed_delay_overridden_total": (labels, 5.0),
+    }
+
+
+def most_ranges_while_delivering(policies, *, count):
+    """Publish one message a ms, of mixed delays, ack each as it comes; return the most ack ranges and the overridden.
+
+    The ranges are looked at after every ack.
+    """
+    chance = random.Random(437)
+    topic = Topic(policies)
+    cursor = ManagedCursor.open(
+        topic.store, topic=ORDERS, subscription="s", ledgers=topic.log.ledgers, config=CursorConfig(), now_ms=0
+    )
+    gate = DispatchGate(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_messages=0))
+    delays = TopicDelayIndex(tick_time_ms=50).open_view(cursor.is_acked)
+    subscription = Subscription(topic.log, cursor, gate=gate, delays=delays)
+    most = acked = 0
+    for now_ms in range(100, count + 30_000, 100):
+        if now_ms <= count:
+            published = range(now_ms - 100, now_ms)
+            topic.publisher.publish(asking(*[(at, at + chance.randrange(20_000)) for at in published]))
+        for sent in subscription.dispatch("c", count, now_ms=now_ms):
+            assert sent.message.deliver_at_ms <= now_ms
+            subscription.ack(sent.position, now_ms=now_ms)
+            most = max(most, cursor.deleted.range_count)
+            acked += 1
+    assert (acked, cursor.backlog, cursor.deleted.range_count) == (count, 0, 0)
+    return most, topic.counted()["overridden"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_messages_of_a_fixed_delay_leave_at_most_one_ack_range():
+    ranges, overridden = most_ranges_while_delivering(FIXED, count=10_000)
+    assert ranges <= 1
+    assert overridden == 10_000
+    ranges, overridden = most_ranges_while_delivering(FREE, count=10_000)
+    assert ranges > 2_000
+    assert overridden == 0
