@@ -1,7 +1,8 @@
 """The command `ackstate`.
 
 Exit status: 0 all is well; 1 the answer is bad news (a prediction that did not come true, a lost or an invented ack);
-2 the command could not do its work, and one line on standard error says why; 130 interrupted.
+2 the command could not do its work, and one line on standard error says why; 130 interrupted. `namespaces` and `topics`
+end as `pulsar-admin` does: 0 it is done, 1 it is not.
 
 Whatever a command needs beyond the library is imported inside it, so that `broker` and `recover` need no Spark.
 """
@@ -24,6 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ackstate.errors import AckStateError
 from analysis import tables
+from analysis.admin.command import ServeCommand
+from analysis.admin_commands import add_admin_commands
+from analysis.explain_command import ExplainCommand
 from analysis.store_commands import StoreCommands
 
 if TYPE_CHECKING:
@@ -59,6 +63,11 @@ instant of the recording, the crash among them:
 What a store holds, and whether every cursor in it would open:
   ackstate fsck DIR/store
   ackstate inspect DIR/store
+  ackstate explain DIR/store
+
+Policies over REST, and what sets them:
+  ackstate serve --store DIR/policies --port 8080 &
+  ackstate namespaces set-delayed-delivery public/default --enable --maxDelay 1h
 
 \b
 Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
@@ -435,6 +444,10 @@ def _write(text: str) -> None:
 _store_commands = StoreCommands(_show, _write_json)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(_store_commands.fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(_store_commands.inspect)
+_explain_command = ExplainCommand(_show, _write_json)
+app.command("explain", short_help="Show which unacked messages cost most.")(_explain_command.explain)
+add_admin_commands(app, _write)
+app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(ServeCommand(_write).serve)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ _ZOOKEEPER = "zookeeper://"
 _DATABASE = "ackstate.sqlite3"
 _SHOWN = 20  # ranges and batches, unless all are asked for
 
-_STORE = typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
+STORE = typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -46,7 +46,7 @@ class StoreCommands:
     show: Callable[..., None]
     write_json: Callable[[dict[str, Any]], None]
 
-    def fsck(self, store: Annotated[str, _STORE], json: JsonOption = False) -> None:
+    def fsck(self, store: Annotated[str, STORE], json: JsonOption = False) -> None:
         """Check every cursor of a store, change nothing, and say what each repair would do.
 
         A store that is open in a live process is refused. Torn tails and what a
@@ -56,21 +56,21 @@ class StoreCommands:
         """
         from cursor.inspection import inspect_store
 
-        with _opened(store) as opened:
+        with opened_store(store) as opened:
             found = list(inspect_store(opened))
         problem_count = sum(len(cursor.problems) for cursor in found)
         if json:
             cursors = [_checked_json(cursor) for cursor in found]
             self.write_json({"store": store, "cursors": cursors, "problems": problem_count})
         else:
-            self.show(_checked_table(found), *_remarks(found))
-            self.show(f"{_count(len(found), 'cursor')}, {_count(problem_count, 'problem')}")
+            self.show(_checked_table(found), *remarks(found))
+            self.show(f"{counted(len(found), 'cursor')}, {counted(problem_count, 'problem')}")
         if problem_count:
             raise typer.Exit(1)
 
     def inspect(
         self,
-        store: Annotated[str, _STORE],
+        store: Annotated[str, STORE],
         topic: Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")] = None,
         subscription: Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")] = None,
         all_ranges: Annotated[bool, typer.Option("--all-ranges", help="All ranges and batches, not 20.")] = False,
@@ -82,8 +82,8 @@ class StoreCommands:
         """
         from cursor.inspection import find_cursors, inspect_cursor
 
-        with _opened(store) as opened:
-            names = _chosen(find_cursors(opened), store=store, topic=topic, subscription=subscription)
+        with opened_store(store) as opened:
+            names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)
             found = [inspect_cursor(opened, name) for name in names]
         shown = None if all_ranges else _SHOWN
         if json:
@@ -91,13 +91,13 @@ class StoreCommands:
         else:
             for cursor in found:
                 self.show(*_inspected(cursor, shown))
-            self.show(_count(len(found), "cursor"))
+            self.show(counted(len(found), "cursor"))
         if any(cursor.problems for cursor in found):
             raise typer.Exit(1)
 
 
 @contextmanager
-def _opened(store: str) -> Iterator[Store]:
+def opened_store(store: str) -> Iterator[Store]:
     """Open a store for reading.
 
     Raises:
@@ -133,9 +133,14 @@ def _in_zookeeper(store: str) -> Store:
         raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
 
 
-def _chosen(
+def chosen_cursors(
     names: Sequence[CursorName], *, store: str, topic: str | None, subscription: str | None
 ) -> Sequence[CursorName]:
+    """Return the cursors asked for.
+
+    Raises:
+        AckStateError: Some were asked for by name and there is none.
+    """
     chosen = [
         name for name in names if topic in {None, name.topic} and subscription in {None, name.subscription}
     ]  # fmt: skip
@@ -170,12 +175,13 @@ def _checked_json(cursor: CursorInspection) -> dict[str, Any]:
         "range_count": content and content.deleted.range_count,
         "log_end": _text(cursor.log_end),
         "leftovers": list(cursor.leftovers),
-        "problems": [_problem_json(problem) for problem in cursor.problems],
+        "problems": [problem_json(problem) for problem in cursor.problems],
         "notes": [asdict(note) for note in cursor.notes],
     }
 
 
-def _problem_json(problem: Problem) -> dict[str, Any]:
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem with the repairs offered."""
     repairs = [
         asdict(outcome) | {"repair": outcome.repair.name, "mark_delete": _text(outcome.mark_delete)}
         for outcome in problem.repairs
@@ -225,12 +231,12 @@ def _text(position: Position | None) -> str | None:
 
 
 def _checked_table(cursors: Iterable[CursorInspection]) -> Table:
-    table = _table("topic", "subscription", "status", "format", "mark-delete", "ranges", "records")
+    table = new_table("topic", "subscription", "status", "format", "mark-delete", "ranges", "records")
     for cursor in cursors:
         name, record, content = cursor.name, cursor.record, cursor.content
         table.add_row(
-            _printable(name.topic),
-            _printable(name.subscription),
+            printable(name.topic),
+            printable(name.subscription),
             str(cursor.status),
             str(record.format) if record else "-",
             str(content.mark_delete) if content else "-",
@@ -240,36 +246,38 @@ def _checked_table(cursors: Iterable[CursorInspection]) -> Table:
     return table
 
 
-def _remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
+def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
     """Yield a line for each problem, for each of its repairs, and for each note."""
     for cursor in cursors:
         for note in cursor.notes:
             where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
-            yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: note: {note.text}{where}")
+            yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: note: {note.text}{where}")
         for problem in cursor.problems:
             text = str(replace(problem, what=_what(problem.what)))
-            yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
+            yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
             yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
 
 
 def _promise(outcome: RepairOutcome) -> str:
     """Return what a repair would do, in numbers."""
     where = "before the first message" if outcome.mark_delete is None else f"mark-delete {outcome.mark_delete}"
-    read = f"{outcome.records_replayed:,} of {_count(outcome.record_count, 'record')}, " if outcome.record_count else ""
-    left = f" and {_count(outcome.bytes_discarded, 'byte')}" if outcome.bytes_discarded else ""
-    ranges = _count(outcome.range_count, "range")
-    given_up = f"gives up at least {_count(outcome.acks_given_up_min, 'acked entry', 'acked entries')}{left}"
+    read = (
+        f"{outcome.records_replayed:,} of {counted(outcome.record_count, 'record')}, " if outcome.record_count else ""
+    )
+    left = f" and {counted(outcome.bytes_discarded, 'byte')}" if outcome.bytes_discarded else ""
+    ranges = counted(outcome.range_count, "range")
+    given_up = f"gives up at least {counted(outcome.acks_given_up_min, 'acked entry', 'acked entries')}{left}"
     return f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}"
 
 
 def _inspected(cursor: CursorInspection, shown: int | None) -> Iterator[Table | str]:
     """Yield everything about one cursor."""
-    yield _printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
-    yield from (f"  {line}" for line in _remarks([cursor]))
-    table = _table("", "")
+    yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
+    yield from (f"  {line}" for line in remarks([cursor]))
+    table = new_table("", "")
     table.show_header = False
     for name, text in _facts(cursor, shown):
-        table.add_row(name, _printable(text))
+        table.add_row(name, printable(text))
     yield table
     if cursor.records:
         yield _journal_table(cursor.records)
@@ -281,7 +289,7 @@ def _facts(cursor: CursorInspection, shown: int | None) -> Iterator[tuple[str, s
     if content is not None:
         yield "mark-delete", str(content.mark_delete)
         yield "message log ends", _text(cursor.log_end) or "not in this store"
-        yield "ranges", f"{content.deleted.range_count:,}, {_count(len(content.deleted), 'entry', 'entries')}"
+        yield "ranges", f"{content.deleted.range_count:,}, {counted(len(content.deleted), 'entry', 'entries')}"
         if content.deleted:
             yield "", _ranges_text(content.deleted, shown)
         yield "batches", f"{len(content.batch):,}"
@@ -295,16 +303,16 @@ def _facts(cursor: CursorInspection, shown: int | None) -> Iterator[tuple[str, s
             yield "cursor property", f"{name} = {text}"
         version = "" if record.format_version is None else f", version {record.format_version}"
         yield "format", f"{record.format}{version}"
-        yield "record", f"{_count(record.size_bytes, 'byte')}, metadata version {record.metadata_version}"
+        yield "record", f"{counted(record.size_bytes, 'byte')}, metadata version {record.metadata_version}"
         yield "epoch, term", f"{record.epoch}, {record.term}"
         ledger_id = record.cursor_ledger_id
         yield "cursor ledger", "none, the state is in the record" if ledger_id is None else str(ledger_id)
     journal_bytes = sum(each.size_bytes for each in cursor.records)
-    yield "journal", f"{_count(len(cursor.records), 'record')}, {_count(journal_bytes, 'byte')}"
+    yield "journal", f"{counted(len(cursor.records), 'record')}, {counted(journal_bytes, 'byte')}"
 
 
 def _journal_table(records: Iterable[JournalRecord]) -> Table:
-    table = _table("offset", "kind", "sequence", "bytes", "mark-delete", "new entries", "ranges", "damage")
+    table = new_table("offset", "kind", "sequence", "bytes", "mark-delete", "new entries", "ranges", "damage")
     for record in records:
         numbers = [f"{number:,}" for number in (record.entry_count, record.range_count)] if record.kind else ["-", "-"]
         table.add_row(
@@ -314,7 +322,7 @@ def _journal_table(records: Iterable[JournalRecord]) -> Table:
             f"{record.size_bytes:,}",
             _text(record.mark_delete) or "-",
             *numbers,
-            _printable(record.damage),
+            printable(record.damage),
         )
     return table
 
@@ -330,17 +338,19 @@ def _ranges_text(deleted: DeletedRanges, shown: int | None) -> str:
     return f"[{','.join(map(text, islice(deleted.runs(), shown)))}]{more}"
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """Return an empty table whose cells are never cut."""
     table = Table(show_edge=False, pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words, the plural with an s unless it is given."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return text in which a name cannot steer a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -6,6 +6,7 @@ from cursor.journal_format import Format, Repair
 from cursor.managed import ManagedCursor, persist_all
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
+from cursor.policy_store import Policies, PolicyOwner, PolicyStore
 from cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
 from cursor.recovery import UnreadableCursorError
 from cursor.store import (
@@ -55,6 +56,9 @@ __all__ = [
     "MetadataStore",
     "PayloadTooLargeError",
     "PersistResult",
+    "Policies",
+    "PolicyOwner",
+    "PolicyStore",
     "PublishCounters",
     "PublishTransaction",
     "Receipt",

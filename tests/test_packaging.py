@@ -11,7 +11,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"ackstate", "analysis", "cursor", "delay", "limits"}
-HEAVY = {"pyspark", "pyarrow", "pandas", "plotly", "typer", "rich", "fastapi", "kazoo", "prometheus_client"}
+HEAVY = {
+    "pyspark",
+    "pyarrow",
+    "pandas",
+    "plotly",
+    "typer",
+    "rich",
+    "fastapi",
+    "httpx",
+    "kazoo",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+}
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from analysis.results import DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
-COMMANDS = ("demo", "redelivery", "trace", "broker", "recover", "fsck", "inspect")
+COMMANDS = ("demo", "redelivery", "trace", "broker", "recover", "fsck", "inspect", "explain", "serve")
 NAMES = ("eight-consumers", "in-order", "one-percent-stuck")
 
 

@@ -1,0 +1,131 @@
+"""What the server answers when it refuses: a status and Pulsar's ``{"reason": ...}``, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import Response
+from starlette.routing import Match
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from cursor.store import StoreError, VersionMismatchError
+from limits import DelayPolicyRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastapi import FastAPI, Request
+
+LOG = logging.getLogger("ackstate.admin")
+
+_REASON_LENGTH_MAX = 500
+_MALFORMED, _NOT_FOUND, _NOT_ALLOWED, _CONFLICT, _PRECONDITION, _BROKEN, _UNAVAILABLE = (
+    400,
+    404,
+    405,
+    409,
+    412,
+    500,
+    503,
+)
+
+
+# Described by hand: a model would be built anew for each status of each route.
+REFUSAL_SCHEMA = {
+    "title": "Refusal",
+    "type": "object",
+    "required": ["reason"],
+    "properties": {"reason": {"type": "string", "description": "What is wrong, for people."}},
+}
+_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
+_MEANINGS = {
+    400: "The request is malformed; the reason names the field",
+    401: "The bearer token is missing or wrong",
+    404: "There is no such thing",
+    408: "The body did not arrive in time",
+    409: "Somebody else wrote at the same time; nothing was changed, read again and retry",
+    412: "The values cannot be set, a name is not valid, or the policies are not those that If-Match names",
+    413: "The body is too large",
+    415: "The body is not declared as application/json",
+    500: "The store holds what this release cannot read, or the server has a bug; its log says more",
+    503: "The store does not answer",
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe answers for the OpenAPI document, those that any request may get among them."""
+    described = (400, 401, *statuses, 500, 503)
+    return {status: {"description": _MEANINGS[status], "content": _CONTENT} for status in described}
+
+
+def refusal(status: int, reason: object, *, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer of one bounded line, in ASCII: what a client sent may not be fit to be encoded."""
+    line = " ".join(str(reason).split())[:_REASON_LENGTH_MAX]
+    content = json.dumps({"reason": line}).encode("ascii")
+    return Response(content, status, media_type="application/json", headers=dict(headers) if headers else None)
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Let an app answer every error so."""
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(StarletteHTTPException, _http)
+    app.add_exception_handler(AckStateError, _refused)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def invalid(error: ValueError | TypeError) -> HTTPException:
+    """Return what to raise for a value or a name that cannot be, as Pulsar answers it."""
+    return HTTPException(_PRECONDITION, str(error))
+
+
+def _malformed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = error.errors()
+    # An unknown policy is an unknown path.
+    status = _NOT_FOUND if any(tuple(each["loc"]) == ("path", "policy") for each in problems) else _MALFORMED
+    return refusal(status, "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in problems[:5]))
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """Return a field's name by the way that leads to it."""
+    return ".".join(
+        str(step) if isinstance(step, int) or step.isidentifier() else ascii(step[:60]) for step in location
+    )
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    headers = error.headers
+    if error.status_code == _NOT_ALLOWED:
+        # Starlette names the methods of the first route that has the path; here each method is a route of its own.
+        headers = {"Allow": ", ".join(sorted(_methods_of_path(request)))}
+    return refusal(error.status_code, error.detail, headers=headers)
+
+
+def _methods_of_path(request: Request) -> set[str]:
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    # The last name of the paths of number policies is free: a route without such a name knows better.
+    return set(routes[0].methods).union(*(route.methods for route in routes if route.path == routes[0].path))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, DelayPolicyRefusedError):
+        return refusal(_PRECONDITION, error)
+    if isinstance(error, VersionMismatchError):
+        return refusal(_CONFLICT, f"changed by somebody else at the same time: {error}")
+    LOG.error("%s: %s", type(error).__name__, error)
+    if isinstance(error, CorruptStateError | UnsupportedVersionError):
+        return refusal(_BROKEN, error)
+    if isinstance(error, StoreError):
+        return refusal(_UNAVAILABLE, f"the store does not answer: {error}")
+    return refusal(_BROKEN, f"{request.method} failed; the server's log says why")
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    # The server logs the traceback: Starlette raises the error once more after this answer.
+    return refusal(_BROKEN, f"{request.method} failed with {type(error).__name__}; the server's log says why")

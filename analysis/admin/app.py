@@ -1,0 +1,131 @@
+"""The server as an ASGI application: all its paths, on a store that is open."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, final
+
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
+from analysis.admin.guard import OPEN_PATHS, Guard
+from analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
+from analysis.admin.numbers import PolicyCollector, RequestCounter
+from analysis.admin.page import CONTENT_SECURITY_POLICY, render
+from analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
+from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from cursor.policy_store import PolicyOwner, PolicyStore
+
+if TYPE_CHECKING:
+    from cursor.store import Store
+
+_TITLE = "ackstate admin"
+_DESCRIPTION = (
+    "The delay and ack-record policies of namespaces and topics, and what a store holds of a topic, "
+    "under the paths and names of Apache Pulsar's admin interface."
+)
+
+
+def create_app(
+    store: Store,
+    *,
+    broker: BrokerPolicies | None = None,
+    token: bytes | None = None,
+    registry: CollectorRegistry | None = None,
+) -> FastAPI:
+    """Return the application; whoever runs it closes the store afterwards.
+
+    Args:
+        store: Holds the policies, and the topics whose internal stats are asked for. Must be thread-safe.
+        broker: What holds where no policy says anything; Pulsar's defaults if not given.
+        token: What requests must bear; None to serve this machine without.
+        registry: Numbers to be exported beside those of the server, such as a `CursorCollector`'s.
+    """
+    own = CollectorRegistry()
+    policies = PolicyStore(store.metadata)
+    own.register(PolicyCollector(policies))
+    # Its own pages would load scripts from the internet; redirects would repeat whatever Host the client sent.
+    app = FastAPI(title=_TITLE, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    add_refusals(app)
+    _StoreRoutes(store, policies, [own, *([registry] if registry else [])]).add_to(app)
+    PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
+    _add_documents(app, has_token=token is not None)
+    app.add_middleware(Guard, token=token)
+    app.add_middleware(RequestCounter, registry=own)
+    return app
+
+
+@final
+class _StoreRoutes:
+    """What is only read."""
+
+    def __init__(self, store: Store, policies: PolicyStore, registries: list[CollectorRegistry]) -> None:
+        self._store = store
+        self._policies = policies
+        self._registries = registries
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application; they come before those of the policies, whose last name is free."""
+        text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+        shared: dict[str, Any] = {"tags": ["store"], "response_description": "What was asked for"}
+        app.add_api_route("/healthz", self.healthz, responses=refusals(), **shared)
+        app.add_api_route("/metrics", self.metrics, responses=text | refusals(), response_class=Response, **shared)
+        app.add_api_route(
+            "/admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats",
+            self.internal_stats,
+            dependencies=[Depends(topic_names)],
+            responses=refusals(404, 412),
+            **shared,
+        )
+
+    def healthz(self) -> dict[str, str]:
+        """Whether the store answers."""
+        self._policies.read(PolicyOwner("healthz", "healthz"))
+        return {"status": "ok"}
+
+    def metrics(self) -> Response:
+        """The numbers of the server, in Prometheus' text form."""
+        text = b"".join(generate_latest(registry) for registry in self._registries)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def internal_stats(self, owner: NamedOwner) -> PersistentTopicInternalStats:
+        """What the store has of a topic: its ledgers, and its cursors as a broker would recover them now."""
+        found = internal_stats(self._store, str(owner))
+        if found is None:
+            raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
+        return found
+
+
+def _add_documents(app: FastAPI, *, has_token: bool) -> None:
+    document = _openapi(app, has_token=has_token)
+    page = render(document)
+
+    async def openapi_json() -> Response:
+        return JSONResponse(document)
+
+    async def docs() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
+
+    app.add_api_route("/openapi.json", openapi_json, include_in_schema=False)
+    app.add_api_route("/docs", docs, include_in_schema=False)
+
+
+def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
+    document = get_openapi(title=_TITLE, version=version("ackstate"), description=_DESCRIPTION, routes=app.routes)
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            # FastAPI declares what it would answer to malformed requests, were it not for `add_refusals`.
+            operation["responses"].pop("422", None)
+            if has_token and path not in OPEN_PATHS:
+                operation["security"] = [{"bearer": []}]
+    schemas = document["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas["Refusal"] = REFUSAL_SCHEMA
+    if has_token:
+        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return document

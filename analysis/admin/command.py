@@ -1,0 +1,82 @@
+"""`ackstate serve`. What it needs of the web is imported when it runs, so that `--help` is fast and needs no extra."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
+
+
+def _path(text: str) -> Path:
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """The command.
+
+    Attributes:
+        write: Writes text to standard output now.
+    """
+
+    write: Callable[[str], None]
+
+    def serve(  # noqa: PLR0913, PLR0917 - options
+        self,
+        store: Annotated[
+            Path, typer.Option(metavar="DIR", parser=_path, help="A store's directory; made if it is missing.")
+        ],
+        port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="0 takes one that is free.")] = 8080,
+        host: Annotated[str, typer.Option(metavar="H", help="Where to listen; other than 127.0.0.1 needs a token.")] = (
+            "127.0.0.1"
+        ),
+        token_file: Annotated[
+            Path | None, typer.Option(metavar="F", parser=_path, help="Requests must bear the token in this file.")
+        ] = None,
+        conf: Annotated[
+            Path | None, typer.Option(metavar="F", parser=_path, help="A broker.conf, for what no policy says.")
+        ] = None,
+        topic_may_disable: Annotated[
+            bool, typer.Option("--topic-may-disable", help="A topic may switch off what its namespace enforces.")
+        ] = False,
+    ) -> None:
+        """Serve the delay and ack-record policies of namespaces and topics over REST, as Pulsar's brokers do.
+
+        It prints one line with its address when it is ready, and ends cleanly on
+        SIGTERM and SIGINT. The page /docs says what there is.
+
+        The bearer token is in a file or in ACKSTATE_ADMIN_TOKEN, never among the
+        arguments, where every process could read it. Without one, only this
+        machine can connect, and all its users can.
+
+        A store on a disk is open in one process at a time: not while a broker has it.
+        """
+        try:
+            from analysis.admin.guard import checked_token, read_token
+            from analysis.admin.resolve import BrokerPolicies
+            from analysis.admin.server import ServerSettings, serve
+        except ImportError as error:
+            raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+        from cursor.pulsar_conf import read_properties
+
+        token = None
+        if token_file is not None:
+            token = read_token(token_file)
+        elif TOKEN_VARIABLE in os.environ:
+            token = checked_token(os.fsencode(os.environ[TOKEN_VARIABLE]), where=TOKEN_VARIABLE)
+        properties = {} if conf is None else read_properties(conf)
+        broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
+        settings = ServerSettings(store, port, host, token, broker)
+        serve(settings, announce=lambda line: self.write(f"{line}\n"))

@@ -1,0 +1,151 @@
+"""What a store knows of a topic, in the shape of Pulsar's ``PersistentTopicInternalStats``.
+
+A store keeps no history and holds nothing in flight. So a topic is told of as a broker would that has just loaded it
+and not yet been asked for anything, in a state of ``Closed``; what a store cannot know has the value that Pulsar gives
+to nothing: 0, an empty text or list, the time 1970-01-01T00:00:00Z. Sizes in bytes are among these: they would take
+reading every message.
+
+Source: ``ManagedLedgerInternalStats`` and ``ManagedCursorImpl`` of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote_plus
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from cursor.inspection import find_cursors, inspect_cursor
+from cursor.message_log import log_owner
+
+if TYPE_CHECKING:
+    from cursor.findings import CursorInspection
+    from cursor.journal_format import Content
+    from cursor.store import Store
+
+_NEVER = "1970-01-01T00:00:00Z"
+_NO_POSITION = "-1:-1"
+
+
+class _PulsarObject(BaseModel):
+    """Has Pulsar's names in JSON."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
+
+
+class LedgerInfo(_PulsarObject):
+    """One ledger of the topic's messages."""
+
+    ledger_id: int = -1
+    entries: int = -1
+    size: int = -1
+    offloaded: bool = False
+    under_replicated: bool = False
+
+
+class CursorStats(_PulsarObject):
+    """One cursor. Of one that cannot be opened only the name is known, and `state` is ``Uninitialized``."""
+
+    mark_delete_position: str = _NO_POSITION
+    read_position: str = _NO_POSITION
+    waiting_read_op: bool = False
+    pending_read_ops: int = 0
+    messages_consumed_counter: int = 0
+    cursor_ledger: int = -1
+    cursor_ledger_last_entry: int = -1
+    individually_deleted_messages: str = "[]"
+    last_ledger_switch_timestamp: str = _NEVER
+    state: str = "Uninitialized"
+    active: bool = False
+    number_of_entries_since_first_not_acked_message: int = 0
+    total_non_contiguous_deleted_messages_range: int = 0
+    subscription_have_pending_read: bool = False
+    subscription_have_pending_replay_read: bool = False
+    properties: dict[str, int] = {}
+
+
+class PersistentTopicInternalStats(_PulsarObject):
+    """One topic."""
+
+    entries_added_counter: int = 0
+    number_of_entries: int = 0
+    total_size: int = 0
+    current_ledger_entries: int = 0
+    current_ledger_size: int = 0
+    last_ledger_created_timestamp: str = _NEVER
+    last_ledger_creation_failure_timestamp: str | None = None
+    waiting_cursors_count: int = 0
+    pending_add_entries_count: int = 0
+    last_confirmed_entry: str = _NO_POSITION
+    state: str = "Closed"
+    ledgers: list[LedgerInfo] = []
+    cursors: dict[str, CursorStats] = {}
+    schema_ledgers: list[LedgerInfo] = []
+    compacted_ledger: LedgerInfo = LedgerInfo()
+
+
+def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
+    """Return what a store has of a topic, None if it has neither messages nor cursors of it.
+
+    Args:
+        store: Is read only.
+        topic: As its broker named it, such as ``persistent://public/default/orders``.
+
+    Raises:
+        StoreError: The storage failed.
+        CorruptStateError: The names of cursors, or the log's ledgers, cannot be read.
+
+    Complexity: O(cursors and ledgers of the store, and the size of the journals of the topic's cursors).
+    """
+    counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in store.ledgers.owned_by(log_owner(topic))}
+    names = [name for name in find_cursors(store) if name.topic == topic]
+    if not counts and not names:
+        return None
+    log = LedgerMap.from_counts(counts) if counts else None
+    # Pulsar keys them by their names as in a URL's query, in order.
+    cursors = {_encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
+    return PersistentTopicInternalStats(
+        number_of_entries=sum(counts.values()),
+        current_ledger_entries=counts[log.current_ledger_id] if log else 0,
+        last_confirmed_entry=str(log.last_confirmed) if log else _NO_POSITION,
+        ledgers=[LedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()],
+        cursors=dict(sorted(cursors.items())),
+    )
+
+
+def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> CursorStats:
+    """Return what is known of a cursor; without the topic's log nothing is said of how many entries it has left."""
+    record, content = found.record, found.content
+    if record is None or content is None:
+        return CursorStats()
+    read = _read_position(content, log)
+    return CursorStats(
+        mark_delete_position=str(content.mark_delete),
+        read_position=str(read),
+        # Below 0 after a load, as in Pulsar: with the counter of added entries at 0, their difference is the backlog.
+        messages_consumed_counter=-_backlog(content, log) if log else 0,
+        cursor_ledger=-1 if record.cursor_ledger_id is None else record.cursor_ledger_id,
+        cursor_ledger_last_entry=len(found.records) - 1,
+        individually_deleted_messages=str(content.deleted),
+        state="Closed",
+        number_of_entries_since_first_not_acked_message=log.count_between(content.mark_delete, read) if log else 0,
+        total_non_contiguous_deleted_messages_range=content.deleted.range_count,
+        properties=dict(content.properties),
+    )
+
+
+def _read_position(content: Content, log: LedgerMap | None) -> Position:
+    if log is not None:
+        return log.next_valid(content.mark_delete)
+    return Position(content.mark_delete.ledger_id, content.mark_delete.entry_id + 1)
+
+
+def _backlog(content: Content, log: LedgerMap) -> int:
+    return max(0, log.count_between(content.mark_delete, log.last_confirmed) - len(content.deleted))
+
+
+def _encoded(name: str) -> str:
+    return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does

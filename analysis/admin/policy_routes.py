@@ -1,0 +1,181 @@
+"""The paths under which the policies of namespaces and topics are read, set and removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, final
+
+from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from analysis.admin.answers import invalid, refusals
+from analysis.admin.resolve import NumberPolicy
+from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
+from cursor.store import ABSENT
+from limits import DelayedDeliveryPolicies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastapi import FastAPI
+
+    from analysis.admin.resolve import LevelledPolicies
+    from cursor.policy_store import VersionedPolicies
+
+_NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+_TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+
+# Told to readers of the OpenAPI document; what is refused, and how, `DelayedDeliveryPolicies` says.
+_Milliseconds = Annotated[int, Field(json_schema_extra={"minimum": 0, "format": "int64"})]
+_TickMilliseconds = Annotated[int, Field(json_schema_extra={"minimum": 1, "format": "int64"})]
+
+
+class DelayedDelivery(BaseModel):
+    """Pulsar's delayed delivery policies; a field that is null or absent says nothing, and keeps its value when set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title="DelayedDeliveryPolicies")
+
+    active: bool | None = Field(None, description="Whether messages are delayed at all.")
+    tick_time: _TickMilliseconds | None = Field(None, alias="tickTime", description="How exactly, in ms.")
+    max_delivery_delay_in_millis: _Milliseconds | None = Field(
+        None, alias="maxDeliveryDelayInMillis", description="Longest delay that a producer may ask for; 0 for any."
+    )
+    fixed_delivery_delay_in_millis: _Milliseconds | None = Field(
+        None, alias="fixedDeliveryDelayInMillis", description="Delay of every message; 0 for none."
+    )
+
+
+# Bounds for readers of the OpenAPI document; what is refused, and how, `PolicyOwner` says.
+_NAME_BOUNDS = {"minLength": 1, "maxLength": NAME_LENGTH_MAX, "pattern": "^[-=:._a-zA-Z0-9]+$"}
+_TOPIC_BOUNDS = {"minLength": 1, "maxLength": TOPIC_BYTES_MAX, "pattern": r"^[^/\x00-\x1f\x7f-\x9f]+$"}
+Tenant = Annotated[str, Path(json_schema_extra=_NAME_BOUNDS)]
+Namespace = Annotated[str, Path(json_schema_extra=_NAME_BOUNDS)]
+Topic = Annotated[str, Path(json_schema_extra=_TOPIC_BOUNDS, description="The local name, percent-encoded.")]
+
+_Applied = Annotated[bool, Query(description="What is in force, from this level or one above.")]
+_Ignored = Annotated[bool, Query(description="Accepted from Pulsar's clients and ignored.")]
+_IsGlobal = Annotated[bool, Query(alias="isGlobal", description="Accepted from Pulsar's clients and ignored.")]
+_Policy = Annotated[NumberPolicy, Path()]
+_IfMatch = Annotated[
+    str, Header(alias="If-Match", description="The ETag that the policies must still have; * for any.")
+]
+
+
+def namespace_names(tenant: Tenant, namespace: Namespace, authoritative: _Ignored = False) -> None:
+    """Declare what a path of a namespace has in it."""
+
+
+def topic_names(
+    tenant: Tenant, namespace: Namespace, topic: Topic, is_global: _IsGlobal = False, authoritative: _Ignored = False
+) -> None:
+    """Declare what a path of a topic has in it."""
+
+
+def named(request: Request) -> PolicyOwner:
+    """Return whom a path names."""
+    names = request.path_params
+    try:
+        return PolicyOwner(names["tenant"], names["namespace"], names.get("topic"))
+    except ValueError as error:
+        raise invalid(error) from None
+
+
+NamedOwner = Annotated[PolicyOwner, Depends(named)]
+
+
+@final
+class PolicyRoutes:
+    """GET, POST and DELETE of each policy, for namespaces and for topics.
+
+    POST and DELETE answer 204. What a GET and they answer has an ``ETag`` of all policies of that owner; with it in
+    ``If-Match``, a write is refused when anybody has written since.
+    """
+
+    def __init__(self, policies: LevelledPolicies) -> None:
+        self._policies = policies
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        for path, names in ((_NAMESPACE, namespace_names), (_TOPIC, topic_names)):
+            self._add(app, f"{path}/delayedDelivery", names, (self.delays, self.set_delays, self.remove_delays))
+            self._add(app, f"{path}/{{policy}}", names, (self.number, self.set_number, self.remove_number))
+
+    @staticmethod
+    def _add(app: FastAPI, path: str, names: Callable[..., None], endpoints: tuple[Callable[..., Any], ...]) -> None:
+        get, post, delete = endpoints
+        shared: dict[str, Any] = {"dependencies": [Depends(names)], "tags": ["policies"]}
+        # What says nothing is left out, as Pulsar's clients know it.
+        shared |= {"response_model_exclude_none": True, "response_description": "What was asked for"}
+        app.add_api_route(path, get, methods=["GET"], responses=refusals(404, 412), **shared)
+        shared |= {"status_code": 204, "response_class": Response, "response_description": "It is done"}
+        app.add_api_route(path, post, methods=["POST"], responses=refusals(404, 408, 409, 412, 413, 415), **shared)
+        app.add_api_route(path, delete, methods=["DELETE"], responses=refusals(404, 408, 409, 412, 413), **shared)
+
+    def delays(self, owner: NamedOwner, response: Response, applied: _Applied = False) -> DelayedDelivery | None:
+        """The delayed delivery policies of this level, null if it has none; with applied, those in force."""
+        if applied:
+            return DelayedDelivery.model_validate(self._policies.applied_delays(owner))
+        policies, version = self._policies.store.read(owner)
+        response.headers["ETag"] = _etag(version)
+        delays = policies.delayed_delivery.to_json()
+        return DelayedDelivery.model_validate(delays) if delays else None
+
+    def set_delays(self, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = "*") -> Response:
+        """Set the fields that are named and keep the others; an explicit 0 or false disables."""
+        try:
+            delays = DelayedDeliveryPolicies.from_json(update.model_dump(by_alias=True))
+        except (ValueError, TypeError) as error:
+            raise invalid(error) from None
+        expected_version = self._expected_version(owner, if_match)
+        return _written(self._policies.update_delays(owner, delays, expected_version=expected_version))
+
+    def remove_delays(self, owner: NamedOwner, if_match: _IfMatch = "*") -> Response:
+        """Remove the delayed delivery policies of this level."""
+        expected_version = self._expected_version(owner, if_match)
+        return _written(self._policies.remove_delays(owner, expected_version=expected_version))
+
+    def number(self, owner: NamedOwner, policy: _Policy, response: Response, applied: _Applied = False) -> int | None:
+        """The number of this level, null if it has none; with applied, the one in force."""
+        if applied:
+            return self._policies.applied_number(owner, policy)
+        policies, version = self._policies.store.read(owner)
+        response.headers["ETag"] = _etag(version)
+        return policy.of(policies)
+
+    def set_number(
+        self, owner: NamedOwner, policy: _Policy, number: Annotated[int, Body(strict=True)], if_match: _IfMatch = "*"
+    ) -> Response:
+        """Set the number: seconds, 0 for none; or bytes, at least 1024, below 1 for no limit."""
+        return self._put_number(owner, policy, number, if_match)
+
+    def remove_number(self, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = "*") -> Response:
+        """Remove the number of this level."""
+        return self._put_number(owner, policy, None, if_match)
+
+    def _put_number(self, owner: PolicyOwner, policy: _Policy, number: int | None, if_match: str) -> Response:
+        expected_version = self._expected_version(owner, if_match)
+        try:
+            return _written(
+                self._policies.store.update(
+                    owner, lambda policies: policy.put_into(policies, number), expected_version=expected_version
+                )
+            )
+        except ValueError as error:
+            raise invalid(error) from None
+
+    def _expected_version(self, owner: PolicyOwner, if_match: str) -> int | None:
+        """Return at which version the policies must be, None for any."""
+        tags = [tag.strip() for tag in if_match.split(",")]
+        if "*" in tags:
+            return None
+        version = self._policies.store.read(owner).version
+        if _etag(version) not in tags:
+            raise HTTPException(412, f"If-Match: the policies of {owner} are at {_etag(version)}; nothing was changed")
+        return version
+
+
+def _etag(version: int) -> str:
+    return '"none"' if version == ABSENT else f'"{version}"'
+
+
+def _written(written: VersionedPolicies) -> Response:
+    return Response(status_code=204, headers={"ETag": _etag(written.version)})

@@ -1,0 +1,320 @@
+"""A client of the REST server's delayed-delivery policies, which reads the same options and names as `pulsar-admin`.
+
+Needs httpx, of the extra `admin`. It and whatever else takes long to import is imported when a request is sent: the
+command line imports this module for each `--help`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, unquote, urlsplit
+
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+    import httpx
+
+TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 -- a class, no secret
+DEFAULT_ADMIN_URL = "http://localhost:8080"
+
+_MS_PER_UNIT = {
+    "": 1_000,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+    "y": 365 * 86_400_000,
+}
+_TIME = re.compile(r"([+-]?)([0-9]+)([smhdwy]?)")
+_MS_MAX = 2**63 - 1  # Java's long
+_ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
+_TOKEN = re.compile(r"[!-~]+")
+_TOKEN_FILE_BYTES_MAX = 64 * 1024
+_ANSWER_BYTES_MAX = 1024 * 1024
+
+
+class AdminError(AckStateError):
+    """The server refused, or could not be asked. The text is what `pulsar-admin` would write, maybe several lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminServer:
+    """Where the server is, and how it is asked.
+
+    Attributes:
+        url: Of http or https, maybe with a path, without a query and a user.
+        token: Sent as a bearer token; empty for none.
+        timeout_s: Bounds the connecting, each wait for bytes, and the whole body of the answer.
+        trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
+        allow_insecure: Take any certificate.
+    """
+
+    url: str = DEFAULT_ADMIN_URL
+    token: str = ""
+    timeout_s: float = 60.0
+    trust_cert_path: str = ""
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if "@" in self.url:
+            # Not shown: it may hold a password.
+            raise AdminError("the URL of the server has a user or password: use --auth-params")
+        if not self.url.isprintable() or not _is_server(self.url):
+            raise AdminError(f"{self.url!r} is no URL of a server such as {DEFAULT_ADMIN_URL}")
+
+    def call(
+        self,
+        method: Literal["GET", "POST", "DELETE"],
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Send one request and return the JSON of the answer, None when it is empty.
+
+        Args:
+            method: The verb.
+            path: Below the URL, percent-encoded, beginning with a slash.
+            query: Parameters of the query.
+            body: Sent as JSON; without it nothing is sent.
+
+        Raises:
+            AdminError: No answer came in time, or one that is no success or no JSON.
+        """
+        library, trust = _httpx(), self._trust()
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        deadline_s = time.monotonic() + self.timeout_s
+        try:
+            # Proxies of the environment are left out, as Pulsar's client does.
+            with (
+                library.Client(timeout=self.timeout_s, trust_env=False, verify=trust) as client,
+                client.stream(
+                    method, self.url.rstrip("/") + path, params=query, json=body, headers=headers
+                ) as response,
+            ):
+                content = _content(response, deadline_s=deadline_s)
+        except (library.HTTPError, library.InvalidURL) as error:
+            why = _printable(str(error)) or type(error).__name__
+            raise AdminError(f"Error connecting to: {self.url}: {why}") from error
+        return _answer(response, content)
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        """Return what certificates are held to; reading the system's takes 30 ms, which http does not need."""
+        if self.allow_insecure or self.url.startswith("http:"):
+            return False
+        import ssl  # noqa: PLC0415
+
+        try:
+            return ssl.create_default_context(cafile=self.trust_cert_path or None)
+        except OSError as error:
+            raise AdminError(f"the certificates {self.trust_cert_path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The options of `pulsar-admin` that come before the command, as given; None is not given."""
+
+    admin_url: str | None = None
+    auth_plugin: str | None = None
+    auth_params: str | None = None
+    request_timeout_s: int = 60
+    tls_allow_insecure: bool = False
+    tls_trust_cert_path: str | None = None
+
+    def server(self, client_conf: str = "") -> AdminServer:
+        """Return the server that the options name, and a `client.conf` where they do not.
+
+        Args:
+            client_conf: Path of Pulsar's file; empty for none.
+
+        Raises:
+            AdminError: An option or a key of the file is malformed, or a file cannot be read.
+        """
+        conf = _client_conf(client_conf)
+        plugin = self.auth_plugin or conf.get("authPlugin", "")
+        if plugin not in {"", TOKEN_PLUGIN}:
+            raise AdminError(f"--auth-plugin {plugin} is not supported: only {TOKEN_PLUGIN} is")
+        parameters = self.auth_params or conf.get("authParams", "")
+        if plugin and not parameters:
+            raise AdminError(f"--auth-plugin {plugin} needs --auth-params token:TOKEN or file:///PATH")
+        url = self.admin_url or conf.get("webServiceUrl") or conf.get("serviceUrl") or DEFAULT_ADMIN_URL
+        return AdminServer(
+            url=url,
+            token=_token(parameters) if parameters else "",
+            timeout_s=self.request_timeout_s,
+            trust_cert_path=self.tls_trust_cert_path or conf.get("tlsTrustCertsFilePath", ""),
+            allow_insecure=self.tls_allow_insecure or conf.get("tlsAllowInsecureConnection", "").lower() == "true",
+        )
+
+
+def relative_time_ms(text: str) -> int:
+    """Return the milliseconds that a text such as 90s, 10m, 5h, 3d, 2w or 1y means; without a unit it is seconds.
+
+    >>> relative_time_ms("90s")
+    90000
+
+    Raises:
+        ValueError: It is no such text, is negative, or passes 2**63 - 1 ms. The text of the error begins with it.
+    """
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no time such as 1s, 10s, 1m, 5h, 3d")
+    sign, digits, unit = found.groups()
+    if sign == "-":
+        raise ValueError(f"{text!r} is negative")
+    # Python would refuse to read thousands of digits with a text of its own.
+    if len(digits) > 19 or int(digits) * _MS_PER_UNIT[unit] > _MS_MAX:
+        raise ValueError(f"{text!r} is more than {_MS_MAX} ms")
+    return int(digits) * _MS_PER_UNIT[unit]
+
+
+def namespace_path(namespace: str) -> str:
+    """Return the path of a namespace `tenant/namespace` on the server.
+
+    Raises:
+        AdminError: It is not of that form, or a name has a character that Pulsar does not allow.
+    """
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(map(_is_entity, parts)):
+        raise AdminError(f"Invalid namespace format, expected tenant/namespace. namespace: {_printable(namespace)}")
+    return "/admin/v2/namespaces/" + "/".join(map(_encoded, parts))
+
+
+def topic_path(topic: str) -> str:
+    """Return the path of a topic on the server.
+
+    Args:
+        topic: `persistent://tenant/namespace/topic`, `tenant/namespace/topic`, or `topic` in public/default.
+
+    Raises:
+        AdminError: It is none of these, is not persistent, or has a cluster in its name, as Pulsar's first topics.
+    """
+    domain, separator, rest = topic.partition("://")
+    if separator and domain != "persistent":
+        raise AdminError(f"Need to provide a persistent topic name: {_printable(topic)}")
+    parts = (rest if separator else topic).split("/")
+    if not separator and len(parts) == 1:
+        parts = ["public", "default", *parts]
+    if len(parts) != 3 or not all(map(_is_entity, parts[:2])) or parts[2] in {"", ".", ".."}:
+        raise AdminError(
+            f"Invalid topic name '{_printable(topic)}', it should be in the format of "
+            "persistent://<tenant>/<namespace>/<topic>, <tenant>/<namespace>/<topic> or <topic>"
+        )
+    return "/admin/v2/persistent/" + "/".join(map(_encoded, parts))
+
+
+def _is_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and not {"?", "#", " "} & {*url}
+
+
+def _is_entity(name: str) -> bool:
+    """Names of dots alone would be steps in a path."""
+    return _ENTITY.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def _encoded(name: str) -> str:
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError:
+        raise AdminError(f"{_printable(name)} is not text") from None
+
+
+def _client_conf(path: str) -> dict[str, str]:
+    from cursor.pulsar_conf import read_properties  # noqa: PLC0415
+
+    try:
+        return read_properties(path) if path else {}
+    except (OSError, ValueError) as error:
+        raise AdminError(f"PULSAR_CLIENT_CONF: {error}") from error
+
+
+def _token(parameters: str) -> str:
+    """Read a token as Pulsar's plugin does: `token:...`, the content of `file:...`, JSON, or else the text itself."""
+    if parameters.startswith("token:"):
+        token = parameters.removeprefix("token:")
+    elif parameters.startswith("file:"):
+        token = _token_of_file(parameters)
+    elif parameters.lstrip().startswith("{"):
+        token = _token_of_json(parameters)
+    else:
+        token = parameters
+    if not _TOKEN.fullmatch(token):
+        raise AdminError("--auth-params: the token is empty or has a character that no token has")
+    return token
+
+
+def _token_of_file(uri: str) -> str:
+    parts = urlsplit(uri)
+    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        raise AdminError(f"--auth-params: {_printable(uri)} is not of the form file:///PATH")
+    try:
+        with Path(unquote(parts.path)).open("rb") as file:
+            return file.read(_TOKEN_FILE_BYTES_MAX).decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise AdminError(f"--auth-params: {_printable(uri)} cannot be read: {error}") from error
+
+
+def _token_of_json(text: str) -> str:
+    # What is not JSON is not shown: it may be a token all the same.
+    try:
+        token = json.loads(text)["token"]
+    except (ValueError, KeyError, RecursionError):
+        raise AdminError('--auth-params: expected JSON as {"token": "..."}') from None
+    return token if isinstance(token, str) else ""
+
+
+def _httpx() -> Any:
+    try:
+        import httpx  # noqa: PLC0415
+    except ImportError as error:
+        raise AdminError(f"{error.name} is missing: install ackstate[admin]") from error
+    return httpx
+
+
+def _content(response: httpx.Response, *, deadline_s: float) -> bytes:
+    content = bytearray()
+    for chunk in response.iter_bytes():
+        content += chunk
+        if len(content) > _ANSWER_BYTES_MAX:
+            raise AdminError(f"the answer of the server is over {_ANSWER_BYTES_MAX} bytes")
+        if time.monotonic() > deadline_s:
+            raise AdminError("the answer of the server did not end in time")
+    return bytes(content)
+
+
+def _answer(response: httpx.Response, content: bytes) -> Any:
+    try:
+        answer = json.loads(content) if content else None
+        readable = True
+    except (ValueError, RecursionError):
+        answer, readable = None, False
+    if not response.is_success:
+        reason = _reason(answer) or f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
+        raise AdminError(f"{reason}\n\nReason: {reason}")
+    if not readable:
+        raise AdminError("the answer of the server is not JSON")
+    return answer
+
+
+def _reason(answer: Any) -> str:
+    reason = answer.get("reason") if isinstance(answer, dict) else None
+    return _printable(reason) if isinstance(reason, str) else ""
+
+
+def _printable(text: str) -> str:
+    """Return text in which a name or a server cannot steer a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

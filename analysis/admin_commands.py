@@ -1,0 +1,242 @@
+"""`ackstate namespaces`, `topics` and `topicPolicies`: delayed-delivery policies by the commands of `pulsar-admin`.
+
+Words, flags, output and exit status are those of `pulsar-admin`, so that a script needs only another program name. One
+difference: `set-delayed-delivery` changes what is named and keeps the rest, where `pulsar-admin` sends a whole policy
+and thereby takes back a maximum that it does not repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from analysis.admin_client import (
+    DEFAULT_ADMIN_URL,
+    AdminError,
+    AdminServer,
+    ServerOptions,
+    namespace_path,
+    relative_time_ms,
+    topic_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# As in `analysis.cli`: Typer brings a Click of its own in some releases, and this is the base of its errors.
+_ClickError: type[Exception] = typer.BadParameter.mro()[2]
+_RESOURCE = "/delayedDelivery"
+
+
+def _time(text: str) -> int:
+    """Read a time, an equals sign before it left out: `-t=90s` is one way to write it."""
+    try:
+        return relative_time_ms(text.removeprefix("="))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _tick_time(text: str) -> int:
+    time_ms = _time(text)
+    if not time_ms:
+        raise typer.BadParameter(f"{text!r} is not above 0")
+    return time_ms
+
+
+Namespace = Annotated[str, typer.Argument(metavar="TENANT/NS", help="The namespace.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="persistent://TENANT/NS/TOPIC, TENANT/NS/TOPIC or TOPIC.")]
+Enable = Annotated[bool, typer.Option("--enable", "-e", help="Enable delayed delivery.")]
+Disable = Annotated[bool, typer.Option("--disable", "-d", help="Disable delayed delivery.")]
+TickTime = Annotated[
+    int | None,
+    typer.Option("--time", "-t", metavar="T", parser=_tick_time, help="Tick time, such as 1s, 10s, 1m, 5h, 3d."),
+]
+MaxDelay = Annotated[
+    int | None,
+    typer.Option("--maxDelay", "-md", metavar="T", parser=_time, help="Longest delay allowed; 0 is no limit."),
+]
+FixedDelay = Annotated[
+    int | None,
+    typer.Option("--fixed-delay", "-fd", metavar="T", parser=_time, help="Delay of every message; 0 is none."),
+]
+Applied = Annotated[bool, typer.Option("--applied", "-ap", help="What is in force, of whatever level.")]
+Global = Annotated[bool, typer.Option("--global", "-g", help="The policy of all clusters, where the server has them.")]
+
+
+def connection(  # noqa: PLR0913, PLR0917 -- one parameter for each option of pulsar-admin
+    context: typer.Context,
+    admin_url: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Where namespaces and topics ask; default {DEFAULT_ADMIN_URL}.")
+    ] = None,
+    auth_plugin: Annotated[str | None, typer.Option(metavar="CLASS", help="Of tokens; no other.")] = None,
+    auth_params: Annotated[str | None, typer.Option(metavar="TEXT", help="token:TOKEN or file:///PATH.")] = None,
+    request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
+    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
+    tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
+    tls_enable_hostname_verification: Annotated[  # noqa: ARG001
+        bool, typer.Option("--tls-enable-hostname-verification", help="Always so, unless insecure.")
+    ] = False,
+) -> None:
+    """Note where the server of `namespaces` and `topics` is, for when one of them runs."""
+    context.obj = ServerOptions(
+        admin_url=admin_url,
+        auth_plugin=auth_plugin,
+        auth_params=auth_params,
+        request_timeout_s=request_timeout,
+        tls_allow_insecure=tls_allow_insecure,
+        tls_trust_cert_path=tls_trust_cert_path,
+    )
+
+
+def add_admin_commands(app: typer.Typer, write: Callable[[str], None]) -> None:
+    """Give a command line the groups, and the options before the command that they need.
+
+    Args:
+        app: The command line; it may have no callback yet.
+        write: Writes text to standard output.
+    """
+    app.callback()(connection)
+    topics = _topics(write)
+    app.add_typer(_namespaces(write), name="namespaces", short_help="Delayed-delivery policies of namespaces.")
+    app.add_typer(topics, name="topics", short_help="Delayed-delivery policies of topics.")
+    app.add_typer(topics, name="topicPolicies", hidden=True)
+
+
+class _PulsarAdminGroup(TyperGroup):
+    """Whatever fails in it is told as `pulsar-admin` tells it, and ends with its exit status, 1."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _told_as_pulsar_admin():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told_as_pulsar_admin():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _told_as_pulsar_admin() -> Iterator[None]:
+    try:
+        yield
+    except AdminError as error:
+        _complain(str(error))
+    except _ClickError as error:
+        _complain(_usage_error(error))
+
+
+def _usage_error(error: Any) -> str:
+    hint = f"\n\nsee {error.ctx.command_path} --help" if error.ctx else ""
+    return f"{error.format_message()}{hint}"
+
+
+def _complain(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+    raise typer.Exit(1)
+
+
+def _group(text: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_PulsarAdminGroup,
+        help=text,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _namespaces(write: Callable[[str], None]) -> typer.Typer:
+    group = _group("Delayed-delivery policies of namespaces, on the server of `ackstate serve`.")
+
+    @group.command("get-delayed-delivery", short_help="Print the policy, null when none is set.")
+    def get(context: typer.Context, namespace: Namespace) -> None:
+        """Print the policy of a namespace as JSON, null when none is set."""
+        write(_pretty(_server(context).call("GET", namespace_path(namespace) + _RESOURCE)))
+
+    @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
+    def set_(  # noqa: PLR0913, PLR0917
+        context: typer.Context,
+        namespace: Namespace,
+        enable: Enable = False,
+        disable: Disable = False,
+        time: TickTime = None,
+        max_delay: MaxDelay = None,
+        fixed_delay: FixedDelay = None,
+    ) -> None:
+        """Change the policy of a namespace; what is not named keeps its value."""
+        path = namespace_path(namespace) + _RESOURCE
+        update = _update(enable, disable, time, max_delay, fixed_delay)
+        _server(context).call("POST", path, body=update)
+
+    @group.command("remove-delayed-delivery", short_help="Remove the policy.")
+    def remove(context: typer.Context, namespace: Namespace) -> None:
+        """Remove the policy of a namespace."""
+        _server(context).call("DELETE", namespace_path(namespace) + _RESOURCE)
+
+    return group
+
+
+def _topics(write: Callable[[str], None]) -> typer.Typer:
+    group = _group("Delayed-delivery policies of topics, on the server of `ackstate serve`.")
+
+    @group.command("get-delayed-delivery", short_help="Print the policy, null when none is set.")
+    def get(context: typer.Context, topic: Topic, applied: Applied = False, is_global: Global = False) -> None:
+        """Print the policy of a topic as JSON, null when none is set."""
+        query = {"applied": str(applied).lower()} | _global(is_global)
+        write(_pretty(_server(context).call("GET", topic_path(topic) + _RESOURCE, query=query)))
+
+    @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
+    def set_(  # noqa: PLR0913, PLR0917
+        context: typer.Context,
+        topic: Topic,
+        enable: Enable = False,
+        disable: Disable = False,
+        time: TickTime = None,
+        max_delay: MaxDelay = None,
+        fixed_delay: FixedDelay = None,
+        is_global: Global = False,
+    ) -> None:
+        """Change the policy of a topic; what is not named keeps its value."""
+        path = topic_path(topic) + _RESOURCE
+        update = _update(enable, disable, time, max_delay, fixed_delay)
+        _server(context).call("POST", path, query=_global(is_global), body=update)
+
+    @group.command("remove-delayed-delivery", short_help="Remove the policy.")
+    def remove(context: typer.Context, topic: Topic, is_global: Global = False) -> None:
+        """Remove the policy of a topic."""
+        _server(context).call("DELETE", topic_path(topic) + _RESOURCE, query=_global(is_global))
+
+    return group
+
+
+def _server(context: typer.Context) -> AdminServer:
+    options: ServerOptions = context.obj
+    return options.server(os.environ.get("PULSAR_CLIENT_CONF", ""))
+
+
+def _global(is_global: bool) -> dict[str, str]:
+    return {"isGlobal": "true"} if is_global else {}
+
+
+def _update(
+    enable: bool, disable: bool, tick_time_ms: int | None, max_delay_ms: int | None, fixed_delay_ms: int | None
+) -> dict[str, object]:
+    """Return what the user named, and no default: a default would overwrite what the server holds."""
+    if enable == disable:
+        raise AdminError("Need to specify either --enable or --disable\n")
+    times = {
+        "tickTime": tick_time_ms,
+        "maxDeliveryDelayInMillis": max_delay_ms,
+        "fixedDeliveryDelayInMillis": fixed_delay_ms,
+    }
+    return {"active": enable} | {name: time_ms for name, time_ms in times.items() if time_ms is not None}
+
+
+def _pretty(answer: Any) -> str:
+    """Return JSON laid out as Jackson does."""
+    return json.dumps(answer, indent=2, separators=(",", " : ")) + "\n"

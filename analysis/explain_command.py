@@ -1,0 +1,151 @@
+"""`ackstate explain`: which unacked messages hold a cursor's ranges apart, and what would acking them free?
+
+Of a store alone, as `ackstate inspect`; `docs/operations.md` describes the JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from analysis.store_commands import (
+    STORE,
+    JsonOption,
+    chosen_cursors,
+    counted,
+    new_table,
+    opened_store,
+    printable,
+    problem_json,
+    remarks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.table import Table
+
+    from cursor.findings import CursorInspection
+    from cursor.hole_report import HoleReport
+    from cursor.stored_holes import StoredHoles
+
+_TIME_MS_MAX = 2**63 - 1
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainCommand:
+    """The command.
+
+    Attributes:
+        show: Writes tables and lines to standard output.
+        write_json: Writes one object there.
+    """
+
+    show: Callable[..., None]
+    write_json: Callable[[dict[str, Any]], None]
+
+    def explain(  # noqa: PLR0913, PLR0917 - one for each option
+        self,
+        store: Annotated[str, STORE],
+        topic: Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")] = None,
+        subscription: Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")] = None,
+        top: Annotated[int, typer.Option(metavar="N", min=1, help="How many holes of each cursor.")] = 10,
+        now_ms: Annotated[
+            int | None,
+            typer.Option(metavar="MS", min=0, max=_TIME_MS_MAX, help="Milliseconds since 1970, instead of now."),
+        ] = None,
+        json: JsonOption = False,
+    ) -> None:
+        """Print the ack holes of each cursor that cost most: why, and what acking them frees. Change nothing.
+
+        Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
+        """
+        from cursor.inspection import find_cursors, inspect_cursor  # noqa: PLC0415 - needed only when it runs
+        from cursor.stored_holes import explain_holes, find_message_log  # noqa: PLC0415 - needed only when it runs
+
+        present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        explained: list[tuple[CursorInspection, StoredHoles | None]] = []
+        with opened_store(store) as opened:
+            for name in chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription):
+                cursor = inspect_cursor(opened, name)
+                held = None
+                if cursor.content is not None and not cursor.problems:
+                    # Read after the state, so that it is not behind it in a live store.
+                    log = find_message_log(opened, name.topic)
+                    held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
+                explained.append((cursor, held))
+        if json:
+            cursors = [_cursor_json(cursor, held) for cursor, held in explained]
+            self.write_json({"store": store, "now_ms": present_ms, "cursors": cursors})
+        else:
+            for cursor, held in explained:
+                self.show(*_cursor_text(cursor, held))
+            self.show(counted(len(explained), "cursor"))
+        if any(cursor.problems for cursor, _ in explained):
+            raise typer.Exit(1)
+
+
+def _cursor_json(cursor: CursorInspection, held: StoredHoles | None) -> dict[str, Any]:
+    return {
+        "topic": cursor.name.topic,
+        "subscription": cursor.name.subscription,
+        "status": str(cursor.status),
+        "mark_delete": held and str(held.mark_delete),
+        "backlog": held and held.backlog,
+        "range_count": held and held.range_count,
+        "record_bytes": held and held.record_bytes,
+        "hole_count": held and held.hole_count,
+        "holes": [_hole_json(hole) for hole in held.holes] if held else [],
+        "problems": [problem_json(problem) for problem in cursor.problems],
+    }
+
+
+def _hole_json(hole: HoleReport) -> dict[str, Any]:
+    return asdict(hole) | {"first": str(hole.first), "last": str(hole.last), "why": hole.why.name}
+
+
+def _cursor_text(cursor: CursorInspection, held: StoredHoles | None) -> Iterator[Table | str]:
+    yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
+    yield from (f"  {line}" for line in remarks([cursor]))
+    if held is not None:
+        backlog = "unknown" if held.backlog is None else f"{held.backlog:,}"
+        yield (
+            f"mark-delete {held.mark_delete}, backlog {backlog}, {counted(held.range_count, 'range')} "
+            f"in {counted(held.record_bytes, 'byte')}, {counted(held.hole_count, 'hole')}"
+        )
+        if held.holes:
+            yield _holes_table(held)
+        if held.hole_count > len(held.holes):
+            yield f"{held.hole_count - len(held.holes):,} more (--top)"
+    yield ""
+
+
+def _holes_table(held: StoredHoles) -> Table:
+    table = new_table(
+        "first", "last", "entries", "age", "costs\nbytes", "frees\nbytes", "frees\nranges", "mark-delete\nmoves", "why"
+    )  # fmt: skip
+    for hole in held.holes:
+        numbers = (hole.cost_bytes, hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance)
+        table.add_row(
+            str(hole.first),
+            str(hole.last),
+            f"{hole.entry_count:,}",
+            "-" if hole.age_ms is None else _duration(hole.age_ms),
+            *(f"{number:,}" for number in numbers),
+            printable(f"{hole.why}: {hole.detail}"),
+        )
+    return table
+
+
+def _duration(duration_ms: int) -> str:
+    """Return a time in its two largest units: 3 d 4 h, or 12 s."""
+    parts, rest = [], duration_ms
+    for name, unit_ms in _UNITS:
+        number, rest = divmod(rest, unit_ms)
+        parts.append((number, name))
+    largest = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    return " ".join(f"{number:,} {name}" for number, name in parts[largest : largest + 2] if number) or "0 ms"

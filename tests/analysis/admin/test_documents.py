@@ -1,0 +1,162 @@
+"""The OpenAPI document, the page made of it, and the numbers for Prometheus."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from analysis.admin.app import create_app
+from analysis.admin.page import render
+from cursor import MemoryStore
+
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+DELAYS = "/admin/v2/namespaces/public/default/delayedDelivery"
+
+
+class Page(HTMLParser):
+    """The tags, links and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in {"href", "src", "action"}]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+class TestOpenApi:
+    def test_every_operation_is_described(self, ask):
+        document = ask("GET", "/openapi.json").json()
+        assert {path: sorted(methods) for path, methods in document["paths"].items()} == {
+            "/healthz": ["get"],
+            "/metrics": ["get"],
+            f"{TOPIC}/internalStats": ["get"],
+            **{
+                f"{level}/{policy}": ["delete", "get", "post"]
+                for level in (NAMESPACE, TOPIC)
+                for policy in ("delayedDelivery", "{policy}")
+            },
+        }
+
+    def test_answers_are_those_of_this_server(self, ask):
+        document = ask("GET", "/openapi.json").json()
+        for methods in document["paths"].values():
+            for method, operation in methods.items():
+                statuses = set(operation["responses"])
+                assert "422" not in statuses
+                assert {"400", "401", "500", "503"} <= statuses
+                if method == "post":
+                    assert {"204", "409", "412", "413", "415"} <= statuses
+        assert set(document["components"]["schemas"]["Refusal"]["properties"]) == {"reason"}
+
+    def test_names_are_pulsars(self, ask):
+        schemas = ask("GET", "/openapi.json").json()["components"]["schemas"]
+        assert list(schemas["DelayedDelivery"]["properties"]) == [
+            "active",
+            "tickTime",
+            "maxDeliveryDelayInMillis",
+            "fixedDeliveryDelayInMillis",
+        ]
+        assert "markDeletePosition" in schemas["CursorStats"]["properties"]
+
+    def test_a_token_is_declared_where_one_is_needed(self, ask, in_process):
+        assert "securitySchemes" not in ask("GET", "/openapi.json").json()["components"]
+        document = in_process(create_app(MemoryStore(), token=b"t"))("GET", "/openapi.json").json()
+        assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+        assert document["paths"]["/metrics"]["get"]["security"] == [{"bearer": []}]
+        assert "security" not in document["paths"]["/healthz"]["get"]
+
+
+class TestPage:
+    def test_it_loads_nothing_and_runs_nothing(self, ask):
+        answer = ask("GET", "/docs")
+        page = Page(answer.text)
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert page.links == ["/openapi.json"]
+        assert not {"script", "img", "link", "iframe", "object", "form"} & set(page.tags)
+        assert "url(" not in answer.text
+        assert "@import" not in answer.text
+
+    def test_it_shows_every_operation_with_its_fields_and_answers(self, ask):
+        document = ask("GET", "/openapi.json").json()
+        words = " ".join(Page(ask("GET", "/docs").text).words)
+        for path, methods in document["paths"].items():
+            for method in methods:
+                assert re.search(rf"{method.upper()}\s+{re.escape(path)}", words)
+        for word in (
+            "fixedDeliveryDelayInMillis",
+            "If-Match",
+            "isGlobal",
+            "412",
+            "integer from 0",
+        ):
+            assert word in words
+
+    def test_text_of_a_document_cannot_break_out(self):
+        hostile = "<script>alert(1)</script>"
+        operation = {"description": hostile, "responses": {"200": {"description": hostile}}, "parameters": []}
+        page = render({"info": {"title": hostile, "version": hostile}, "paths": {hostile: {"get": operation}}})
+        assert "script" not in Page(page).tags
+
+
+class TestNumbers:
+    def numbers(self, ask):
+        answer = ask("GET", "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        lines = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines if "_created" not in name}
+
+    def test_policies_are_counted_by_level(self, ask_with):
+        ask = ask_with()
+        assert self.numbers(ask)['ackstate_policies{level="topic"}'] == 0
+        for topic in ("a", "b"):
+            ask("POST", f"/admin/v2/persistent/public/default/{topic}/delayedDelivery", json={"tickTime": 1})
+        ask("POST", DELAYS, json={"tickTime": 1})
+        ask("DELETE", "/admin/v2/persistent/public/default/a/delayedDelivery")
+        numbers = self.numbers(ask)
+        assert numbers['ackstate_policies{level="topic"}'] == 1
+        assert numbers['ackstate_policies{level="namespace"}'] == 1
+
+    def test_requests_are_counted_by_route_and_status_and_not_by_what_clients_name(self, ask_with):
+        ask = ask_with()
+        for tenant in ("a", "b", "%00"):
+            ask("GET", f"/admin/v2/namespaces/{tenant}/c/delayedDelivery")
+        ask("POST", DELAYS, content=b"x" * 70_000, headers={"Content-Type": "application/json"})
+        ask("BREW", "/coffee")
+        found = {name: value for name, value in self.numbers(ask).items() if name.startswith("ackstate_admin_requests")}
+        route = f"{NAMESPACE}/delayedDelivery"
+        assert found == {
+            f'ackstate_admin_requests_total{{method="GET",route="{route}",status="200"}}': 2,
+            f'ackstate_admin_requests_total{{method="GET",route="{route}",status="412"}}': 1,
+            'ackstate_admin_requests_total{method="POST",route="none",status="413"}': 1,
+            'ackstate_admin_requests_total{method="none",route="none",status="404"}': 1,
+        }
+
+    def test_a_bug_is_counted_too(self, ask_with, store, monkeypatch):
+        ask = ask_with()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store.metadata), "get", lambda *_: 1 // 0)
+            assert ask("GET", "/healthz").status_code == 500
+        numbers = self.numbers(ask)
+        assert numbers['ackstate_admin_requests_total{method="GET",route="/healthz",status="500"}'] == 1
+
+    def test_other_numbers_of_the_process_are_exported_beside_them(self, ask_with):
+        registry = CollectorRegistry()
+        Counter("pulsar_broker_topic_messages_delayed_rejected", "Rejected.", registry=registry).inc(3)
+        assert self.numbers(ask_with(registry=registry))["pulsar_broker_topic_messages_delayed_rejected_total"] == 3
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/healthz"])
+def test_a_healthy_server_says_so(ask, path):
+    assert ask("GET", path).status_code == 200
+    assert ask("GET", "/healthz").json() == {"status": "ok"}

@@ -1,0 +1,174 @@
+"""What the server refuses before it looks at anything: wrong tokens, foreign hosts, large or endless bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from ackstate import AckStateError
+from analysis.admin import guard
+from analysis.admin.app import create_app
+from analysis.admin.guard import BODY_BYTES_MAX, Guard, checked_token, read_token
+from analysis.admin.server import ServerSettings
+from cursor import MemoryStore
+
+PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
+TOKEN = b"eyJhbGciOiJIUzI1NiJ9.e30.x"
+
+
+@pytest.fixture(scope="module")
+def guarded(in_process):
+    return in_process(create_app(MemoryStore(), token=TOKEN))
+
+
+class TestTokens:
+    @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+    def test_the_right_one_is_let_in(self, guarded, scheme):
+        assert guarded("GET", PATH, headers={"Authorization": f"{scheme} {TOKEN.decode()}"}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            None,
+            "",
+            "Bearer",
+            "Bearer ",
+            TOKEN.decode(),
+            f"Basic {TOKEN.decode()}",
+            f"Bearer {TOKEN.decode()[:-1]}",
+            f"Bearer {TOKEN.decode()}x",
+            f"Bearer {TOKEN.decode().swapcase()}",
+            b"Bearer \xff\xfe",
+        ],
+    )
+    @pytest.mark.parametrize("path", [PATH, "/metrics", "/nothing"])
+    def test_any_other_is_not(self, guarded, header, path):
+        answer = guarded("GET", path, headers={} if header is None else {"Authorization": header})
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json() == {"reason": "the bearer token is missing or wrong"}
+
+    def test_a_write_without_it_changes_nothing(self, guarded):
+        assert guarded("POST", PATH, json={"tickTime": 1}).status_code == 401
+        assert guarded("GET", PATH, headers={"Authorization": f"Bearer {TOKEN.decode()}"}).json() is None
+
+    @pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json"])
+    def test_what_tells_nothing_of_the_store_needs_none(self, guarded, path):
+        assert guarded("GET", path).status_code == 200
+
+    def test_with_a_token_any_host_will_do(self, guarded):
+        headers = {"Host": "admin.example.com", "Authorization": f"Bearer {TOKEN.decode()}"}
+        assert guarded("GET", PATH, headers=headers).status_code == 200
+
+    def test_it_is_compared_in_constant_time(self, guarded, monkeypatch):
+        compared = []
+        monkeypatch.setattr(guard.hmac, "compare_digest", lambda *pair: compared.append(pair))
+        assert guarded("GET", PATH, headers={"Authorization": "Bearer x"}).status_code == 401
+        assert compared == [(b"x", TOKEN)]
+
+
+class TestTokenFiles:
+    def test_blanks_and_line_ends_around_it_do_not_count(self, tmp_path):
+        (tmp_path / "token").write_bytes(b" " + TOKEN + b"\r\n")
+        assert read_token(tmp_path / "token") == TOKEN
+
+    @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff", b"a\0b", b"x" * 8_193])
+    def test_what_is_no_token_is_refused_and_not_shown(self, content):
+        with pytest.raises(AckStateError, match="the file holds no token") as refused:
+            checked_token(content, where="the file")
+        assert "two words" not in str(refused.value)
+
+    def test_settings_do_not_show_it(self, tmp_path):
+        assert TOKEN.decode() not in repr(ServerSettings(tmp_path, token=TOKEN))
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", ""])
+    def test_without_one_only_this_machine_is_served(self, tmp_path, host):
+        with pytest.raises(AckStateError, match=r"without a token only 127\.0\.0\.1"):
+            ServerSettings(tmp_path, host=host)
+        assert ServerSettings(tmp_path, host=host, token=TOKEN).host == host
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8080", "localhost", "LOCALHOST:1"])
+    def test_this_machine_is_served(self, ask, host):
+        assert ask("GET", PATH, headers={"Host": host}).status_code == 200
+
+    @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost:1:2", "127.0.0.1@evil", "é"])
+    def test_a_name_of_somebody_else_is_not(self, ask, host):
+        answer = ask("GET", PATH, headers={"Host": host.encode()})
+        assert answer.status_code == 400
+        assert "Host" in answer.json()["reason"]
+
+
+class TestBodies:
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+    def test_what_a_browser_sends_unasked_is_refused(self, ask, kind):
+        answer = ask("POST", PATH, content=b'{"tickTime":1}', headers={"Content-Type": kind})
+        assert answer.status_code == 415
+        assert ask("GET", PATH).json() is None
+
+    def test_a_charset_does_no_harm(self, ask):
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        assert ask("POST", PATH, content=b'{"tickTime":1}', headers=headers).status_code == 204
+
+    @pytest.mark.parametrize("method", ["POST", "DELETE"])
+    def test_one_byte_too_many_is_refused_and_not_one_less(self, ask, method):
+        headers = {"Content-Type": "application/json"}
+        body = b'{"tickTime":1}'.ljust(BODY_BYTES_MAX)
+        assert ask(method, PATH, content=body, headers=headers).status_code == 204
+        answer = ask(method, PATH, content=body + b" ", headers=headers)
+        assert answer.status_code == 413
+        assert answer.json() == {"reason": "the body is larger than 65536 bytes"}
+
+    @pytest.mark.parametrize("length", [b"65537", b"9" * 40, b"-1", b"x"])
+    def test_a_length_that_is_too_much_is_refused_without_reading(self, length):
+        assert exchange([b"{}"], headers=[(b"content-length", length)]) == (413, 0, None)
+
+    def test_a_body_without_a_length_is_read_no_further_than_the_bound(self):
+        assert exchange([b" " * 1024] * 1000) == (413, 65, None)
+
+    def test_a_body_in_pieces_is_put_together(self):
+        assert exchange([b'{"tick', b"", b'Time":1}']) == (204, 3, b'{"tickTime":1}')
+
+    def test_half_a_body_is_no_request(self):
+        assert exchange([b'{"tickTime":1}', None]) == (400, 2, None)
+        assert exchange([None]) == (400, 1, None)
+
+    def test_a_body_that_does_not_come_is_waited_for_no_longer_than_the_bound(self, monkeypatch):
+        monkeypatch.setattr(guard, "BODY_SECONDS_MAX", 0.05)
+        assert exchange([b"{"], is_endless=True) == (408, 1, None)
+
+
+def exchange(pieces, *, headers=(), is_endless=False):
+    """Send a POST piece by piece, None for a lost connection.
+
+    Return the status, how many pieces were read, and the body that was let through.
+    """
+    left, sent, let_through = list(pieces), [], []
+    headers = [(b"content-type", b"application/json"), *headers]
+    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "headers": headers}
+
+    async def receive():
+        if not left:
+            assert is_endless
+            await asyncio.Event().wait()
+        piece = left.pop(0)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": bool(left) or is_endless}
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(_, receive, send):
+        message = await receive()
+        assert not message["more_body"]
+        let_through.append(message["body"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    asyncio.run(Guard(app, token=None)(scope, receive, send))
+    if not let_through:
+        assert set(json.loads(sent[1]["body"])) == {"reason"}
+    return sent[0]["status"], len(pieces) - len(left), *(let_through or [None])

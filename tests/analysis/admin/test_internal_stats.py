@@ -1,0 +1,142 @@
+"""What a store holds of a topic, in Pulsar's shape: by the numbers that a broker reports right after it loaded it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import Position
+from cursor import ManagedCursor, Message, MessageLog
+from cursor.journal import cursor_path
+
+TOPIC = "persistent://public/default/orders"
+PATH = "/admin/v2/persistent/public/default/orders/internalStats"
+
+
+def publish(store, *, counts, topic=TOPIC):
+    """Fill a log of one ledger for each count; return their ids."""
+    log = MessageLog.open(store, topic=topic, entries_per_ledger_max=counts[0])
+    for count in counts:
+        log.publish([Message(0, -1, b"m")] * count)
+    return log.ledgers
+
+
+def subscribe(store, log, name, *, topic=TOPIC):
+    return ManagedCursor.open(store, topic=topic, subscription=name, ledgers=log, now_ms=0)
+
+
+def test_a_topic_without_messages_and_cursors_is_not_there(ask):
+    answer = ask("GET", PATH)
+    assert answer.status_code == 404
+    assert answer.json() == {"reason": f"the store has neither messages nor cursors of {TOPIC}"}
+
+
+def test_a_log_is_told_ledger_by_ledger(ask, store):
+    log = publish(store, counts=[1, 3])
+    first, second = log.counts()
+    stats = ask("GET", f"{PATH}?authoritative=false").json()
+    assert stats == {
+        "entriesAddedCounter": 0,
+        "numberOfEntries": 4,
+        "totalSize": 0,
+        "currentLedgerEntries": 3,
+        "currentLedgerSize": 0,
+        "lastLedgerCreatedTimestamp": "1970-01-01T00:00:00Z",
+        "lastLedgerCreationFailureTimestamp": None,
+        "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": 0,
+        "lastConfirmedEntry": f"{second}:2",
+        "state": "Closed",
+        "ledgers": [
+            {"ledgerId": first, "entries": 1, "size": 0, "offloaded": False, "underReplicated": False},
+            {"ledgerId": second, "entries": 3, "size": 0, "offloaded": False, "underReplicated": False},
+        ],
+        "cursors": {},
+        "schemaLedgers": [],
+        "compactedLedger": {
+            "ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False,
+        },
+    }  # fmt: skip
+
+
+def test_a_cursor_is_told_as_a_broker_would_recover_it(ask, store):
+    log = publish(store, counts=[10])
+    (ledger_id,) = log.counts()
+    cursor = subscribe(store, log, "billing")
+    cursor.mark_delete(Position(ledger_id, 2), now_ms=0, properties={"sequence": 7})
+    cursor.persist(now_ms=0)
+    cursor.ack_entries(ledger_id, [5, 6, 8], now_ms=0)
+    cursor.persist(now_ms=0)
+    cursor_ledger = store.ledgers.owned_by("cursor " + cursor_path(TOPIC, "billing"))
+    (stats,) = ask("GET", PATH).json()["cursors"].values()
+    assert stats == {
+        "markDeletePosition": f"{ledger_id}:2",
+        "readPosition": f"{ledger_id}:3",
+        "waitingReadOp": False,
+        "pendingReadOps": 0,
+        "messagesConsumedCounter": -4,  # 3, 4, 7 and 9 are left
+        "cursorLedger": cursor_ledger[0],
+        "cursorLedgerLastEntry": 2,  # the new cursor, and two persists
+        "individuallyDeletedMessages": f"[({ledger_id}:4..{ledger_id}:6],({ledger_id}:7..{ledger_id}:8]]",
+        "lastLedgerSwitchTimestamp": "1970-01-01T00:00:00Z",
+        "state": "Closed",
+        "active": False,
+        "numberOfEntriesSinceFirstNotAckedMessage": 1,
+        "totalNonContiguousDeletedMessagesRange": 2,
+        "subscriptionHavePendingRead": False,
+        "subscriptionHavePendingReplayRead": False,
+        "properties": {"sequence": 7},
+    }
+
+
+def test_acks_that_are_not_durable_are_not_told(ask, store):
+    log = publish(store, counts=[10])
+    cursor = subscribe(store, log, "billing")
+    cursor.ack_entries(log.current_ledger_id, [5], now_ms=0)
+    (stats,) = ask("GET", PATH).json()["cursors"].values()
+    assert stats["individuallyDeletedMessages"] == "[]"
+    assert stats["messagesConsumedCounter"] == -10
+
+
+def test_cursors_are_keyed_as_pulsar_writes_their_names(ask, store):
+    log = publish(store, counts=[1])
+    for name in ("b", "a", "eu/billing é~*"):
+        subscribe(store, log, name)
+    assert list(ask("GET", PATH).json()["cursors"]) == ["a", "b", "eu%2Fbilling+%C3%A9%7E*"]
+
+
+def test_other_topics_are_left_out(ask, store):
+    other = f"{TOPIC}-2"
+    subscribe(store, publish(store, counts=[5], topic=other), "billing", topic=other)
+    assert ask("GET", PATH).status_code == 404
+    publish(store, counts=[1])
+    assert ask("GET", PATH).json()["cursors"] == {}
+
+
+def test_a_cursor_without_its_log_says_nothing_of_a_backlog(ask, store):
+    log = publish(store, counts=[10])
+    cursor = subscribe(store, log, "billing")
+    cursor.mark_delete(Position(log.current_ledger_id, 2), now_ms=0)
+    cursor.persist(now_ms=0)
+    for ledger_id in log.counts():
+        store.ledgers.delete(ledger_id)
+    stats = ask("GET", PATH).json()
+    assert (stats["ledgers"], stats["lastConfirmedEntry"]) == ([], "-1:-1")
+    found = stats["cursors"]["billing"]
+    assert found["markDeletePosition"] == f"{log.current_ledger_id}:2"
+    assert found["readPosition"] == f"{log.current_ledger_id}:3"
+    assert found["messagesConsumedCounter"] == 0
+
+
+def test_a_cursor_that_cannot_be_opened_is_named_and_no_more(ask, store):
+    log = publish(store, counts=[10])
+    subscribe(store, log, "billing")
+    path = cursor_path(TOPIC, "billing")
+    store.metadata.put(path, b"ACKPgarbage", expected_version=store.metadata.get(path).version)
+    stats = ask("GET", PATH).json()["cursors"]["billing"]
+    assert (stats["state"], stats["markDeletePosition"]) == ("Uninitialized", "-1:-1")
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+def test_it_is_only_read(ask, store, method):
+    publish(store, counts=[1])
+    assert ask(method, PATH).status_code == 405

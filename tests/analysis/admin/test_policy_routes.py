@@ -1,0 +1,369 @@
+"""The policies over REST: Pulsar's paths, names and answers, and partial updates that keep what they do not name."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.admin.resolve import BrokerPolicies
+from cursor import StoreError
+from cursor.policy_store import PolicyOwner
+from cursor.store import ABSENT
+from limits import BrokerDelayedDelivery
+
+NAMESPACE = "/admin/v2/namespaces/public/default"
+TOPIC = "/admin/v2/persistent/public/default/orders"
+LEVELS = [NAMESPACE, TOPIC]
+JSON = {"Content-Type": "application/json"}
+PULSARS_DEFAULTS = {
+    "active": True,
+    "tickTime": 1000,
+    "maxDeliveryDelayInMillis": 0,
+    "fixedDeliveryDelayInMillis": 0,
+}
+
+
+def reason(answer):
+    """The reason of a refusal, which has nothing else."""
+    assert answer.headers["content-type"] == "application/json"
+    (only,) = answer.json().items()
+    assert only[0] == "reason"
+    assert "\n" not in only[1]
+    assert "Traceback" not in only[1]
+    return only[1]
+
+
+def wrote(answer):
+    assert (answer.status_code, answer.content) == (204, b""), answer.text
+
+
+@pytest.mark.parametrize("level", LEVELS)
+class TestDelays:
+    def test_unset_is_null(self, ask, level):
+        answer = ask("GET", f"{level}/delayedDelivery")
+        assert (answer.status_code, answer.text) == (200, "null")
+
+    def test_an_update_keeps_what_it_does_not_name(self, ask, level):
+        path = f"{level}/delayedDelivery"
+        wrote(ask("POST", path, json={"active": True, "tickTime": 500, "maxDeliveryDelayInMillis": 60_000}))
+        wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 5_000}))
+        wrote(ask("POST", path, json={"tickTime": 100, "maxDeliveryDelayInMillis": None}))
+        assert ask("GET", path).json() == {
+            "active": True,
+            "tickTime": 100,
+            "maxDeliveryDelayInMillis": 60_000,
+            "fixedDeliveryDelayInMillis": 5_000,
+        }
+
+    def test_what_was_never_said_is_left_out(self, ask, level):
+        wrote(ask("POST", f"{level}/delayedDelivery", json={"tickTime": 100}))
+        assert ask("GET", f"{level}/delayedDelivery").json() == {"tickTime": 100}
+
+    def test_an_explicit_zero_disables(self, ask_with, level):
+        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(max_delivery_delay_ms=9_000)))
+        path = f"{level}/delayedDelivery"
+        assert ask("GET", f"{path}?applied=true").json()["maxDeliveryDelayInMillis"] == 9_000
+        wrote(ask("POST", path, json={"maxDeliveryDelayInMillis": 0}))
+        assert ask("GET", path).json() == {"maxDeliveryDelayInMillis": 0}
+        assert ask("GET", f"{path}?applied=true").json()["maxDeliveryDelayInMillis"] == 0
+
+    def test_an_update_that_names_nothing_changes_nothing(self, ask, level):
+        wrote(ask("POST", f"{level}/delayedDelivery", json={}))
+        assert ask("GET", f"{level}/delayedDelivery").json() is None
+
+    def test_removed_is_null_again_and_may_be_removed_twice(self, ask, level):
+        path = f"{level}/delayedDelivery"
+        wrote(ask("POST", path, json={"tickTime": 100}))
+        wrote(ask("DELETE", path))
+        wrote(ask("DELETE", path))
+        assert ask("GET", path).json() is None
+
+    def test_what_pulsars_clients_send_besides_is_ignored(self, ask, level):
+        query = "isGlobal=true&authoritative=false&unheardOf=1"
+        wrote(ask("POST", f"{level}/delayedDelivery?{query}", json={"tickTime": 100}))
+        assert ask("GET", f"{level}/delayedDelivery?{query}").json() == {"tickTime": 100}
+        wrote(ask("DELETE", f"{level}/delayedDelivery?{query}"))
+
+    @pytest.mark.parametrize(
+        ("body", "naming"),
+        [
+            (b'{"tickTime":1.5}', "tickTime"),
+            (b'{"tickTime":true}', "tickTime"),
+            (b'{"tickTime":"1"}', "tickTime"),
+            (b'{"tickTime":NaN}', "tickTime"),
+            (b'{"active":1}', "active"),
+            (b'{"active":"true"}', "active"),
+            (b'{"fixedDelay":1}', "fixedDelay"),
+            (b'{"tick_time":1}', "tick_time"),
+            (b'{"\\ud800":1}', "body"),
+            (b"[]", "body"),
+            (b"null", "body"),
+            (b"5", "body"),
+            (b"", "body"),
+            (b"{", "body"),
+            (b"\xff", "body"),
+            (b"[" * 60_000, "body"),
+            (b'{"tickTime":' + b"9" * 60_000 + b"}", "body"),
+        ],
+    )
+    def test_a_malformed_body_is_refused_by_the_name_of_the_field(self, ask, level, body, naming):
+        answer = ask("POST", f"{level}/delayedDelivery", content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert naming in reason(answer)
+        assert len(reason(answer)) <= 500
+        assert ask("GET", f"{level}/delayedDelivery").json() is None
+
+    @pytest.mark.parametrize(
+        ("field", "number"),
+        [
+            ("fixedDeliveryDelayInMillis", -1),
+            ("maxDeliveryDelayInMillis", -1),
+            ("tickTime", -1),
+            ("tickTime", 0),
+            ("tickTime", 2**63),
+            ("fixedDeliveryDelayInMillis", 10**1000),
+        ],
+    )
+    def test_a_number_out_of_bounds_is_refused_by_the_name_of_the_field(self, ask, level, field, number):
+        answer = ask("POST", f"{level}/delayedDelivery", json={"active": True, field: number})
+        assert answer.status_code == 412
+        assert f"({field}) must be in " in reason(answer)
+        assert ask("GET", f"{level}/delayedDelivery").json() is None
+
+    def test_a_fixed_delay_while_inactive_is_refused_with_the_reason(self, ask, level):
+        path = f"{level}/delayedDelivery"
+        answer = ask("POST", path, json={"active": False, "fixedDeliveryDelayInMillis": 5})
+        assert answer.status_code == 412
+        assert "fixedDeliveryDelayInMillis 5" in reason(answer)
+        assert "not active" in reason(answer)
+        wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 5}))
+        assert ask("POST", path, json={"active": False}).status_code == 412
+        assert ask("GET", path).json() == {"fixedDeliveryDelayInMillis": 5}
+
+
+class TestLevels:
+    def test_applied_is_the_topics_then_the_namespaces_then_the_brokers(self, ask_with):
+        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(tick_time_ms=7, max_delivery_delay_ms=8)))
+        applied = f"{TOPIC}/delayedDelivery?applied=true"
+        assert ask("GET", applied).json() == PULSARS_DEFAULTS | {"tickTime": 7, "maxDeliveryDelayInMillis": 8}
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"tickTime": 20, "maxDeliveryDelayInMillis": 30}))
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 10}))
+        assert ask("GET", applied).json() == PULSARS_DEFAULTS | {"tickTime": 10, "maxDeliveryDelayInMillis": 30}
+        of_namespace = ask("GET", f"{NAMESPACE}/delayedDelivery?applied=true").json()
+        assert of_namespace == PULSARS_DEFAULTS | {"tickTime": 20, "maxDeliveryDelayInMillis": 30}
+        of_another = ask("GET", "/admin/v2/persistent/public/other/orders/delayedDelivery?applied=true").json()
+        assert of_another == PULSARS_DEFAULTS | {"tickTime": 7, "maxDeliveryDelayInMillis": 8}
+
+    def test_a_topic_may_not_disable_what_its_namespace_enforces(self, ask):
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
+        for body in ({"fixedDeliveryDelayInMillis": 0}, {"active": False}):
+            answer = ask("POST", f"{TOPIC}/delayedDelivery", json=body)
+            assert answer.status_code == 412
+            assert "would switch off what its namespace enforces" in reason(answer)
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}))
+
+    def test_unless_that_is_allowed(self, ask_with):
+        ask = ask_with(broker=BrokerPolicies(topic_may_disable=True))
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}))
+        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json()["fixedDeliveryDelayInMillis"] == 0
+
+    def test_a_topic_that_disabled_before_is_not_heard_any_more(self, ask):
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}))
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
+        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json()["fixedDeliveryDelayInMillis"] == 5_000
+
+    def test_a_namespace_may_not_take_away_what_a_topics_fixed_delay_needs(self, ask_with):
+        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(active=False)))
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": True}))
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5}))
+        for answer in (
+            ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False}),
+            ask("DELETE", f"{NAMESPACE}/delayedDelivery"),
+        ):
+            assert answer.status_code == 412
+            assert "persistent://public/default/orders" in reason(answer)
+        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
+        wrote(ask("DELETE", f"{NAMESPACE}/delayedDelivery"))
+
+
+@pytest.mark.parametrize("policy", ["becomeOldAckRecordSeconds", "maxUnPersistAckRecordsBytes"])
+class TestNumbers:
+    def test_set_read_and_removed_at_each_level(self, ask, policy):
+        default = {"becomeOldAckRecordSeconds": 0, "maxUnPersistAckRecordsBytes": 5_242_880}[policy]
+        for level in LEVELS:
+            assert ask("GET", f"{level}/{policy}").text == "null"
+            assert ask("GET", f"{level}/{policy}?applied=true").json() == default
+        wrote(ask("POST", f"{NAMESPACE}/{policy}", json=4_096))
+        assert ask("GET", f"{NAMESPACE}/{policy}").json() == 4_096
+        assert ask("GET", f"{TOPIC}/{policy}").text == "null"
+        assert ask("GET", f"{TOPIC}/{policy}?applied=true").json() == 4_096
+        wrote(ask("POST", f"{TOPIC}/{policy}?isGlobal=false", json=0))
+        assert ask("GET", f"{TOPIC}/{policy}?applied=true").json() == 0
+        wrote(ask("DELETE", f"{TOPIC}/{policy}"))
+        assert ask("GET", f"{TOPIC}/{policy}?applied=true").json() == 4_096
+
+    @pytest.mark.parametrize("body", [b"1.5", b'"4096"', b"true", b"null", b"", b"{}", b"[1]", b"1 2", b"9" * 5_000])
+    def test_a_body_that_is_no_integer_is_malformed(self, ask, policy, body):
+        answer = ask("POST", f"{TOPIC}/{policy}", content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert "body" in reason(answer)
+        assert ask("GET", f"{TOPIC}/{policy}").text == "null"
+
+    @pytest.mark.parametrize("number", [-(2**63) - 1, 2**63, 2**200])
+    def test_a_number_out_of_bounds_is_refused_by_name(self, ask, policy, number):
+        answer = ask("POST", f"{TOPIC}/{policy}", json=number)
+        assert answer.status_code == 412
+        assert policy in reason(answer)
+
+    def test_the_policies_of_one_owner_do_not_disturb_each_other(self, ask, policy):
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 5}))
+        wrote(ask("POST", f"{TOPIC}/{policy}", json=4_096))
+        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
+        assert ask("GET", f"{TOPIC}/{policy}").json() == 4_096
+
+
+def test_a_limit_that_a_handful_of_messages_would_fill_is_refused_with_the_reason(ask):
+    for number in (1, 1023):
+        answer = ask("POST", f"{TOPIC}/maxUnPersistAckRecordsBytes", json=number)
+        assert answer.status_code == 412
+        assert f"is {number}: below 1024 bytes a few messages in flight would fill it" in reason(answer)
+    wrote(ask("POST", f"{TOPIC}/maxUnPersistAckRecordsBytes", json=1024))
+
+
+def test_a_negative_age_is_refused(ask):
+    answer = ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=-1)
+    assert answer.status_code == 412
+    assert reason(answer) == "becomeOldAckRecordSeconds must be in 0..2147483647, found -1"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", 5), ("DELETE", None)])
+def test_another_policy_is_not_there(ask, level, method, body):
+    assert ask(method, f"{level}/retention", json=body).status_code == 404
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["a b", "a%00b", "%C3%A9", "%FF", "a%5Cb", "%2E%2E", "a*", "x" * 256, "%EF%BF%BD"])
+    def test_a_bad_tenant_or_namespace_is_refused(self, ask, name):
+        for path in (f"namespaces/{name}/default", f"namespaces/public/{name}", f"persistent/{name}/default/t"):
+            answer = ask("GET", f"/admin/v2/{path}/delayedDelivery")
+            assert answer.status_code == 412
+            assert reason(answer).isascii()
+
+    @pytest.mark.parametrize(
+        "name", ["%00", "a%0D%0AX-Y:1", "%FF", "%ED%A0%80", "%E2%80%A8", "%2E%2E", "%2E", "x" * 1025]
+    )
+    def test_a_bad_topic_is_refused(self, ask, name):
+        answer = ask("POST", f"/admin/v2/persistent/public/default/{name}/delayedDelivery", json={"tickTime": 1})
+        assert answer.status_code == 412
+        assert "topic" in reason(answer)
+
+    @pytest.mark.parametrize("name", ["a%2Fb", "a%2fb", "..%2F..%2Fetc"])
+    def test_an_encoded_slash_is_refused(self, ask, name):
+        assert ask("GET", f"/admin/v2/persistent/public/default/{name}/delayedDelivery").status_code == 400
+
+    @pytest.mark.parametrize(
+        "name", ["a%20b", "%E6%97%A5%E6%9C%AC", "a%3Fb%23c", "delayedDelivery", "a%252Fb", "%F0%9F%90%8D"]
+    )
+    def test_any_other_topic_has_policies_of_its_own(self, ask, name):
+        path = f"/admin/v2/persistent/public/default/{name}/delayedDelivery"
+        wrote(ask("POST", path, json={"tickTime": 1}))
+        assert ask("GET", path).json() == {"tickTime": 1}
+        assert ask("GET", f"{TOPIC}/delayedDelivery").json() is None
+
+
+class TestConcurrentWriters:
+    def test_a_tag_tells_each_state(self, ask):
+        path = f"{TOPIC}/delayedDelivery"
+        assert ask("GET", path).headers["etag"] == '"none"'
+        assert ask("POST", path, json={"tickTime": 1}).headers["etag"] == '"0"'
+        assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").headers["etag"] == '"0"'
+        assert ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=5).headers["etag"] == '"1"'
+        assert "etag" not in ask("GET", f"{path}?applied=true").headers
+
+    @pytest.mark.parametrize("stale", ['"none"', '"1"', '"', "0", 'W/"0"', "", '"0x"'])
+    def test_a_write_on_a_stale_state_is_refused(self, ask, stale):
+        path = f"{TOPIC}/delayedDelivery"
+        wrote(ask("POST", path, json={"tickTime": 1}))
+        for method, body in (("POST", {"tickTime": 2}), ("DELETE", None)):
+            answer = ask(method, path, json=body, headers={"If-Match": stale})
+            assert answer.status_code == 412
+            assert "If-Match" in reason(answer)
+        assert ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=5, headers={"If-Match": '"9"'}).status_code == 412
+        assert ask("GET", path).json() == {"tickTime": 1}
+
+    @pytest.mark.parametrize("current", ['"0"', "*", '"7", "0"', ' "0" '])
+    def test_a_write_on_the_current_state_is_done(self, ask, current):
+        path = f"{TOPIC}/delayedDelivery"
+        wrote(ask("POST", path, json={"tickTime": 1}))
+        wrote(ask("POST", path, json={"tickTime": 2}, headers={"If-Match": current}))
+
+    def test_a_write_in_between_is_a_conflict(self, ask, store, monkeypatch):
+        path = PolicyOwner("public", "default", "orders").path
+        get, is_first = store.metadata.get, [True]
+
+        def and_somebody_writes(asked):
+            value = get(asked)
+            if asked == path and is_first and is_first.pop():
+                store.metadata.put(path, b'{"version":1,"becomeOldAckRecordSeconds":3}', expected_version=ABSENT)
+            return value
+
+        monkeypatch.setattr(type(store.metadata), "get", lambda _, asked: and_somebody_writes(asked))
+        answer = ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1})
+        assert answer.status_code == 409
+        assert "somebody else" in reason(answer)
+        assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").json() == 3
+        assert ask("GET", f"{TOPIC}/delayedDelivery").json() is None
+
+
+class TestTrouble:
+    def test_a_store_that_does_not_answer_is_503(self, ask, store):
+        store.close()
+        for method, path, body in (
+            ("GET", f"{TOPIC}/delayedDelivery", None),
+            ("POST", f"{TOPIC}/delayedDelivery", {"tickTime": 1}),
+            ("DELETE", f"{NAMESPACE}/becomeOldAckRecordSeconds", None),
+            ("GET", f"{TOPIC}/internalStats", None),
+            ("GET", "/healthz", None),
+            ("GET", "/metrics", None),
+        ):
+            answer = ask(method, path, json=body)
+            assert answer.status_code == 503, path
+            assert "the store does not answer" in reason(answer)
+
+    def test_damaged_policies_are_told_and_not_overwritten(self, ask, store):
+        store.metadata.put(PolicyOwner("public", "default", "orders").path, b"{", expected_version=ABSENT)
+        for method, body in (("GET", None), ("POST", {"tickTime": 1}), ("DELETE", None)):
+            answer = ask(method, f"{TOPIC}/delayedDelivery", json=body)
+            assert answer.status_code == 500
+            assert "policies of persistent://public/default/orders" in reason(answer)
+
+    def test_a_bug_gives_a_plain_reason(self, ask, store, monkeypatch):
+        def fail(*_):
+            raise RuntimeError("the secret inside")
+
+        monkeypatch.setattr(type(store.metadata), "get", fail)
+        answer = ask("GET", f"{TOPIC}/delayedDelivery")
+        assert answer.status_code == 500
+        assert reason(answer) == "GET failed with RuntimeError; the server's log says why"
+
+    def test_an_error_of_the_store_is_logged(self, ask, store, monkeypatch, caplog):
+        def fail(*_):
+            raise StoreError("the disk is gone")
+
+        monkeypatch.setattr(type(store.metadata), "get", fail)
+        assert ask("GET", "/healthz").status_code == 503
+        assert "StoreError: the disk is gone" in caplog.text
+
+    def test_other_methods_and_paths_have_a_reason_too(self, ask):
+        answer = ask("PUT", f"{TOPIC}/delayedDelivery")
+        assert reason(answer) == "Method Not Allowed"
+        assert answer.headers["allow"] == "DELETE, GET, POST"
+        assert ask("PUT", f"{TOPIC}/internalStats").headers["allow"] == "GET"
+        answer = ask("GET", "/admin/v2/nothing")
+        assert answer.status_code == 404
+        assert reason(answer) == "Not Found"
+
+    def test_no_redirect_repeats_the_host_of_the_client(self, ask):
+        answer = ask("GET", "/healthz/", headers={"Host": "localhost"})
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)

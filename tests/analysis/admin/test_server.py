@@ -1,0 +1,358 @@
+"""The command `ackstate serve` as its users meet it: real requests to a real process, which is also killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from waiting import wait_until
+
+from analysis.admin import server
+from analysis.cli import main
+from command_line import assert_one_line, run, run_apart
+from cursor import SqliteStore, VersionMismatchError
+from cursor.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "/admin/v2/persistent/public/default/orders"
+NAMESPACE = "/admin/v2/namespaces/public/default"
+TOKEN = "a-token-of-some-length"
+
+
+def without_token():
+    return {name: text for name, text in os.environ.items() if name != "ACKSTATE_ADMIN_TOKEN"}
+
+
+class TestLife:
+    def test_it_says_where_it_is_and_ends_cleanly(self, start, tmp_path):
+        for sent in (signal.SIGTERM, signal.SIGINT):
+            with start(tmp_path / "new" / "store", env=without_token()) as server:
+                assert server.url == f"http://127.0.0.1:{server.port}"
+                assert server.told == "no token: only this machine can connect"
+                with server.client() as client:
+                    assert client.get("/healthz").json() == {"status": "ok"}
+                assert server.stop(sent) == (0, "")
+            SqliteStore(tmp_path / "new" / "store").close()
+
+    def test_an_answer_does_not_wait_for_its_acknowledgement(self, start, tmp_path):
+        with start(tmp_path) as server, server.client() as client:
+            client.get("/healthz")
+            times_s = []
+            for _ in range(30):
+                begin = time.perf_counter()
+                client.get(f"{TOPIC}/delayedDelivery")
+                times_s.append(time.perf_counter() - begin)
+        assert min(times_s) < 0.03  # a delayed acknowledgement takes 0.04 s
+
+    def test_policies_survive_a_kill(self, start, tmp_path):
+        """What was answered with 204 is there after SIGKILL, in three lives, each killed while it is written to."""
+        path, known = f"{TOPIC}/delayedDelivery", 0
+        for life in range(3):
+            with start(tmp_path) as server, server.client() as client:
+                found = (client.get(path).json() or {}).get("tickTime", 0)
+                assert known <= found <= known + 1
+                assert (found == 0) == (life == 0)
+                known = self.write_until_killed(server, client, path, begin=found)
+
+    def write_until_killed(self, server, client, path, *, begin):
+        """Write rising numbers, have the server killed after some; return the last one that it said was written."""
+        killer, known = threading.Thread(target=server.process.kill), begin
+        with contextlib.suppress(httpx.TransportError):
+            while client.post(path, json={"tickTime": known + 1}).status_code == 204:
+                known += 1
+                if known == begin + 5:
+                    killer.start()
+        killer.join()
+        assert server.process.wait(30) == -signal.SIGKILL
+        assert known >= begin + 5
+        return known
+
+    def test_settings_come_from_a_broker_conf(self, start, tmp_path):
+        (tmp_path / "broker.conf").write_text(
+            "delayedDeliveryEnabled=false\ndelayedDeliveryTickTimeMillis=250\ndelayedDeliveryMaxDelayInMillis=86400000\n"
+            "becomeOldAckRecordSeconds=30\nmaxUnPersistAckRecordsBytes=2048\n"
+        )
+        options = ("--conf", tmp_path / "broker.conf", "--topic-may-disable")
+        with start(tmp_path / "store", *options) as server, server.client(params={"applied": "true"}) as client:
+            assert client.get(f"{TOPIC}/delayedDelivery").json() == {
+                "active": False,
+                "tickTime": 250,
+                "maxDeliveryDelayInMillis": 86_400_000,
+                "fixedDeliveryDelayInMillis": 0,
+            }
+            assert client.get(f"{TOPIC}/becomeOldAckRecordSeconds").json() == 30
+            assert client.get(f"{NAMESPACE}/maxUnPersistAckRecordsBytes").json() == 2048
+            enforced = {"active": True, "fixedDeliveryDelayInMillis": 5}
+            assert client.post(f"{NAMESPACE}/delayedDelivery", json=enforced).status_code == 204
+            assert client.post(f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}).status_code == 204
+
+    def test_requests_under_way_are_answered_before_it_ends(self, start, tmp_path):
+        with start(tmp_path) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(
+                    f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    "Content-Length: 14\r\nExpect: 100-continue\r\n\r\n".encode()
+                )
+                assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
+                server.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: not is_listening(server.port))
+                connection.sendall(b'{"tickTime":7}')
+                assert connection.recv(1_000).startswith(b"HTTP/1.1 204 ")
+            assert server.process.wait(30) == 0
+        store = SqliteStore(tmp_path)
+        found = PolicyStore(store.metadata).read(PolicyOwner("public", "default", "orders"))
+        store.close()
+        assert found.policies.delayed_delivery.tick_time_ms == 7
+
+
+def is_listening(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionError:
+        return False
+    return True
+
+
+class TestTokens:
+    def test_a_token_in_a_file_is_asked_for(self, start, tmp_path):
+        (tmp_path / "token").write_text(f"{TOKEN}\n")
+        with start(tmp_path / "store", "--token-file", tmp_path / "token", "--host", "0.0.0.0") as server:
+            assert server.told == "bearer token required"
+            url = f"http://127.0.0.1:{server.port}"
+            refused = httpx.get(f"{url}{TOPIC}/delayedDelivery", trust_env=False)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            assert httpx.get(f"{url}{TOPIC}/delayedDelivery", headers=headers, trust_env=False).text == "null"
+
+    def test_a_token_in_the_environment_is_asked_for(self, start, tmp_path):
+        env = without_token() | {"ACKSTATE_ADMIN_TOKEN": TOKEN}
+        with start(tmp_path / "store", env=env) as server, server.client() as client:
+            assert client.get("/metrics").status_code == 401
+            assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+    def test_an_empty_token_is_not_none(self, tmp_path):
+        outcome = run_apart("serve", "--store", tmp_path / "store", env=without_token() | {"ACKSTATE_ADMIN_TOKEN": ""})
+        assert_one_line(outcome, "ACKSTATE_ADMIN_TOKEN holds no token")
+        assert not (tmp_path / "store").exists()
+
+
+class TestRefusals:
+    def test_without_a_token_nobody_else_is_served(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.delenv("ACKSTATE_ADMIN_TOKEN", raising=False)
+        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--host", "0.0.0.0")
+        assert_one_line(outcome, "without a token only 127.0.0.1", "0.0.0.0", "--token-file")
+        assert not (tmp_path / "store").exists()
+
+    def test_a_missing_token_file_is_named(self, capsys, tmp_path):
+        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--token-file", tmp_path / "nowhere")
+        assert_one_line(outcome, tmp_path / "nowhere", "No such file")
+
+    def test_a_bad_conf_is_named(self, capsys, tmp_path):
+        (tmp_path / "broker.conf").write_text("maxUnPersistAckRecordsBytes=5")
+        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--conf", tmp_path / "broker.conf")
+        assert_one_line(outcome, "maxUnPersistAckRecordsBytes", "5")
+
+    def test_a_port_that_is_taken_is_named(self, capsys, tmp_path):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            outcome = run(capsys, "serve", "--store", tmp_path / "store", "--port", port)
+        assert_one_line(outcome, f"cannot listen at 127.0.0.1 port {port}", "in use")
+
+    def test_a_store_that_is_open_is_named(self, capsys, tmp_path):
+        store = SqliteStore(tmp_path)
+        outcome = run(capsys, "serve", "--store", tmp_path, "--port", 0)
+        store.close()
+        assert_one_line(outcome, tmp_path)
+
+    @pytest.mark.parametrize("port", ["-1", "65536", "x"])
+    def test_a_port_that_is_none_is_refused(self, capsys, tmp_path, port):
+        assert_one_line(run(capsys, "serve", "--store", tmp_path / "store", "--port", port), "--port")
+
+    def test_without_the_extra_it_says_what_to_install_and_help_still_helps(self, tmp_path):
+        program = (
+            "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None\n"
+            "from analysis.cli import main; main(sys.argv[1:])"
+        )
+        refused, helped = (
+            subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+            for words in (["serve", "--store", str(tmp_path / "store")], ["serve", "--help"])
+        )
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr == "ackstate: fastapi is missing: install ackstate[admin]\n"
+        assert helped.returncode == 0
+        assert "--token-file" in helped.stdout
+
+    def test_help_waits_for_no_web_framework(self, capsys):
+        program = "import sys, analysis.cli; print(*{name.split('.')[0] for name in sys.modules})"
+        loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert not {"fastapi", "uvicorn", "starlette", "pydantic", "httpx"} & set(loaded.split())
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--help"])
+        assert ended.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def odd(start, tmp_path_factory):
+    with start(tmp_path_factory.mktemp("odd")) as running:
+        yield running
+
+
+class TestOddRequests:
+    """What no client library sends."""
+
+    def exchange(self, odd, request):
+        with socket.create_connection(("127.0.0.1", odd.port), timeout=10) as connection:
+            connection.sendall(request)
+            answer = connection.recv(100_000)
+        return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else answer
+
+    @pytest.mark.parametrize(
+        ("request_line", "statuses"),
+        [
+            (b"GET /admin/v2/namespaces/\xff\xfe/x/delayedDelivery HTTP/1.1", {400}),
+            (b"GET /admin/v2/namespaces/a/%zz/delayedDelivery HTTP/1.1", {412}),
+            (b"GET http://evil/healthz HTTP/1.1", {400, 404}),
+            (b"GET //evil.example/healthz HTTP/1.1", {404}),
+            (b"GET * HTTP/1.1", {400, 404}),
+            (b"GET healthz HTTP/1.1", {400, 404}),
+            (b"CONNECT evil:1 HTTP/1.1", {400, 404, 405}),
+            (b"GET /healthz\x00 HTTP/1.1", {400}),
+            (b"\x16\x03\x01\x02\x00", {400}),
+        ],
+    )
+    def test_a_strange_request_line_gets_4xx(self, odd, request_line, statuses):
+        request = request_line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert self.exchange(odd, request) in statuses
+
+    def test_headers_without_end_are_cut_off(self, odd):
+        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"
+        assert self.exchange(odd, request) in {400, 431}
+
+    def test_a_chunked_body_without_end_is_cut_off(self, odd):
+        chunks = b"10000\r\n" + b" " * 0x10000 + b"\r\n" + b"1\r\n \r\n0\r\n\r\n"
+        head = (
+            f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n"
+        )
+        assert self.exchange(odd, head.encode() + chunks) == 413
+
+    def test_a_websocket_is_no_way_in(self, odd):
+        request = (
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert self.exchange(odd, request) == 200
+
+    def test_it_still_answers_and_has_said_nothing(self, odd):
+        with odd.client() as client:
+            assert client.get("/healthz").status_code == 200
+        assert odd.process.poll() is None
+
+
+# --- Concurrent writers
+
+FIELDS = [("delayedDelivery", name) for name in ("tickTime", "maxDeliveryDelayInMillis", "fixedDeliveryDelayInMillis")]
+NUMBERS = [("becomeOldAckRecordSeconds", None), ("maxUnPersistAckRecordsBytes", None)]
+WRITES = 15
+COUNTER = "/admin/v2/persistent/public/default/counter/becomeOldAckRecordSeconds"
+
+
+def race(url):
+    """Let eight threads write; fail if one of them loses a write that was answered with 204.
+
+    Five have a field of the same topic each: what a thread wrote there stays until it writes again, whatever others
+    do. Three add to one number on the condition that it has not changed. Returns how many writes were refused.
+    """
+    failures, refused, added = [], [], []
+
+    def own_field(policy, field):
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+            expected = None
+            for number in range(2_000, 2_000 + WRITES):
+                answer = client.post(f"{TOPIC}/{policy}", json={field: number} if field else number)
+                assert answer.status_code in {204, 409}, answer.text
+                refused.extend([answer] * (answer.status_code == 409))
+                expected = number if answer.status_code == 204 else expected
+                found = client.get(f"{TOPIC}/{policy}").json()
+                found = (found or {}).get(field) if field else found
+                assert found == expected, f"{policy} {field}: wrote {expected}, found {found}"
+
+    def add():
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+            for _ in range(WRITES):
+                seen = client.get(COUNTER)
+                tag = {"If-Match": seen.headers["etag"]}
+                answer = client.post(COUNTER, json=(seen.json() or 0) + 1, headers=tag)
+                assert answer.status_code in {204, 409, 412}, answer.text
+                (added if answer.status_code == 204 else refused).append(answer)
+
+    def noted(call, *arguments):
+        try:
+            call(*arguments)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=noted, args=(own_field, *each)) for each in (*FIELDS, *NUMBERS)]
+    threads += [threading.Thread(target=noted, args=(add,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    assert (httpx.get(f"{url}{COUNTER}", trust_env=False).json() or 0) == len(added)
+    return len(refused)
+
+
+def test_of_eight_writers_at_once_none_loses_a_write(start, tmp_path):
+    with start(tmp_path) as server:
+        refused = race(server.url)
+        assert refused > 0  # else they were never at it at the same time
+        assert refused < 8 * WRITES
+        assert server.stop() == (0, "")
+
+
+def last_one_wins(self, owner, change, *, expected_version=None):
+    """Update policies without regard to who wrote since they were read."""
+    policies = change(self.read(owner).policies)
+    time.sleep(random.uniform(0, 0.005))
+    while True:
+        try:
+            version = self._metadata.put(
+                owner.path, encode_policies(policies), expected_version=self.read(owner).version
+            )
+        except VersionMismatchError:
+            continue
+        return VersionedPolicies(policies, version)
+
+
+def test_the_race_sees_a_server_that_loses_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(PolicyStore, "update", last_one_wins)
+    lines, servers = [], []
+
+    def kept(*arguments, **options):
+        servers.append(server_class(*arguments, **options))
+        return servers[0]
+
+    server_class = server._Server
+    monkeypatch.setattr(server, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(server, "_Server", kept)
+    settings = server.ServerSettings(tmp_path)
+    thread = threading.Thread(target=server.serve, args=(settings,), kwargs={"announce": lines.append})
+    thread.start()
+    wait_until(lambda: lines)
+    try:
+        with pytest.raises(AssertionError):
+            race(lines[0].split()[3])
+    finally:
+        servers[0].should_exit = True
+        thread.join()
