@@ -44,6 +44,7 @@ spark: setup ## the tests that start Spark
 soak: setup ## the model tests with many more examples, and over a million inputs for the decoders
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
+	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \
