@@ -129,6 +129,16 @@ _NUMBERS = (
         "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations.",
     ),
     _Number(
+        "ackstate_cursor_promotions_total",
+        "promotion_count",
+        "Times that young acks were persisted early because what is not durable had come to its limit.",
+    ),
+    _Number(
+        "ackstate_cursor_promoted_messages_total",
+        "promoted_message_count",
+        "Acked messages that were.",
+    ),
+    _Number(
         "ackstate_cursor_journal_bytes",
         "journal_bytes",
         "Bytes that a recovery would read.",

@@ -77,6 +77,8 @@ EXPORTED = {
     "pulsar_ml_cursor_writeLedgerLogicalSize": "ledger_bytes_written",
     "ackstate_cursor_batches_cut": "batches_cut",
     "ackstate_cursor_young_age_ms": "young_age_ms",
+    "ackstate_cursor_promotions_total": "promotion_count",
+    "ackstate_cursor_promoted_messages_total": "promoted_message_count",
     "ackstate_cursor_ranges": "range_count",
     "ackstate_cursor_record_bytes": "record_bytes",
     "ackstate_cursor_unpersisted_record_bytes": "unpersisted_record_bytes",
