@@ -482,8 +482,8 @@ class AckState:
             if size > room:
                 left_count = bisect_right(range(len(begins) + 1), room, key=partial(_highest_bytes, ledger_id, bitmap))
                 given = len(begins) - (left_count - 1)
-                last = bitmap.max() if given == len(begins) else begins[given] - 1
-                return Position(ledger_id, last)
+                entry_count = len(bitmap) if given == len(begins) else bitmap.rank(begins[given]) - 1
+                return Position(ledger_id, bitmap[entry_count - 1])
             room -= size
         return self.mark_delete
 

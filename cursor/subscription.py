@@ -223,8 +223,10 @@ class Subscription(PersistWatcher):
         """
         with self._lock:
             self._now_ms = now_ms
-            self._admission.make_room(position, now_ms=now_ms)
-            receipt = self.cursor.ack_batch(position, unacked_words, now_ms=now_ms)
+            words = list(unacked_words)
+            if self._completes(position, words):
+                self._admission.make_room(position, now_ms=now_ms)
+            receipt = self.cursor.ack_batch(position, words, now_ms=now_ms)
             if self.cursor.is_acked(position):
                 self._acked(position)
             else:
@@ -381,6 +383,13 @@ class Subscription(PersistWatcher):
         """Take note of a persist of the cursor: the gate may open, or the store be the cause that it does not."""
         with self._lock:
             self._admission.persisted(outcome if isinstance(outcome, AckStateError) else None)
+
+    def _completes(self, position: Position, unacked_words: Sequence[int]) -> bool:
+        """Tell whether an ack that leaves some messages of a batch unacked acks the last ones that still were."""
+        known = self.cursor.batch.get(position)
+        return not any(unacked_words) or (
+            known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
+        )
 
     def _usage(self) -> Usage:
         return self._admission.usage()

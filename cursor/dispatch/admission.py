@@ -69,26 +69,25 @@ class Admission:
         limit = self._bytes_limit
         return None if limit is None else limit - self.deliveries.reserved_bytes
 
-    def is_shut(self, consumer: str) -> bool:
-        """Tell whether a limit on the ack state is closed."""
-        if self._gate is None or not self._gate.is_closed:
-            return False
-        return bool(self._closed_by(self.usage(consumer), consumer) & ACK_STATE_RULES)
-
     def lacks_room(self, consumer: str) -> bool:
         """Tell whether a limit on the ack state keeps new messages back."""
         if self._gate is None:
             return False
-        if self.is_shut(consumer):
-            return True
         usage = self.usage(consumer)
         limits = self._gate.limits
+        if self._gate.is_closed and self._closed_by(usage, consumer) & ACK_STATE_RULES:
+            return True
         if limits.accounting is not Accounting.EXACT:
             return False
         used = usage.unpersisted_record_bytes + usage.reserved_bytes + isolated_range_bytes(*self._next_position())
         ranges = usage.range_count + usage.reserved_ranges
         is_full = limits.max_unpersisted_ack_record_bytes and used > limits.max_unpersisted_ack_record_bytes
         return bool(is_full or (limits.max_unacked_ranges and ranges >= limits.max_unacked_ranges))
+
+    def promote_young(self, position: Position, consumer: str, *, now_ms: int) -> None:
+        """Persist young acks early if it is they that keep a new message back."""
+        if self._gate is not None:
+            self._promote_for(isolated_range_bytes(*position), consumer, now_ms=now_ms)
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""

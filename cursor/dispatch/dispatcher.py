@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _READ_AHEAD_COUNT = 1_000
 _CHANGED_COUNT_MIN = 1_000
+_HAND_OVER_RETRY_MS = 1_000
 
 
 class Delivery(NamedTuple):
@@ -32,11 +33,13 @@ class Delivery(NamedTuple):
         position: Where it is in the log.
         message: What was published.
         redelivery_count: How often it was sent before.
+        unacked_words: Of a batch that is partly acked, which messages are not, as `BatchIndexes` has them; else empty.
     """
 
     position: Position
     message: Message
     redelivery_count: int = 0
+    unacked_words: tuple[int, ...] = ()
 
 
 class DeadLetterPolicy(NamedTuple):
@@ -45,7 +48,7 @@ class DeadLetterPolicy(NamedTuple):
     Attributes:
         max_redelivery_count: So often it is sent again; the next time it is handed over instead.
         hand_over: Takes it; when this returns the message is acked. What it raises passes through `dispatch`, and the
-            message waits on.
+            message waits for a second before it is tried again.
     """
 
     max_redelivery_count: int
@@ -124,6 +127,8 @@ class Dispatcher:
             StoreError: The log could not be read; what was sent so far is in the batch.
         """
         self._collect_due(batch)
+        if self._cursor.has_unread:
+            self._admission.promote_young(self._cursor.read_position, batch.consumer, now_ms=batch.now_ms)
         if not self._admission.lacks_room(batch.consumer):
             self._binds = False
             self._admission.refused_by = None
@@ -158,6 +163,7 @@ class Dispatcher:
         """Note that everything up to a position was acked."""
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
+        self._note(position)  # The hole above it may have begun below it.
 
     def clear(self) -> None:
         """Forget what waits: the reader begins anew."""
@@ -170,7 +176,9 @@ class Dispatcher:
     def _collect_due(self, batch: Batch) -> None:
         """Let those wait to be sent whose time has come."""
         self.waiting.release(now_ms=batch.now_ms)
-        missing = batch.room - len(self.waiting.ready_for(self._owner(batch.consumer)))
+        missing = batch.room
+        if not self._binds:  # Else what waits may have to, and what falls due may fill a hole.
+            missing -= len(self.waiting.ready_for(self._owner(batch.consumer)))
         if self._delays is None or missing <= 0:
             return
         # The view has forgotten them: they are kept until their keys could be read.
@@ -232,7 +240,7 @@ class Dispatcher:
             if not self._admission.send_new(position, sent, now_ms=batch.now_ms):
                 self._cursor.rewind(position)
                 return False
-            batch.deliveries.append(Delivery(position, message))
+            batch.deliveries.append(self._delivery(position, message, 0))
         return True
 
     def _look_ahead(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
@@ -256,7 +264,6 @@ class Dispatcher:
         if holes is None:
             holes = self._holes[owner] = HoleQueue(self._cursor, tries_max=self._hole_tries_max)
             holes.fill(ready)
-        is_shut = self._admission.is_shut(batch.consumer)
         while batch.room:
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):
@@ -265,8 +272,6 @@ class Dispatcher:
                 if not self.waiting.is_next_of_key(position):
                     continue  # Those of a key go out in order, whatever they would free.
                 fills_hole = self._cursor.hole_at(position) is not None
-                if is_shut and not fills_hole:
-                    continue
                 (message,) = self._log.read([position])
                 self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
                 if not batch.room:
@@ -310,7 +315,7 @@ class Dispatcher:
         waiting = self.waiting.get(position)
         assert waiting is not None
         if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
-            return self._hand_over(Delivery(position, message, waiting.delivery_count), batch, dead_letters)
+            return self._hand_over(self._delivery(position, message, waiting.delivery_count), batch, dead_letters)
         key = self._consumers.sticky_key(position, message.key)
         sent = Sent(batch.consumer, key, waiting.delivery_count + 1, self._unacked_in(position, message))
         is_new = waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole
@@ -318,17 +323,27 @@ class Dispatcher:
         if not send(position, sent, now_ms=batch.now_ms):
             return False
         self.waiting.take(position)
-        batch.deliveries.append(Delivery(position, message, waiting.delivery_count))
+        batch.deliveries.append(self._delivery(position, message, waiting.delivery_count))
         return True
 
+    def _delivery(self, position: Position, message: Message, redelivery_count: int) -> Delivery:
+        words = self._cursor.batch.get(position) if message.message_count > 1 else None
+        return Delivery(position, message, redelivery_count, tuple(words or ()))
+
     def _hand_over(self, delivery: Delivery, batch: Batch, dead_letters: DeadLetterPolicy) -> bool:
-        """Give a message away and ack it; if either fails, or a limit has no room for the ack, it waits on."""
+        """Give a message away and ack it; if a limit has no room for the ack, or either fails, it waits on."""
         try:
             self._admission.make_room(delivery.position, now_ms=batch.now_ms)
         except AckRefusedError:
             return False
-        dead_letters.hand_over(delivery)
-        self._cursor.ack(delivery.position, now_ms=batch.now_ms)
+        try:
+            dead_letters.hand_over(delivery)
+            self._cursor.ack(delivery.position, now_ms=batch.now_ms)
+        except BaseException:
+            # For a while: whoever takes dead letters may be out of order, and the others are not to wait for that.
+            waiting = self.waiting.take(delivery.position)
+            self.put(delivery.position, waiting._replace(until_ms=batch.now_ms + _HAND_OVER_RETRY_MS))
+            raise
         self.acked(delivery.position)
         batch.handed_over.append(delivery)
         return True

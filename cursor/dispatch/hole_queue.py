@@ -77,15 +77,20 @@ class HoleQueue:
 
         Nothing but what was yielded last may leave the set meanwhile.
         """
-        for _ in range(2):
-            was_sent = self._has_skipped = False
-            for position in self._one_round(ready):
-                yield position
-                was_sent = was_sent or position not in ready
-            if was_sent or not self._has_skipped:
-                return
+        # What an earlier call passed over comes after the rest.
+        round_count = 2 if self._heap and self._passed_over else 1
+        while round_count:
+            self._has_skipped = False
+            for _ in range(round_count):
+                was_sent = False
+                for position in self._one_round(ready):
+                    yield position
+                    was_sent = was_sent or position not in ready
+                if was_sent:
+                    return
             # Nothing can go but what was tried too often: better that than to be stuck.
-            self._tries_now += self._tries_max
+            round_count = int(self._has_skipped)
+            self._tries_now += self._has_skipped * self._tries_max
 
     def _one_round(self, ready: PositionSet) -> Iterator[Position]:
         if not self._heap:

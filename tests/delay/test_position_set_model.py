@@ -34,6 +34,23 @@ class PositionSetMachine(RuleBasedStateMachine):
             self.held.add(position)
             self.expected.add(position)
 
+    @rule(position=positions)
+    def discard(self, position):
+        self.held.discard(position)
+        self.expected.discard(position)
+
+    @rule(first=positions)
+    def at_least(self, first):
+        assert list(self.held.at_least(first)) == sorted(position for position in self.expected if position >= first)
+
+    @rule(first=positions, end=ends)
+    def lowest_and_highest_in_a_ledger(self, first, end):
+        ledger_id = first.ledger_id
+        there = [each for each in self.expected if each.ledger_id == ledger_id]
+        there = [each for each in there if first.entry_id <= each.entry_id < end.entry_id]
+        assert self.held.lowest_in(ledger_id, first.entry_id, end.entry_id) == min(there, default=None)
+        assert self.held.highest_in(ledger_id, first.entry_id, end.entry_id) == max(there, default=None)
+
     @rule(group=groups)
     def update(self, group):
         self.held.update(set_of(group))
@@ -89,6 +106,27 @@ def counts_the_end_too(held, first, end):
     return count_between(held, first, end) + (end.entry_id < 2**32 and end in held)
 
 
+def lowest_without_the_first(held, ledger_id, first, end):
+    return lowest_in(held, ledger_id, first + 1, end)
+
+
+def highest_with_the_end(held, ledger_id, first, end):
+    return highest_in(held, ledger_id, first, min(end + 1, 2**32))
+
+
+def begins_after_the_first(held, first):
+    return (position for position in at_least(held, first) if position > first)
+
+
+def discards_without_counting(held, position):
+    discard(held, position)
+    held._count += held._count == 1
+
+
+at_least = PositionSet.at_least
+discard = PositionSet.discard
+highest_in = PositionSet.highest_in
+lowest_in = PositionSet.lowest_in
 remove_below = PositionSet.remove_below
 count_between = PositionSet.count_between
 
@@ -96,11 +134,36 @@ count_between = PositionSet.count_between
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "planted"),
-    [("remove_below", removes_the_end_too), ("count_between", counts_the_end_too)],
+    [
+        ("remove_below", removes_the_end_too),
+        ("count_between", counts_the_end_too),
+        ("lowest_in", lowest_without_the_first),
+        ("highest_in", highest_with_the_end),
+        ("at_least", begins_after_the_first),
+        ("discard", discards_without_counting),
+    ],
 )
 def test_the_model_sees_a_planted_bug(monkeypatch, name, planted):
     monkeypatch.setattr(PositionSet, name, planted)
     assert_caught(PositionSetMachine, by=AssertionError)
+
+
+def test_the_lowest_and_the_highest_of_a_part_of_a_ledger():
+    held = set_of({Position(3, 1), Position(3, 2**16), Position(3, 2**32 - 1), Position(4, 0)})
+    assert held.lowest_in(3, 0, 2**32) == Position(3, 1)
+    assert held.highest_in(3, 0, 2**32) == Position(3, 2**32 - 1)
+    assert held.lowest_in(3, 2, 2**32 - 1) == held.highest_in(3, 2, 2**32 - 1) == Position(3, 2**16)
+    assert held.lowest_in(3, 2, 2**16) is None
+    assert held.highest_in(3, 2, 2**16) is None
+    assert held.lowest_in(5, 0, 9) is None
+    assert held.highest_in(4, 0, 0) is None
+
+
+def test_a_set_from_a_position_on():
+    held = set_of({Position(3, 1), Position(3, 7), Position(4, 0), Position(9, 2)})
+    assert list(held.at_least(Position(3, 2))) == [Position(3, 7), Position(4, 0), Position(9, 2)]
+    assert list(held.at_least(Position(4, 1))) == [Position(9, 2)]
+    assert list(held.at_least(Position(9, 3))) == []
 
 
 def test_two_sets_that_were_joined_stay_apart():

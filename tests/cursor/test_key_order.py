@@ -1,0 +1,426 @@
+"""Key_Shared: a key has one consumer at a time and its messages their order, whoever comes, goes and gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
+from cursor.dispatch.consumers import Consumers
+from cursor.dispatch.dispatcher import Dispatcher
+from cursor.dispatch.waiting import WaitingMessages
+from cursor.subscription import Subscription
+from delay.position_set import PositionSet
+from limits import GateLimits
+from planted import assert_caught
+from topics import Topic
+
+KEY_SHARED = SubscriptionType.KEY_SHARED
+# Of the consumers a and b the first two keys are of a, the other two of b.
+A1, A2, B1, B2 = "ehbd"
+
+
+def key_shared(*consumers, **settings):
+    topic = Topic(KEY_SHARED, **settings)
+    for name in consumers:
+        topic.subscription.consumer_opened(name)
+    return topic
+
+
+def owners(names, keys):
+    consumers = Consumers(KEY_SHARED, has_key=lambda key: None)
+    for name in names:
+        consumers.open(name, priority=0)
+    return [consumers.owner(key) for key in keys]
+
+
+def test_the_keys_of_these_tests_are_whose_they_say():
+    assert owners("ab", [key.encode() for key in (A1, A2, B1, B2)]) == ["a", "a", "b", "b"]
+
+
+def test_each_consumer_gets_the_messages_of_its_keys_in_order():
+    topic = key_shared("a", "b")
+    topic.publish_keys(A1 + B1 + A1 + A2 + B1)
+    assert topic.dispatch("b") == [1, 4]
+    assert topic.dispatch("a") == [0, 2, 3]
+
+
+def test_a_slow_consumer_does_not_hold_others_up():
+    topic = key_shared("a", "b")
+    topic.publish_keys(A1 * 300 + B1)
+    assert topic.dispatch("b") == [300]
+    assert topic.dispatch("a", 1_000) == list(range(300))
+
+
+def test_a_consumer_at_its_limit_does_not_hold_others_up():
+    topic = key_shared("a", "b", max_unacked_messages_per_consumer=2)
+    topic.publish_keys((A1 + B1) * 3)
+    assert topic.dispatch("a") == [0, 2]
+    assert topic.dispatch("b") == [1, 3]
+    topic.ack(1, 3)
+    assert topic.dispatch("b") == [5]
+    topic.ack(0, 2)
+    assert topic.dispatch("a") == [4]
+
+
+def test_the_reader_stops_when_enough_waits_for_others_and_nothing_is_lost():
+    topic = key_shared("a", "b", options=SubscriptionOptions(look_ahead_max=5))
+    topic.publish_keys(A1 * 5 + B1)
+    assert topic.dispatch("b") == []
+    assert len(topic.subscription._dispatcher.waiting) == 5
+    assert topic.cursor.read_position == topic.positions[5]
+    assert topic.dispatch("a", 1) == [0]
+    assert topic.dispatch("b") == [5]
+    assert topic.dispatch("a") == [1, 2, 3, 4]
+
+
+def test_no_more_than_it_may_is_read_ahead():
+    topic = key_shared("a", "b", options=SubscriptionOptions(look_ahead_max=5))
+    topic.publish_keys(A1 * 300)
+    assert topic.dispatch("b") == []
+    assert len(topic.subscription._dispatcher.waiting) == 5
+    received = []
+    while got := topic.dispatch("a", 7):
+        received += got
+    assert received == list(range(300))
+
+
+def test_messages_without_a_key_go_to_all():
+    topic = key_shared("a", "b", "c")
+    topic.publish(300)
+    counts = [len(topic.dispatch(name, 300)) for name in "abc"]
+    assert sum(counts) == 300
+    assert min(counts) > 70
+
+
+@pytest.mark.parametrize("consumer_count", [2, 3, 5, 10])
+def test_keys_are_shared_out_evenly_and_few_move_when_a_consumer_comes(consumer_count):
+    names = [f"consumer-{number}" for number in range(consumer_count)]
+    keys = [b"key-%d" % number for number in range(4_000)]
+    before, after = owners(names, keys), owners([*names, "another"], keys)
+    assert all(0.8 < count * consumer_count / 4_000 < 1.2 for count in Counter(before).values())
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {"another"}
+    assert 0.8 < len(moved) * (consumer_count + 1) / 4_000 < 1.2
+
+
+def test_a_new_consumer_waits_until_the_messages_of_its_keys_are_acked():
+    topic = key_shared("a")
+    topic.publish_keys(B1 * 2 + B2)
+    assert topic.dispatch("a", 2) == [0, 1]
+    topic.subscription.consumer_opened("b")
+    topic.publish_keys(B1)
+    assert topic.dispatch("b") == [2]
+    topic.ack(0)
+    assert topic.dispatch("b") == []
+    topic.ack(1)
+    assert topic.dispatch("a") == []
+    assert topic.dispatch("b") == [3]
+
+
+def test_a_key_stays_with_a_consumer_that_has_messages_of_it():
+    topic = key_shared("a")
+    topic.publish_keys(B1 * 2)
+    topic.dispatch("a", 1)
+    topic.subscription.consumer_opened("b")
+    assert topic.dispatch("b") == []
+    assert topic.dispatch("a") == [1]
+
+
+@pytest.mark.parametrize("way", ["nack", "close"])
+def test_given_back_the_messages_of_a_key_go_in_order_to_whose_it_is_now(way):
+    topic = key_shared("a")
+    topic.publish_keys(B1 * 3)
+    topic.dispatch("a", 2)
+    topic.subscription.consumer_opened("b")
+    if way == "nack":
+        topic.nack(1, 0)
+        assert topic.dispatch("a") == []
+    else:
+        topic.subscription.consumer_closed("a")
+    assert topic.deliveries("b") == [(0, 1), (1, 1), (2, 0)]
+
+
+def test_part_of_a_key_given_back_goes_to_who_has_the_rest():
+    topic = key_shared("a")
+    topic.publish_keys(B1 * 3)
+    topic.dispatch("a", 2)
+    topic.subscription.consumer_opened("b")
+    topic.nack(0)
+    assert topic.dispatch("b") == []
+    assert topic.dispatch("a") == [0, 2]
+
+
+def test_later_messages_of_a_key_wait_with_one_given_back_with_a_delay():
+    topic = key_shared("a", "b")
+    topic.publish_keys(A1 + A1 + A2 + A1)
+    assert topic.dispatch("a", 2) == [0, 1]
+    topic.nack(0, delay_ms=100)
+    assert topic.dispatch("a") == [2]
+    topic.nack(1)
+    assert topic.dispatch("a", now_ms=99) == []
+    assert topic.dispatch("a", now_ms=100) == [0, 1, 3]
+
+
+def test_the_delay_of_a_later_message_does_not_hold_an_earlier_one():
+    topic = key_shared("a")
+    topic.publish_keys(A1 * 4)
+    topic.dispatch("a", 3)
+    topic.nack(1, delay_ms=100)
+    topic.nack(0)
+    assert topic.dispatch("a") == [0]
+    assert topic.dispatch("a", now_ms=100) == [1, 3]
+
+
+def test_of_two_delays_of_a_key_the_one_of_the_earlier_message_counts_for_both():
+    topic = key_shared("a")
+    topic.publish_keys(A1 * 3)
+    topic.dispatch("a")
+    topic.nack(0, delay_ms=100)
+    topic.nack(1, delay_ms=20)
+    topic.nack(2)
+    assert topic.dispatch("a", now_ms=99) == []
+    assert topic.dispatch("a", now_ms=100) == [0, 1, 2]
+
+
+def test_when_the_delay_of_a_message_is_over_the_next_one_that_waits_for_a_time_holds_the_rest():
+    topic = key_shared("a")
+    topic.publish_keys(A1 * 5)
+    topic.dispatch("a", 4)
+    topic.nack(3, 1)
+    topic.nack(0, delay_ms=20)
+    topic.nack(2, delay_ms=100)
+    assert topic.dispatch("a", now_ms=19) == []
+    assert topic.dispatch("a", now_ms=20) == [0, 1]
+    assert topic.dispatch("a", now_ms=100) == [2, 3, 4]
+
+
+def test_while_a_limit_binds_holes_are_filled_in_the_order_of_the_key():
+    """To fill the hole of the later message of the key would free more, but the earlier one goes first."""
+    topic = key_shared("a")
+    for key, count in ((None, 1), (b"k", 1), (None, 3), (b"k", 1), (None, 4)):
+        topic.publish(count, key=key)
+    topic.dispatch("a", 10)
+    topic.nack(1, 2, 3, 5, 8)
+    topic.ack(0, 4, 6, 7, 9)
+    topic.subscription.change_limits(GateLimits(max_unacked_ranges=2))
+    assert topic.cursor.deleted.range_count == 3
+    assert topic.dispatch("a") == [8, 1, 3]
+    assert topic.dispatch("a") == [5]
+
+
+def test_without_a_consumer_what_waits_waits_for_the_next_one():
+    topic = key_shared("a")
+    topic.publish_keys(A1 * 2 + B1)
+    topic.dispatch("a")
+    topic.subscription.consumer_closed("a")
+    assert topic.subscription.consumers == ()
+    topic.subscription.consumer_opened("b")
+    assert topic.dispatch("b") == [0, 1, 2]
+
+
+def test_a_dead_letter_lets_the_rest_of_its_key_go():
+    dead = []
+    policy = DeadLetterPolicy(0, lambda delivery: dead.append(delivery.position))
+    topic = key_shared("a", options=SubscriptionOptions(dead_letters=policy))
+    topic.publish_keys(A1 * 3)
+    topic.dispatch("a", 2)
+    topic.nack(0)
+    assert topic.dispatch("a") == [2]
+    assert dead == [topic.positions[0]]
+
+
+KEYS = "klnt"
+NAMES = "abcd"
+PICKS = st.integers(0, 1_000)
+
+
+class KeyOrderMachine(RuleBasedStateMachine):
+    """Consumers come and go; the model keeps of each key who has what, and what was sent for the first time."""
+
+    @initialize(look_ahead_max=st.sampled_from([3, 20_000]), limit=st.sampled_from([0, 3]), ranges=st.just(0))
+    def open(self, look_ahead_max=20_000, limit=0, ranges=0):
+        self.topic = Topic(
+            KEY_SHARED,
+            tick_time_ms=1,
+            options=SubscriptionOptions(look_ahead_max=look_ahead_max),
+            max_unacked_messages_per_consumer=limit,
+            max_unacked_ranges=ranges,
+        )
+        self.keys: list[str] = []
+        self.has: dict[int, str] = {}
+        self.given_back: set[int] = set()
+        self.not_before: dict[int, int] = {}
+        self.first_sent = dict.fromkeys(KEYS, -1)
+        self.now_ms = 0
+
+    @rule(keys=st.text(KEYS, min_size=1, max_size=8))
+    def publish(self, keys="k"):
+        self.topic.publish_keys(keys)
+        self.keys += keys
+
+    @rule(consumer=st.sampled_from(NAMES))
+    def consumer_opened(self, consumer="a"):
+        self.topic.subscription.consumer_opened(consumer)
+
+    @rule(consumer=st.sampled_from(NAMES), count=st.integers(1, 12))
+    def dispatch(self, consumer="a", count=12):
+        before = -1
+        for number in self.topic.dispatch(consumer, count, now_ms=self.now_ms):
+            self.sent(consumer, number)
+            assert number > before, "out of order within a dispatch"
+            before = number
+
+    def sent(self, consumer, number):
+        key = self.keys[number]
+        assert number not in self.has, "with two consumers at once"
+        holders = {self.has[other] for other in self.has if self.keys[other] == key}
+        assert holders <= {consumer}, "a key with two consumers at once"
+        assert self.not_before.pop(number, 0) <= self.now_ms, "given back with a delay, and too early"
+        waits = [other for other in self.given_back if self.keys[other] == key and other < number]
+        assert not waits, "passed an earlier message of its key"
+        if number in self.given_back:
+            self.given_back.remove(number)
+        else:
+            assert number == self.next_of(key), "a key out of order"
+            self.first_sent[key] = number
+        self.has[number] = consumer
+
+    def next_of(self, key):
+        unsent = (n for n in range(self.first_sent[key] + 1, len(self.keys)) if self.keys[n] == key)
+        return next(unsent, None)
+
+    @precondition(lambda self: self.has)
+    @rule(pick=PICKS)
+    def ack(self, pick=0):
+        number = sorted(self.has)[pick % len(self.has)]
+        self.topic.ack(number, now_ms=self.now_ms)
+        del self.has[number]
+
+    @precondition(lambda self: self.has)
+    @rule(pick=PICKS, delay_ms=st.sampled_from([0, 0, 5, 50]))
+    def nack(self, pick=0, delay_ms=0):
+        number = sorted(self.has)[pick % len(self.has)]
+        self.topic.nack(number, delay_ms=delay_ms, now_ms=self.now_ms)
+        self.give_back(number)
+        if delay_ms:
+            self.not_before[number] = self.now_ms + delay_ms
+
+    @rule(consumer=st.sampled_from(NAMES))
+    def consumer_closed(self, consumer="a"):
+        had = [number for number, name in self.has.items() if name == consumer]
+        assert self.topic.subscription.consumer_closed(consumer) == len(had)
+        for number in had:
+            self.give_back(number)
+
+    def give_back(self, number):
+        del self.has[number]
+        self.given_back.add(number)
+
+    @rule(elapsed_ms=st.sampled_from([1, 20, 60]))
+    def wait(self, elapsed_ms=60):
+        self.now_ms += elapsed_ms
+
+    @rule()
+    def persist(self):
+        self.topic.cursor.persist(now_ms=self.now_ms)
+
+    @invariant()
+    def holds_together(self):
+        self.topic.check()
+        assert self.topic.subscription.unacked_messages == len(self.has)
+
+    def teardown(self):
+        if hasattr(self, "topic"):
+            self.deliver_the_rest()
+
+    def deliver_the_rest(self):
+        """Everything is delivered in the end, however often it was given back."""
+        self.consumer_opened("a")
+        self.wait(60)
+        for _ in range(3 * len(self.keys) + 3):
+            for consumer in self.topic.subscription.consumers:
+                self.dispatch(consumer, 5)
+            while self.has:
+                self.ack()
+        assert self.topic.unacked() == [], "never delivered"
+
+
+TestKeyOrder = pytest.mark.slow(KeyOrderMachine.TestCase)
+
+
+class LimitedRangesMachine(KeyOrderMachine):
+    """The same while a limit of the ack state binds: then what fills holes goes first, but of a key in order."""
+
+    @initialize(ranges=st.sampled_from([2, 3]))
+    def open(self, ranges=2):
+        super().open(ranges=ranges)
+
+    @rule(consumer=st.sampled_from(NAMES), count=st.integers(1, 12))
+    def dispatch(self, consumer="a", count=12):
+        for number in self.topic.dispatch(consumer, count, now_ms=self.now_ms):
+            self.sent(consumer, number)
+        assert self.topic.cursor.deleted.range_count <= 3
+
+
+TestKeyOrderUnderALimit = pytest.mark.slow(LimitedRangesMachine.TestCase)
+
+
+def machine_of(kind=KeyOrderMachine, **settings):
+    machine = kind()
+    machine.open(**settings)
+    return machine
+
+
+def test_the_model_sees_a_key_that_moves_while_it_is_in_flight(monkeypatch):
+    monkeypatch.setattr(Subscription, "_holder_of", lambda self, key: None)
+    machine = machine_of()
+    machine.consumer_opened("a")
+    machine.publish(KEYS * 2)
+    machine.dispatch("a", 4)
+    machine.consumer_opened("b")
+    with pytest.raises(AssertionError, match="a key with two consumers"):
+        machine.dispatch("b")
+
+
+def test_the_model_sees_a_delay_that_holds_only_its_own_message(monkeypatch):
+    def only_itself(self, position, key):
+        self._timed_of_key.setdefault(key, PositionSet()).add(position)
+
+    monkeypatch.setattr(WaitingMessages, "_hold_back", only_itself)
+    monkeypatch.setattr(WaitingMessages, "_check", lambda self: None)
+    machine = machine_of()
+    machine.publish("kkk")
+    machine.dispatch("a", 2)
+    machine.nack(0, 50)
+    with pytest.raises(AssertionError, match="passed an earlier message"):
+        machine.dispatch("a")
+
+
+def test_the_model_sees_a_message_given_back_that_is_lost(monkeypatch):
+    monkeypatch.setattr(Dispatcher, "put", lambda self, position, waiting: None)
+    machine = machine_of()
+    machine.publish("k")
+    with pytest.raises(AssertionError, match="never delivered"):
+        machine.deliver_the_rest()
+
+
+def test_the_model_sees_a_delay_that_is_too_short(monkeypatch):
+    release = WaitingMessages.release
+    monkeypatch.setattr(WaitingMessages, "release", lambda self, *, now_ms: release(self, now_ms=now_ms + 1))
+    machine = machine_of()
+    machine.publish("k")
+    machine.dispatch("a")
+    machine.nack(0, 50)
+    machine.wait(49)
+    with pytest.raises(AssertionError, match="too early"):
+        machine.dispatch("a")
+
+
+@pytest.mark.slow
+def test_the_model_sees_holes_filled_out_of_order(monkeypatch):
+    monkeypatch.setattr(WaitingMessages, "is_next_of_key", lambda self, position: True)
+    assert_caught(LimitedRangesMachine, by=AssertionError, saying="passed an earlier|a key out of order")

@@ -1,0 +1,254 @@
+"""Who gets which messages: Exclusive, Failover, Shared; Key_Shared has a file of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from cursor import ConsumerBusyError, SubscriptionType
+from delay.position_set import PositionSet
+from topics import Topic
+
+EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED
+SINGLE_ACTIVE = pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
+
+
+def test_an_exclusive_subscription_refuses_a_second_consumer():
+    topic = Topic(EXCLUSIVE)
+    topic.publish(3)
+    assert topic.dispatch("a", 2) == [0, 1]
+    with pytest.raises(ConsumerBusyError, match="'b': 'a' has"):
+        topic.subscription.consumer_opened("b")
+    with pytest.raises(ConsumerBusyError, match="'b': 'a' has"):
+        topic.dispatch("b")
+    assert topic.subscription.consumers == ("a",)
+    assert topic.subscription.active_consumer == "a"
+    assert topic.subscription.unacked_messages == 2
+    assert topic.dispatch("a") == [2]
+
+
+def test_the_next_exclusive_consumer_begins_with_what_the_last_did_not_ack():
+    topic = Topic(EXCLUSIVE)
+    topic.publish(4)
+    topic.dispatch("a", 3)
+    topic.ack(1)
+    assert topic.subscription.consumer_closed("a") == 2
+    assert topic.subscription.active_consumer is None
+    assert topic.dispatch("b") == [0, 2, 3]
+
+
+def test_to_open_a_consumer_twice_changes_nothing():
+    topic = Topic(EXCLUSIVE)
+    topic.subscription.consumer_opened("a")
+    topic.subscription.consumer_opened("a")
+    assert topic.subscription.consumers == ("a",)
+
+
+def test_a_consumer_without_a_name_is_refused():
+    topic = Topic()
+    with pytest.raises(ValueError, match="name"):
+        topic.dispatch("")
+    assert topic.subscription.consumers == ()
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
+    topic = Topic(kind)
+    topic.publish(2)
+    with pytest.raises(ValueError, match="max_messages is -1"):
+        topic.dispatch("a", -1)
+    assert topic.subscription.consumers == ()
+    assert topic.dispatch("a", 0) == []
+    assert topic.dispatch("a") == [0, 1]
+
+
+def test_only_the_active_consumer_of_a_failover_subscription_gets_messages():
+    topic = Topic(FAILOVER)
+    topic.publish(2)
+    for name in ("b", "a", "c"):
+        topic.subscription.consumer_opened(name)
+    assert topic.subscription.active_consumer == "a"
+    assert [topic.dispatch(name) for name in ("b", "c", "a")] == [[], [], [0, 1]]
+
+
+def test_priority_goes_before_the_name():
+    topic = Topic(FAILOVER)
+    topic.subscription.consumer_opened("a", priority=1)
+    topic.subscription.consumer_opened("z", priority=0)
+    topic.subscription.consumer_opened("y", priority=0)
+    assert topic.subscription.active_consumer == "y"
+
+
+def test_the_next_consumer_takes_over_in_order_when_the_active_one_closes():
+    topic = Topic(FAILOVER)
+    topic.publish(5)
+    topic.subscription.consumer_opened("a")
+    topic.subscription.consumer_opened("b")
+    topic.dispatch("a", 3)
+    topic.ack_up_to(0)
+    topic.subscription.consumer_closed("a")
+    assert topic.subscription.active_consumer == "b"
+    assert topic.deliveries("b") == [(1, 1), (2, 1), (3, 0), (4, 0)]
+
+
+def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
+    topic = Topic(FAILOVER)
+    topic.publish(4)
+    assert topic.dispatch("b", 3) == [0, 1, 2]
+    topic.ack(0)
+    topic.subscription.consumer_opened("a")
+    assert topic.subscription.unacked_messages == 0
+    assert topic.dispatch("b") == []
+    assert topic.deliveries("a") == [(1, 1), (2, 1), (3, 0)]
+    topic.ack(1)  # from whichever of the two
+    assert topic.unacked() == [2, 3]
+
+
+def test_a_late_ack_of_the_consumer_before_keeps_a_message_from_the_new_one():
+    topic = Topic(FAILOVER)
+    topic.publish(3)
+    topic.dispatch("b", 2)
+    topic.subscription.consumer_opened("a")
+    topic.ack_up_to(0)
+    assert topic.dispatch("a") == [1, 2]
+
+
+def test_an_equal_or_lesser_consumer_takes_nothing_over():
+    topic = Topic(FAILOVER)
+    topic.publish(3)
+    topic.dispatch("a", 2)
+    topic.subscription.consumer_opened("b")
+    assert topic.subscription.unacked_messages == 2
+    assert topic.subscription.consumer_closed("b") == 0
+    assert topic.dispatch("a") == [2]
+
+
+@SINGLE_ACTIVE
+def test_a_message_given_back_brings_all_that_was_sent_after_it_so_that_the_order_stays(kind):
+    topic = Topic(kind)
+    topic.publish(6)
+    topic.dispatch("a", 5)
+    assert topic.nack(2) == [True]
+    assert topic.subscription.unacked_messages == 2
+    assert topic.nack(3) == [False]
+    assert topic.deliveries("a") == [(2, 1), (3, 1), (4, 1), (5, 0)]
+
+
+@SINGLE_ACTIVE
+def test_nothing_passes_a_message_given_back_with_a_delay(kind):
+    topic = Topic(kind)
+    topic.publish(4)
+    topic.dispatch("a", 3)
+    topic.nack(1, delay_ms=100, now_ms=1_000)
+    assert topic.subscription.next_wake_ms == 1_100
+    assert topic.dispatch("a", now_ms=1_099) == []
+    assert topic.dispatch("a", now_ms=1_100) == [1, 2, 3]
+
+
+@SINGLE_ACTIVE
+def test_the_longer_delay_of_an_earlier_message_holds_later_ones_too(kind):
+    topic = Topic(kind)
+    topic.publish(4)
+    topic.dispatch("a", 3)
+    topic.nack(2, delay_ms=10)
+    topic.nack(1, delay_ms=50)
+    assert topic.dispatch("a", now_ms=49) == []
+    assert topic.dispatch("a", now_ms=50) == [1, 2, 3]
+
+
+@SINGLE_ACTIVE
+def test_an_ack_of_what_holds_the_others_lets_them_go(kind):
+    topic = Topic(kind)
+    topic.publish(3)
+    topic.dispatch("a", 2)
+    topic.nack(1)
+    topic.nack(0, delay_ms=50)
+    assert topic.dispatch("a") == []
+    topic.ack(0)
+    assert topic.dispatch("a") == [1, 2]
+
+
+@SINGLE_ACTIVE
+def test_no_limit_holds_a_single_active_consumer_back(kind):
+    topic = Topic(kind, max_unacked_messages=2, max_unacked_ranges=1, max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(1_000)
+    assert topic.dispatch("a", 1_000) == list(range(1_000))
+    topic.ack(*range(1, 1_000, 2))
+    assert topic.cursor.unpersisted_record_bytes > 1_024
+    assert topic.subscription.why_blocked() == ()
+    topic.publish()
+    assert topic.dispatch("a") == [1_000]
+    calls = []
+    topic.subscription.when_open(lambda: calls.append(1), "a")
+    assert calls == [1]
+
+
+@SINGLE_ACTIVE
+def test_a_single_active_consumer_gets_delayed_messages_at_once_as_in_pulsar(kind):
+    topic = Topic(kind, tick_time_ms=10)
+    topic.publish(2, deliver_at_ms=1_000)
+    assert topic.dispatch("a") == [0, 1]
+    assert topic.subscription.next_wake_ms is None
+
+
+@SINGLE_ACTIVE
+def test_a_cumulative_ack_covers_what_was_not_sent_yet(kind):
+    topic = Topic(kind)
+    topic.publish(5)
+    topic.dispatch("a", 2)
+    topic.ack_up_to(3)
+    assert topic.subscription.unacked_messages == 0
+    assert topic.dispatch("a") == [4]
+
+
+@pytest.mark.parametrize("kind", [FAILOVER, SubscriptionType.KEY_SHARED])
+def test_to_give_back_many_of_one_key_with_a_delay_costs_each_the_same(monkeypatch, kind):
+    topic = Topic(kind)
+    topic.publish(200, key=b"k")
+    topic.dispatch("a", 200)
+    moves = []
+    for name in ("add", "discard"):
+        monkeypatch.setattr(PositionSet, name, counted(getattr(PositionSet, name), moves))
+    for number in range(199, -1, -1):
+        topic.subscription.nack(topic.positions[number], delay_ms=10)
+    sent = topic.subscription.dispatch("a", 200, now_ms=10)
+    assert [each.position for each in sent] == topic.positions
+    assert len(moves) < 200 * 25
+
+
+def counted(method, calls):
+    def call(self, position):
+        calls.append(position)
+        return method(self, position)
+
+    return call
+
+
+def test_shared_consumers_share_the_messages():
+    topic = Topic(SHARED)
+    topic.publish(5)
+    assert topic.subscription.active_consumer is None
+    assert topic.dispatch("a", 2) == [0, 1]
+    assert topic.dispatch("b", 2) == [2, 3]
+    topic.nack(0)
+    assert topic.dispatch("b") == [0, 4]
+    assert topic.subscription.consumers == ("a", "b")
+
+
+def test_a_shared_message_given_back_passes_nobody_but_itself():
+    topic = Topic(SHARED)
+    topic.publish(4)
+    topic.dispatch("a", 3)
+    topic.nack(1)
+    assert topic.subscription.unacked_messages == 2
+    assert topic.dispatch("b") == [1, 3]
+
+
+def test_the_limit_of_one_consumer_leaves_the_others_alone():
+    topic = Topic(SHARED, max_unacked_messages_per_consumer=2)
+    topic.publish(6)
+    assert topic.dispatch("a") == [0, 1]
+    assert topic.dispatch("a") == []
+    assert topic.dispatch("b", 1) == [2]
+    assert [(reason.consumer, reason.used) for reason in topic.subscription.why_blocked()] == [("a", 2)]
+    topic.ack(0)
+    assert topic.dispatch("a", 1) == [3]

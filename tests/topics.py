@@ -1,0 +1,69 @@
+"""A topic with one subscription on a store in memory, in few words."""
+
+from __future__ import annotations
+
+from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionOptions
+from cursor.message_log import NO_DELAY
+from cursor.subscription import SubscriptionType
+from delay import TopicDelayIndex
+from limits import DispatchGate, GateLimits
+
+
+class Topic:
+    """Messages are known by their number, in order of publishing."""
+
+    def __init__(self, kind=SubscriptionType.SHARED, *, tick_time_ms=None, options=None, config=None, **limits):
+        self.log = MessageLog.open(MemoryStore(), topic="t", entries_per_ledger_max=50)
+        self.cursor = ManagedCursor.open(
+            self.log._store, topic="t", subscription="s", ledgers=self.log.ledgers, config=config or CursorConfig(),
+            now_ms=0,
+        )  # fmt: skip
+        delays = (
+            None if tick_time_ms is None else TopicDelayIndex(tick_time_ms=tick_time_ms).open_view(self.cursor.is_acked)
+        )
+        self.gate = DispatchGate(GateLimits(**limits))
+        self.subscription = Subscription(
+            self.log, self.cursor, gate=self.gate, delays=delays, kind=kind, options=options or SubscriptionOptions()
+        )
+        self.positions = []
+
+    def publish(self, count=1, *, key=None, deliver_at_ms=NO_DELAY, message_count=1):
+        self.positions += self.log.publish([Message(0, deliver_at_ms, b"", key, message_count)] * count)
+
+    def publish_keys(self, keys):
+        """A message for each letter, which is its key."""
+        self.positions += self.log.publish([Message(0, NO_DELAY, b"", key.encode()) for key in keys])
+
+    def dispatch(self, consumer="a", count=100, *, now_ms=0):
+        """Return the numbers of what a consumer gets."""
+        return [number for number, _ in self.deliveries(consumer, count, now_ms=now_ms)]
+
+    def deliveries(self, consumer="a", count=100, *, now_ms=0):
+        """Return the same with how often each was sent before."""
+        sent = self.subscription.dispatch(consumer, count, now_ms=now_ms)
+        self.check()
+        return [(self.positions.index(each.position), each.redelivery_count) for each in sent]
+
+    def ack(self, *numbers, now_ms=0):
+        for number in numbers:
+            self.subscription.ack(self.positions[number], now_ms=now_ms)
+        self.check()
+
+    def ack_up_to(self, number, *, now_ms=0):
+        self.subscription.ack_cumulative(self.positions[number], now_ms=now_ms)
+        self.check()
+
+    def nack(self, *numbers, delay_ms=0, now_ms=0):
+        given_back = [
+            self.subscription.nack(self.positions[number], delay_ms=delay_ms, now_ms=now_ms) for number in numbers
+        ]
+        self.check()
+        return given_back
+
+    def unacked(self):
+        return [number for number, position in enumerate(self.positions) if not self.cursor.is_acked(position)]
+
+    def check(self):
+        """Assert the invariants of all parts."""
+        self.subscription._dispatcher.waiting._check()
+        self.subscription._admission.deliveries._check()
