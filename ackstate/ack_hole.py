@@ -149,6 +149,14 @@ def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, m
     return _Ackable(deleted, ledgers, mark_delete).effect(Run(ledger_id, entry_id, entry_id + 1))[0]
 
 
+def stretch_effect(stretch: Run, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
+    """Return what acking a stretch of entries of the log now would change, none of which is acked.
+
+    Complexity: as `hole_at`.
+    """
+    return _Ackable(deleted, ledgers, mark_delete).effect(stretch)[0]
+
+
 @final
 class _Ackable:
     """An ack state to ask what acking a stretch of entries would change, none of which is acked."""

@@ -7,9 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.ack_hole import ack_effect
+from ackstate.ack_hole import ack_effect, stretch_effect
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, Run
 from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
+    from ackstate.ack_hole import AckHole
     from ackstate.ledger_map import LedgerMap
 
 EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
@@ -99,7 +100,9 @@ class AckState:
         self._has_failed = False  # whether some of the fresh ones were passed by in that way
         # The four sets as one, so that ranges which touch count as one: kept while something is held back or cut off.
         self._all_undurable: DeletedRanges | None = None
-        self._growth = 0  # bytes by which they will be larger once what is being written is no longer among them
+        # What they may be instead, while a persist is under way: less what is being written or, until it is written,
+        # less what it displaces. An ack that joins ranges here may stand alone there.
+        self._outcomes: tuple[DeletedRanges, ...] = ()
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed_batches: set[Position] = set()
         self._batches_in_flight: set[Position] = set()
@@ -148,11 +151,11 @@ class AckState:
     def unpersisted_record_bytes(self) -> int:
         """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: O(1).
 
-        While a persist is under way, it is the larger of what they are and what they will be after it; never more
+        While a persist is under way, it is the largest of what they are and what they will be after it; never more
         than what acks one by one have added.
         """
         if self._all_undurable is not None:
-            return self._all_undurable.record_bytes + self._growth
+            return max(ranges.record_bytes for ranges in (self._all_undurable, *self._outcomes))
         return self._fresh.record_bytes + self._in_flight.record_bytes
 
     def unpersisted_bytes_added(self, position: Position) -> int:
@@ -163,8 +166,14 @@ class AckState:
         """
         if self.is_acked(position):
             return 0
+        joined = (self._fresh,) if self._all_undurable is None else (self._all_undurable, *self._outcomes)
+        return max(ack_effect(position, each, self._ledgers, self.mark_delete).record_bytes for each in joined)
+
+    def unpersisted_bytes_freed(self, hole: AckHole) -> int:
+        """Return at least how much acking a whole hole now would take off `unpersisted_record_bytes`."""
         joined = self._fresh if self._all_undurable is None else self._all_undurable
-        return ack_effect(position, joined, self._ledgers, self.mark_delete).record_bytes
+        stretch = Run(hole.ledger_id, hole.first, hole.end)
+        return -stretch_effect(stretch, joined, self._ledgers, self.mark_delete).record_bytes
 
     @property
     def backlog(self) -> int:
@@ -219,7 +228,8 @@ class AckState:
             return 0
         else:
             if self._all_undurable is not None:
-                self._all_undurable.add(position)
+                for ranges in (self._all_undurable, *self._outcomes):
+                    ranges.add(position)
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
@@ -241,7 +251,8 @@ class AckState:
         for ledger_id, bitmap in new.items():
             self.deleted.add_entries_with(self._fresh, ledger_id, bitmap)
             if self._all_undurable is not None:
-                self._all_undurable.add_entries(ledger_id, bitmap)
+                for ranges in (self._all_undurable, *self._outcomes):
+                    ranges.add_entries(ledger_id, bitmap)
             for position in self.batch.among(ledger_id, bitmap):
                 self._complete(position)
         self._accept(sum(map(len, new.values())))
@@ -358,7 +369,7 @@ class AckState:
         self._fresh, self._in_flight, self._has_failed = DeletedRanges(), DeletedRanges(), False
         self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
         self._displaced = DeletedRanges()
-        self._all_undurable, self._growth = None, 0
+        self._all_undurable, self._outcomes = None, ()
         self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
         self._completed = BatchIndexes()
         self._durable_count = self._acked_count
@@ -404,6 +415,11 @@ class AckState:
         self._in_flight = ready
         if not self._held and not self._cut:
             self._all_undurable = None
+        else:
+            assert self._all_undurable is not None
+            left = self._all_undurable.copy()
+            left.difference_update(ready)
+            self._outcomes = (*self._outcomes, left)
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
         for position in self._batches_cut:
             self._completed.discard(position)  # Nothing of it is durable.
@@ -440,7 +456,7 @@ class AckState:
         self._covered.remove_at_most(written.mark_delete)
         if self._all_undurable is not None:
             self._all_undurable.difference_update(self._in_flight)
-            self._growth = 0
+            self._outcomes = ()
         self._in_flight = DeletedRanges()
         if self._batches_in_flight:
             self._batches_in_flight = set()
@@ -457,7 +473,7 @@ class AckState:
         self._has_failed = True
         self._changed_batches |= self._batches_in_flight
         self._in_flight, self._batches_in_flight = DeletedRanges(), set()
-        self._growth = 0
+        self._outcomes = ()
 
     def withdraw_persist(self) -> None:
         """Put back what was just taken: it will not be tried, so what is durable stays so."""
@@ -494,10 +510,7 @@ class AckState:
         return self._undurable_as_one().cardinality(Position(lower.ledger_id, lower.entry_id + 1), upper)
 
     def _grow(self, frontier: Position, record_bytes_max: int | None) -> Position:
-        """Return a frontier that makes the ranges which are not durable no larger than they may be.
-
-        The number of bytes by which they grow is noted now: they must fit whether or not the write succeeds.
-        """
+        """Return a frontier that makes the ranges which are not durable no larger than they may be."""
         assert self._all_undurable is not None
         ledger_id, entry_id = frontier
         run = self._all_undurable.run_containing(frontier) if 0 <= entry_id < ENTRY_ID_MAX else None
@@ -508,7 +521,6 @@ class AckState:
             return frontier
         if record_bytes_max is not None and self._all_undurable.record_bytes + growth > record_bytes_max:
             return Position(ledger_id, run.end - 1)
-        self._growth = growth
         return frontier
 
     def _cut_to_limit(self, ready: DeletedRanges, limits: PersistLimits, record_bytes_max: int | None) -> DeletedRanges:
@@ -531,8 +543,11 @@ class AckState:
         if displaced:
             grown = undurable.copy()
             grown.update(displaced)
-            if record_bytes_max is not None and grown.record_bytes + self._growth > record_bytes_max:
+            left = grown.copy()
+            left.difference_update(kept)
+            if record_bytes_max is not None and max(grown.record_bytes, left.record_bytes) > record_bytes_max:
                 return self._cut_to_limit(ready, limits._replace(displaces=False), record_bytes_max)
+            self._outcomes = (undurable,)
             undurable = grown
         self._all_undurable = undurable
         wanted.difference_update(kept)
@@ -621,7 +636,8 @@ class AckState:
                 self._covered.update(passed_by.take_at_most(position))
         self._fresh.remove_at_most(position)
         if self._all_undurable is not None:
-            self._all_undurable.remove_at_most(position)
+            for ranges in (self._all_undurable, *self._outcomes):
+                ranges.remove_at_most(position)
         self.batch.remove_at_most(position)
         return self.deleted.remove_at_most(position)
 
@@ -644,6 +660,8 @@ class AckState:
             undurable.update(self._in_flight)
             undurable.remove_at_most(self.mark_delete)
             assert self._all_undurable == undurable
+            undurable.difference_update(self._in_flight)
+            assert not self._outcomes or self._outcomes[-1] == undurable
         assert self._covered.cardinality(Position(0, 0), self.persisted_mark_delete) == 0
         assert self._covered.cardinality(Position(0, 0), self.mark_delete) == len(self._covered)
         assert not any(position in self.deleted for position, _ in self.batch.items())

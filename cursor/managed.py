@@ -207,6 +207,11 @@ class ManagedCursor:
         with self._lock:
             return self._state.unpersisted_bytes_added(position)
 
+    def unpersisted_bytes_freed(self, hole: AckHole) -> int:
+        """Return at least how much acking a whole hole now takes off `unpersisted_record_bytes`; below 0 it adds."""
+        with self._lock:
+            return self._state.unpersisted_bytes_freed(hole)
+
     def durable(self, receipt: Receipt) -> bool:
         """Tell whether the ack survives a crash: whether a write that covers it has been synced.
 

@@ -13,6 +13,7 @@ from cursor.dispatch.dispatcher import Batch, DeadLetterPolicy, Delivery, Dispat
 from cursor.dispatch.live_holes import Whereabouts, explain_holes
 from cursor.dispatch.waiting import Waiting
 from cursor.hole_report import HoleReason
+from cursor.outcome import Route
 from cursor.persister import PersistWatcher
 from limits.gate import DispatchGate, GateLimits
 from limits.rules import Rule
@@ -68,7 +69,9 @@ class Subscription(PersistWatcher):
     that fill ack holes still go out, if their acks cannot pass it.
 
     Driven by calls; no threads and no clock of its own: where the present may be left out, it is that of the latest
-    call. Safe for any number of threads, one call at a time. It is the one watcher of its cursor.
+    call. Safe for any number of threads, one call at a time; but no call may overlap with one that publishes to the
+    log, nor with one of another subscription whose delays are of the same `TopicDelayIndex`. It is the one watcher of
+    its cursor.
 
     Args:
         log: The topic's messages.
@@ -345,14 +348,24 @@ class Subscription(PersistWatcher):
         else:
             self._gate.when_open(waiter, consumer)
 
+    def forget_waiter(self, waiter: Callable[[], None]) -> None:
+        """Do not call a waiter any more; one that does not wait is left alone."""
+        if self._gate is not None:
+            self._gate.forget_waiter(waiter)
+
     def why_blocked(self, *, top: int = 3) -> tuple[BlockReason, ...]:
         """Return the rules that keep new messages back, with what would release them; empty if none does.
 
         Args:
             top: How many holes and consumers to name of each rule.
 
+        Raises:
+            ValueError: `top` is negative.
+
         Complexity: O(holes) if a limit of the ack state is closed.
         """
+        if top < 0:
+            raise ValueError(f"top is {top}: it cannot be negative")
         with self._lock:
             if self._gate is None:
                 return ()
@@ -382,7 +395,10 @@ class Subscription(PersistWatcher):
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
         """Take note of a persist of the cursor: the gate may open, or the store be the cause that it does not."""
         with self._lock:
-            self._admission.persisted(outcome if isinstance(outcome, AckStateError) else None)
+            if isinstance(outcome, AckStateError):
+                self._admission.persisted(outcome)
+            else:  # One that had nothing to write says nothing about the store.
+                self._admission.persisted(self._admission.store_error if outcome.route is Route.NOTHING else None)
 
     def _completes(self, position: Position, unacked_words: Sequence[int]) -> bool:
         """Tell whether an ack that leaves some messages of a batch unacked acks the last ones that still were."""

@@ -8,6 +8,9 @@ from limits.policies import (
     DelayPolicyRefusedError,
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
+    check_namespace_settable,
+    check_topic_settable,
+    effective,
 )
 from limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
 
@@ -24,4 +27,7 @@ __all__ = [
     "Rule",
     "Usage",
     "Verdict",
+    "check_namespace_settable",
+    "check_topic_settable",
+    "effective",
 ]

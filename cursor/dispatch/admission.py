@@ -84,6 +84,16 @@ class Admission:
         is_full = limits.max_unpersisted_ack_record_bytes and used > limits.max_unpersisted_ack_record_bytes
         return bool(is_full or (limits.max_unacked_ranges and ranges >= limits.max_unacked_ranges))
 
+    def is_short_of_bytes(self, consumer: str) -> bool:
+        """Tell whether it is the limit on un-persisted ack records that keeps messages back."""
+        if self._gate is None or self.refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES:
+            return self._gate is not None
+        usage, limit = self.usage(consumer), self._bytes_limit
+        if Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(usage, consumer):
+            return True
+        used = usage.unpersisted_record_bytes + usage.reserved_bytes + isolated_range_bytes(*self._next_position())
+        return limit is not None and used > limit
+
     def promote_young(self, position: Position, consumer: str, *, now_ms: int) -> None:
         """Persist young acks early if it is they that keep a new message back."""
         if self._gate is not None:
@@ -139,16 +149,20 @@ class Admission:
         sent = self.deliveries.get(position)
         if self._gate is None or (sent is not None and sent.is_covered(position)):
             return
-        if self._cursor.is_acked(position) or self._refused_by(position, sent) is None:
+        if self._cursor.is_acked(position):
             return
-        try:
-            self._cursor.promote(0, now_ms=now_ms)
-        except StoreError as error:
-            self.store_error = error
-        self.refused_by = self._refused_by(position, sent)
-        if self.refused_by is not None:
+        refused_by = self._refused_by(position, sent)
+        if refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES:
+            try:
+                self._cursor.promote(0, now_ms=now_ms)
+            except StoreError as error:
+                self.store_error = error
+            refused_by = self._refused_by(position, sent)
+        if refused_by is not None:
+            self.refused_by = refused_by
             raise AckRefusedError(
-                f"nothing is reserved for the ack of {position}, and it would pass a limit of the ack state"
+                f"too little is reserved for the ack of {position}, and it would pass a limit of the ack state: "
+                f"{refused_by.value}"
             ) from self.store_error
 
     def settle(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:

@@ -261,9 +261,13 @@ class Dispatcher:
         owner = self._owner(batch.consumer)
         ready = self.waiting.ready_for(owner)
         holes = self._holes.get(owner)
-        if holes is None:
-            holes = self._holes[owner] = HoleQueue(self._cursor, tries_max=self._hole_tries_max)
+        counts_unpersisted = self._admission.is_short_of_bytes(batch.consumer)
+        if holes is None or holes.counts_unpersisted != counts_unpersisted:
+            holes = HoleQueue(
+                self._cursor, tries_max=self._hole_tries_max, counts_unpersisted=counts_unpersisted
+            )  # fmt: skip
             holes.fill(ready)
+            self._holes[owner] = holes
         while batch.room:
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, final
 
-from ackstate.position import Position
+from ackstate.position import ENTRY_ID_MAX, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +24,19 @@ _LOOKED_AT_MAX = 16
 class HoleQueue:
     """Holes with waiting messages, first those that free the most bytes for each message, of equals the lowest.
 
+    They are bytes of the whole ack record or, where the limit is on what is not durable, of that part.
+
     A hole is put in when one of its messages begins to wait and when its bounds change; what is in and no longer true
     is noticed when its turn comes. A hole that was passed over comes again when all others had their turn.
 
     Args:
         cursor: Whose holes they are.
         tries_max: How often a message is offered before others that were offered less often.
+        counts_unpersisted: Whether the bytes are those of what is not durable.
     """
 
-    def __init__(self, cursor: ManagedCursor, *, tries_max: int) -> None:
+    def __init__(self, cursor: ManagedCursor, *, tries_max: int, counts_unpersisted: bool) -> None:
+        self.counts_unpersisted = counts_unpersisted
         self._cursor = cursor
         self._tries_max = tries_max
         self._heap: list[tuple[float, Position]] = []  # minus the worth, and the first entry
@@ -40,6 +44,7 @@ class HoleQueue:
         self._worth: dict[Position, float] = {}  # of each hole that is in, by its first entry
         self._tries: Counter[Position] = Counter()
         self._tries_now = tries_max
+        self._was_sent = False  # whether something of what is being offered
         self._has_skipped = False  # whether the round that goes on left a message out that was tried too often
 
     def fill(self, ready: PositionSet) -> None:
@@ -66,11 +71,14 @@ class HoleQueue:
     def acked(self, position: Position, ready: PositionSet) -> None:
         """Note that an entry was acked: the holes to its sides are other ones now."""
         ledger_id, entry_id = position
-        for neighbour in (Position(ledger_id, entry_id - 1), Position(ledger_id, entry_id + 1)):
-            if neighbour.entry_id >= 0 and not self._cursor.is_acked(neighbour):
-                hole, _ = self._hole(neighbour)
-                if ready.lowest_in(*hole):
-                    self.put(neighbour)
+        for neighbour in (
+            Position(ledger_id, max(entry_id - 1, 0)),
+            Position(ledger_id, min(entry_id + 1, ENTRY_ID_MAX)),
+        ):
+            hole = self._cursor.hole_at(neighbour)
+            has_waiting = hole is not None and ready.lowest_in(hole.ledger_id, hole.first, hole.end)
+            if has_waiting or neighbour in ready:
+                self.put(neighbour)
 
     def offered(self, ready: PositionSet) -> Iterator[Position]:
         """Yield messages of a set, the best first; one that is still in it when the next is asked for is passed over.
@@ -79,14 +87,12 @@ class HoleQueue:
         """
         # What an earlier call passed over comes after the rest.
         round_count = 2 if self._heap and self._passed_over else 1
+        self._was_sent = False
         while round_count:
             self._has_skipped = False
             for _ in range(round_count):
-                was_sent = False
-                for position in self._one_round(ready):
-                    yield position
-                    was_sent = was_sent or position not in ready
-                if was_sent:
+                yield from self._one_round(ready)
+                if self._was_sent:
                     return
             # Nothing can go but what was tried too often: better that than to be stuck.
             round_count = int(self._has_skipped)
@@ -97,7 +103,8 @@ class HoleQueue:
             self._heap, self._passed_over = self._passed_over, []
             heapq.heapify(self._heap)
         refused = 0
-        while self._heap and refused < _PASSED_OVER_MAX:
+        # To give up before anything was sent would be to be stuck, if nothing changed before the next call.
+        while self._heap and (refused < _PASSED_OVER_MAX or not self._was_sent):
             key, first = heapq.heappop(self._heap)
             if self._worth.get(first) != -key:
                 continue  # It was put in again, with what it is worth now.
@@ -116,6 +123,7 @@ class HoleQueue:
             finally:  # Whoever has enough asks for no more.
                 was_sent = position is not None and position not in ready
                 if position is not None and was_sent:
+                    self._was_sent = True
                     self._tries[position] += 1
                     heapq.heappush(self._heap, (key, first))
                 else:
@@ -146,7 +154,14 @@ class HoleQueue:
 
     def _hole(self, position: Position) -> tuple[tuple[int, int, int], float]:
         """Return the hole of an unacked entry and what each of its messages is worth; above the last ack, the entry."""
-        hole = self._cursor.hole_at(position)
+        cursor = self._cursor
+        hole = cursor.hole_at(position)
         if hole is None:
-            return (*position, position[1] + 1), 0
-        return (hole.ledger_id, hole.first, hole.end), hole.freed_bytes / hole.entry_count
+            added = (
+                cursor.unpersisted_bytes_added(position)
+                if self.counts_unpersisted
+                else cursor.ack_effect(position).record_bytes
+            )
+            return (*position, position[1] + 1), -added
+        freed_bytes = cursor.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
+        return (hole.ledger_id, hole.first, hole.end), freed_bytes / hole.entry_count
