@@ -403,7 +403,10 @@ class AckState:
             if self._all_undurable is None:
                 self._all_undurable = ready.copy()
             frontier = self._grow(frontier, record_bytes_max)
-            self._held.update(ready)
+            # What was cut off may be young: only at the frontier may a range be parted, which is where it may grow.
+            for ranges in (ready, self._cut):
+                self._held.update(ranges)
+            self._cut = DeletedRanges()
             ready = self._held.take_at_most(frontier)
         if self._cut:
             ready.update(self._cut)

@@ -1,0 +1,427 @@
+"""Why is the gate shut, which holes are there, who has them, and what does filling them free? On real runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import Position
+from ackstate.errors import InvalidPositionError
+from cursor import CursorConfig, Message, StoreError, Subscription
+from cursor.hole_report import HoleReason
+from cursor.message_log import NO_DELAY
+from limits import BrokerLimit, DispatchGate, GateLimits, Rule
+from topics import Topic
+
+FAILING = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
+NO_BYTES = GateLimits(max_unpersisted_ack_record_bytes=0)
+
+
+def reports(topic, top=10, *, now_ms=10):
+    """Return for each hole the numbers of its first and last message, and the report."""
+    found = topic.subscription.explain_holes(top, now_ms=now_ms)
+    return [(topic.positions.index(hole.first), topic.positions.index(hole.last), hole) for hole in found]
+
+
+def by_first(topic, *, now_ms=10):
+    return {first: hole for first, _, hole in reports(topic, now_ms=now_ms)}
+
+
+def run_of_every_kind():
+    """Messages 3 and 4 are delayed until 500 ms; a has 0 and 2, b has 8 and 9; 5 waits until 300 ms, 7 does; c left."""
+    topic = Topic(tick_time_ms=1)
+    topic.publish(3)
+    topic.publish(2, deliver_at_ms=500)
+    topic.publish(11)
+    assert topic.dispatch("a", 4) == [0, 1, 2, 5]
+    assert topic.dispatch("b", 4) == [6, 7, 8, 9]
+    assert topic.dispatch("c", 4) == [10, 11, 12, 13]
+    topic.ack(1, 6, 10, 12)
+    topic.nack(5, delay_ms=299, now_ms=1)
+    topic.nack(7, now_ms=1)
+    assert topic.subscription.consumer_closed("c") == 2
+    return topic
+
+
+def test_each_hole_says_why_it_is_there():
+    found = by_first(run_of_every_kind())
+    told = {first: (hole.why, hole.detail, hole.consumers) for first, hole in found.items()}
+    assert told == {
+        0: (HoleReason.IN_FLIGHT, "in flight with 'a'", ("a",)),
+        2: (HoleReason.DELAYED, "2 of 4 messages: delayed until 500 ms", ("a",)),
+        7: (HoleReason.IN_FLIGHT, "2 of 3 messages: in flight with 'b'", ("b",)),
+        11: (HoleReason.OWNER_GONE, "its consumer 'c' is gone", ()),
+    }
+    assert {first: hole.deliver_at_ms for first, hole in found.items()} == {0: None, 2: 500, 7: None, 11: None}
+
+
+def test_what_is_above_the_highest_acked_message_is_no_hole():
+    topic = run_of_every_kind()
+    assert [(first, last) for first, last, _ in reports(topic)] == [(0, 0), (2, 5), (7, 9), (11, 11)]
+    assert not topic.cursor.is_acked(topic.positions[13])
+
+
+def test_a_message_that_was_given_back_says_by_whom_and_until_when():
+    topic = Topic()
+    topic.publish(5)
+    topic.dispatch("a", 5)
+    topic.ack(1, 3)
+    topic.nack(0, delay_ms=300, now_ms=1)
+    topic.nack(2, now_ms=1)
+    found = by_first(topic)
+    assert (found[0].why, found[0].detail) == (HoleReason.NACKED, "given back by 'a', not to be sent before 301 ms")
+    assert (found[2].why, found[2].detail) == (HoleReason.NACKED, "given back by 'a'")
+    # A consumer's delay is none of the message's own.
+    assert (found[0].deliver_at_ms, found[0].consumers) == (None, ())
+    assert topic.dispatch("b", 5, now_ms=301) == [0, 2]
+    found = by_first(topic)
+    assert (found[0].why, found[0].consumers, found[0].delivery_count) == (HoleReason.IN_FLIGHT, ("b",), 2)
+
+
+def test_after_a_seek_back_the_holes_that_late_acks_make_were_never_delivered():
+    topic = Topic()
+    topic.publish(5)
+    topic.dispatch("a", 5)
+    topic.subscription.seek(topic.positions[0], now_ms=1)
+    topic.ack(2)
+    ((first, last, hole),) = reports(topic)
+    assert (first, last, hole.why, hole.detail) == (0, 1, HoleReason.NEVER_DELIVERED, "never delivered")
+    assert (hole.delivery_count, hole.consumers) == (0, ())
+
+
+def test_a_due_message_that_was_not_sent_yet_is_delayed_no_more():
+    topic = run_of_every_kind()
+    assert by_first(topic, now_ms=499)[2].why is HoleReason.DELAYED
+    hole = by_first(topic, now_ms=500)[2]
+    assert (hole.why, hole.deliver_at_ms) == (HoleReason.NEVER_DELIVERED, None)
+
+
+def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
+    topic = Topic()
+    topic.publish(50)
+    topic.publish(4)
+    topic.dispatch("a", 54)
+    topic.ack(*range(1, 50), 51)
+    topic.nack(50)
+    first_ledger, second_ledger = topic.positions[0].ledger_id, topic.positions[50].ledger_id
+    assert first_ledger != second_ledger
+    topic.log._store.ledgers.delete(second_ledger)
+    topic.log._store.ledgers.delete(first_ledger)
+    found = by_first(topic)
+    assert (found[0].why, found[0].age_ms) == (HoleReason.IN_FLIGHT, None)
+    assert (found[50].why, found[50].detail, found[50].age_ms) == (HoleReason.DATA_LOST, "data lost", None)
+    # Acking it is what an operator would do, and works.
+    topic.ack(0, 50)
+    assert topic.subscription.explain_holes() == []
+    assert topic.cursor.mark_delete_position == topic.positions[51]
+
+
+def test_ages_are_those_of_the_first_message_and_deliveries_those_of_the_most_delivered():
+    topic = Topic()
+    for now_ms in (100, 250, 400, 900):
+        topic.positions += topic.log.publish([Message(now_ms, NO_DELAY, b"")])
+    for _ in range(3):
+        topic.dispatch("a", 4, now_ms=1_000)
+        topic.nack(1)
+    topic.dispatch("a", 4, now_ms=1_000)
+    topic.ack(3, now_ms=1_000)
+    ((first, last, hole),) = reports(topic, now_ms=1_500)
+    assert (first, last, hole.age_ms, hole.delivery_count) == (0, 2, 1_400, 4)
+    # Without a time it is that of the latest call; and no message is younger than now.
+    assert topic.subscription.explain_holes()[0].age_ms == 900
+    assert topic.subscription.explain_holes(now_ms=50)[0].age_ms == 0
+
+
+def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many():
+    topic = Topic()
+    topic.publish(300)
+    topic.dispatch("a", 300)
+    topic.ack(299)
+    topic.nack(*(number for number in range(299) if number % 3))
+    ((_, _, hole),) = reports(topic)
+    assert hole.entry_count == 299
+    assert hole.detail == "42 of 64 looked at, of 299, messages: given back by 'a'"
+
+
+# What it costs, in which order, and what acking frees.
+
+
+def staircase():
+    """Holes 0 to 2, 5, 9 to 14, 130 to 131; ledger 2 is acked but for its first entry and 7."""
+    topic = Topic()
+    topic.publish(200)  # one ledger
+    topic.publish(10)
+    topic.dispatch("a", 500)
+    holes = {0, 1, 2, 5, *range(9, 15), 130, 131, 200, 207}
+    topic.ack(*(number for number in range(209) if number not in holes))
+    return topic
+
+
+def test_costliest_first_then_lowest():
+    found = [(first, last, hole.cost_bytes) for first, last, hole in reports(staircase())]
+    # 15: the range from 15 to 129 ends with a two-byte number. 0 to 2: the mark-delete position moves over 3 and 4.
+    assert found == [(130, 131, 16), (0, 2, 14), (5, 5, 14), (9, 14, 14), (207, 207, 14), (200, 200, 0)]
+
+
+def test_top_is_a_prefix_of_all():
+    topic = staircase()
+    everything = topic.subscription.explain_holes(100)
+    assert len(everything) == 6
+    for top in range(7):
+        assert topic.subscription.explain_holes(top) == everything[:top]
+
+
+def test_costs_add_up_to_what_one_range_more_than_none_would_save():
+    topic = staircase()
+    assert sum(hole.freed_ranges for hole in topic.subscription.explain_holes(100)) == 5
+    assert topic.cursor.deleted.range_count == 6
+
+
+@pytest.mark.parametrize("rank", range(6))
+def test_acking_a_hole_frees_what_it_said(rank):
+    topic = staircase()
+    first, last, hole = reports(topic)[rank]
+    before = topic.cursor.stats()
+    backlog_below = topic.log.ledgers.count_between(topic.cursor.mark_delete_position, topic.positions[-1])
+    topic.ack(*range(first, last + 1))
+    after = topic.cursor.stats()
+    assert before.record_bytes - after.record_bytes == hole.freed_bytes
+    assert before.range_count - after.range_count == hole.freed_ranges
+    left = topic.log.ledgers.count_between(topic.cursor.mark_delete_position, topic.positions[-1])
+    assert backlog_below - left == hole.mark_delete_advance
+    assert hole.cost_bytes == max(0, hole.freed_bytes)
+    assert first not in by_first(topic)
+
+
+def test_acking_all_of_them_leaves_no_range():
+    topic = staircase()
+    for first, last, _ in reports(topic):
+        topic.ack(*range(first, last + 1))
+    assert (topic.cursor.deleted.range_count, topic.cursor.mark_delete_position) == (0, topic.positions[208])
+    assert topic.subscription.explain_holes() == []
+
+
+# Why the gate is shut.
+
+
+def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
+    topic = Topic(max_unpersisted_ack_record_bytes=1_031)
+    topic.publish(200)
+    assert len(topic.dispatch("a", 40, now_ms=3)) == 40
+    assert len(topic.dispatch("b", 500, now_ms=5)) == 33
+    topic.ack(*range(1, 40, 2), now_ms=6)
+    (reason,) = topic.subscription.why_blocked(top=2)
+    assert (reason.rule, reason.used, reason.limit, reason.released_at) == (
+        Rule.UNPERSISTED_ACK_RECORD_BYTES, 1_031, 1_031, 824,
+    )  # fmt: skip
+    assert (reason.since_ms, reason.consumer, reason.store_error) == (5, "", None)
+    assert [(hole.first.entry_id, hole.freed_bytes) for hole in reason.releases] == [(0, 14), (2, 14)]
+    assert reason.holders == (("b", 33), ("a", 20))
+    ledger_id = topic.positions[0].ledger_id
+    assert reason.detail == (
+        "maxUnPersistAckRecordsBytes is 1031, and 1031 are used; at 824 it opens. "
+        f"Acking {ledger_id}:0 to {ledger_id}:0 (in flight with 'a') frees 14 bytes. "
+        f"Acking {ledger_id}:2 to {ledger_id}:2 (in flight with 'a') frees 14 bytes."
+    )
+    topic.ack(*range(0, 40, 2))
+    assert topic.subscription.why_blocked() == ()
+
+
+def test_the_byte_rule_names_the_store_that_fails():
+    topic = Topic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
+    topic.publish(200)
+    topic.dispatch("a", 500, now_ms=5)
+    topic.ack(*range(1, 73, 2), now_ms=6)
+    topic.log._store.break_ledgers()
+    with pytest.raises(StoreError) as failed:
+        topic.cursor.persist(now_ms=7)
+    (reason,) = topic.subscription.why_blocked()
+    assert reason.store_error is failed.value
+    assert " at 824 it opens. The store is the cause: no ledger can be written, as scripted Acking " in reason.detail
+    topic.log._store.mend_ledgers()
+    topic.cursor.persist(now_ms=8)
+    assert topic.subscription.why_blocked() == ()
+
+
+def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
+    topic = Topic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
+    topic.publish(200)
+    topic.dispatch("a", 500)
+    topic.subscription.persisted(error := StoreError("gone"))
+    topic.cursor.persist(now_ms=1)
+    assert topic.cursor.stats().persist_count == 1
+    assert topic.subscription.why_blocked()[0].store_error is error
+
+
+def test_the_range_rule_says_which_holes_would_release_it():
+    topic = Topic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10)
+    topic.publish(30)
+    assert topic.dispatch("a", 500, now_ms=4) == [*range(10)]
+    topic.ack(1, 2, 5, 9)
+    (reason,) = topic.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
+        Rule.UNACKED_RANGES, 3 + 6, 10, 8, 4,
+    )  # fmt: skip
+    assert [(hole.first.entry_id, hole.last.entry_id, hole.freed_ranges) for hole in reason.releases] == [
+        (0, 0, 1), (3, 4, 1), (6, 8, 1),
+    ]  # fmt: skip
+    assert reason.holders == (("a", 6),)
+
+
+def test_the_message_rule_says_who_holds_them():
+    topic = Topic(max_unacked_messages=10)
+    topic.publish(30)
+    topic.dispatch("a", 3, now_ms=1)
+    topic.dispatch("b", 6, now_ms=2)
+    assert topic.dispatch("c", 6, now_ms=9) == [9]
+    (reason,) = topic.subscription.why_blocked(top=2)
+    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
+        Rule.UNACKED_MESSAGES, 10, 10, 4, 9,
+    )  # fmt: skip
+    assert (reason.holders, reason.releases) == ((("b", 6), ("a", 3)), ())
+    assert reason.detail == (
+        "maxUnackedMessagesPerSubscription is 10, and 10 are used; at 4 it opens. Unacked: 'b' has 6, 'a' has 3."
+    )
+
+
+def test_the_rule_of_a_consumer_names_it_and_leaves_the_others_alone():
+    topic = Topic(max_unacked_messages_per_consumer=4)
+    topic.publish(30)
+    assert topic.dispatch("a", 9, now_ms=7) == [0, 1, 2, 3]
+    assert topic.dispatch("b", 2, now_ms=8) == [4, 5]
+    (reason,) = topic.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms, reason.consumer) == (
+        Rule.CONSUMER_UNACKED_MESSAGES, 4, 4, 2, 7, "a",
+    )  # fmt: skip
+    assert reason.detail.startswith(
+        "maxUnackedMessagesPerConsumer of consumer 'a' is 4, and 4 are used; at 2 it opens."
+    )
+    topic.ack(0, 1)
+    assert topic.subscription.why_blocked() == ()
+
+
+def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
+    broker = BrokerLimit(max_unacked_messages=10)
+    topics = [Topic(), Topic()]
+    for topic in topics:
+        topic.gate = DispatchGate(NO_BYTES, broker=broker)
+        topic.subscription = Subscription(topic.log, topic.cursor, gate=topic.gate)
+        topic.publish(30)
+    one, other = topics
+    assert len(one.dispatch("a", 8, now_ms=1)) == 8
+    assert other.dispatch("b", 5, now_ms=2) == [0, 1]
+    assert one.dispatch("a", 5, now_ms=3) == []
+    (reason,) = one.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
+        Rule.BROKER_UNACKED_MESSAGES, 10, 10, 4, 3,
+    )  # fmt: skip
+    assert reason.holders == (("a", 8),)
+    one.ack(*range(8))
+    assert one.subscription.why_blocked() == other.subscription.why_blocked() == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "lower", "opens_at"),
+    [
+        ({"max_unpersisted_ack_record_bytes": 2_000}, {"max_unpersisted_ack_record_bytes": 1_024}, 84),
+        ({"max_unacked_ranges": 150}, {"max_unacked_ranges": 20}, 124),
+        ({"max_unacked_messages": 150}, {"max_unacked_messages": 20}, 131),
+        ({"max_unacked_messages_per_consumer": 150}, {"max_unacked_messages_per_consumer": 20}, 130),
+    ],
+)
+def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_opens_later(limits, lower, opens_at):
+    off = {"max_unpersisted_ack_record_bytes": 0, "max_unacked_messages": 0, "max_unacked_messages_per_consumer": 0}
+    topic = Topic(**{**off, **limits})
+    topic.publish(400)
+    sent = topic.dispatch("a", 140)
+    assert sent == [*range(len(sent))]
+    topic.subscription.change_limits(GateLimits(**{**off, **lower}))
+    assert topic.dispatch("a", 1) == []
+    (reason,) = topic.subscription.why_blocked()
+    assert reason.used > reason.limit == next(iter(lower.values()))
+    woken = []
+    topic.subscription.when_open(lambda: woken.append(1), "a")
+    acked = 0
+    while not woken:
+        topic.ack(acked)
+        acked += 1
+    assert acked == opens_at
+    assert topic.subscription.unacked_messages == len(sent) - acked
+    assert topic.dispatch("a", 1) == [len(sent)]
+    topic.ack(*range(acked, len(sent) + 1))
+    assert topic.cursor.mark_delete_position == topic.positions[len(sent)]
+
+
+# A mistake in a call.
+
+
+def snapshot(topic):
+    subscription = topic.subscription
+    waiting = subscription._dispatcher.waiting
+    return (
+        topic.cursor.stats(),
+        subscription._usage(),
+        subscription.consumers,
+        sorted(waiting._all.items()),
+        topic.cursor.read_position,
+        subscription.explain_holes(now_ms=10),
+        subscription.next_wake_ms,
+    )
+
+
+BEYOND = 999
+MISTAKES = {
+    "explain negative top": (lambda topic: topic.subscription.explain_holes(-1), ValueError, "top is -1"),
+    "why negative top": (lambda topic: topic.subscription.why_blocked(top=-1), ValueError, "top is -1"),
+    "no consumer name": (lambda topic: topic.subscription.consumer_opened(""), ValueError, "name"),
+    "dispatch without a name": (lambda topic: topic.subscription.dispatch("", 1, now_ms=1), ValueError, "name"),
+    "dispatch a negative number": (lambda topic: topic.subscription.dispatch("a", -1, now_ms=1), ValueError, "-1"),
+    "negative delay": (
+        lambda topic: topic.subscription.nack(topic.positions[2], delay_ms=-5), ValueError, "delay_ms is -5",
+    ),
+    "ack beyond the log": (
+        lambda topic: topic.subscription.ack(Position(topic.positions[0].ledger_id, BEYOND), now_ms=1),
+        InvalidPositionError, "999",
+    ),
+    "ack in no ledger": (
+        lambda topic: topic.subscription.ack(Position(777, 0), now_ms=1), InvalidPositionError, "777",
+    ),
+    "ack before the first": (
+        lambda topic: topic.subscription.ack(Position(topic.positions[0].ledger_id, -1), now_ms=1), ValueError, "-1",
+    ),
+    "batch beyond the log": (
+        lambda topic: topic.subscription.ack_batch(Position(topic.positions[0].ledger_id, BEYOND), [1], now_ms=1),
+        InvalidPositionError, "999",
+    ),
+    "a word too long": (
+        lambda topic: topic.subscription.ack_batch(topic.positions[2], [2**64], now_ms=1), ValueError, str(2**64),
+    ),
+    "mark-delete beyond the log": (
+        lambda topic: topic.subscription.ack_cumulative(Position(topic.positions[0].ledger_id, BEYOND), now_ms=1),
+        InvalidPositionError, "999",
+    ),
+    "skip a negative number": (lambda topic: topic.subscription.skip(-1, now_ms=1), ValueError, "-1"),
+    "seek to no ledger id": (
+        lambda topic: topic.subscription.seek(Position(-1, 0), now_ms=1), ValueError, "-1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_and_changes_nothing(mistake):
+    call, error, saying = MISTAKES[mistake]
+    topic = run_of_every_kind()
+    topic.dispatch("a", 0, now_ms=10)
+    before = snapshot(topic)
+    with pytest.raises(error, match=saying):
+        call(topic)
+    assert snapshot(topic) == before
+
+
+def test_to_give_back_what_is_unknown_or_not_on_its_way_does_nothing():
+    topic = run_of_every_kind()
+    topic.dispatch("a", 0, now_ms=10)
+    before = snapshot(topic)
+    assert topic.nack(1, 5, 14) == [False, False, False]  # acked, waiting, never sent
+    assert topic.subscription.nack(Position(777, 0)) is False
+    assert topic.subscription.consumer_closed("nobody") == 0
+    assert snapshot(topic) == before

@@ -1,0 +1,232 @@
+"""Young acks are persisted before their time, the oldest first, before they would shut the gate by themselves.
+
+The messages of these stories come one by one; every second one is acked, so each ack is a range of its own: of 14
+bytes, from entry 129 on of 16. Of 1,031 bytes 64 of the former and 8 of the latter take 1,024.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import Position
+from cursor import CursorConfig, Format, ManagedCursor, StoreError, SubscriptionOptions
+from limits import Rule
+from topics import Topic
+
+BYTES = Rule.UNPERSISTED_ACK_RECORD_BYTES
+YOUNG_S = 60
+# A cursor ledger that cannot be written leaves nothing: the metadata store is not given so much.
+CONFIG = CursorConfig(become_old_ack_record_seconds=YOUNG_S, metadata_bytes_max=1, ledger_retry_ms=0)
+
+
+class YoungAcks:
+    """A subscription whose acks are all young."""
+
+    def __init__(self, *, config=CONFIG, promotes_young=True, limit=1_031):
+        self.topic = Topic(
+            config=config,
+            options=SubscriptionOptions(promotes_young=promotes_young),
+            max_unpersisted_ack_record_bytes=limit,
+        )
+        self.topic.publish(2_000)
+        self.subscription, self.cursor = self.topic.subscription, self.topic.cursor
+        self.receipts = {}
+
+    def go_on(self, *, now_ms=0):
+        """Take one message more; ack it if its number is odd, else give it back for long. Return its number."""
+        (number,) = self.topic.dispatch("a", 1, now_ms=now_ms)
+        if number % 2:
+            self.receipts[number] = self.subscription.ack(self.topic.positions[number], now_ms=now_ms)
+        else:
+            self.topic.nack(number, delay_ms=10**9, now_ms=now_ms)
+        return number
+
+    def fill(self):
+        """Go on until the next message has no room."""
+        while self.go_on() < 143:
+            pass
+        assert self.cursor.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
+
+    def break_store(self):
+        self.topic.log._store.break_ledgers()
+
+    def mend_store(self):
+        self.topic.log._store.mend_ledgers()
+
+    @property
+    def durable(self):
+        return [number for number, receipt in self.receipts.items() if self.cursor.durable(receipt)]
+
+    @property
+    def promoted(self):
+        stats = self.cursor.stats()
+        return stats.promotion_count, stats.promoted_message_count
+
+
+def test_without_a_need_nothing_is_promoted():
+    story = YoungAcks()
+    story.fill()
+    assert story.promoted == (0, 0)
+    assert story.durable == []
+    assert story.cursor.stats().persist_count == 1  # when it was opened
+
+
+def test_the_oldest_are_promoted_and_about_as_much_as_the_release_mark_says_stays_young():
+    story = YoungAcks()
+    story.fill()
+    assert story.go_on(now_ms=1) == 144
+    # With the 16 bytes of message 144 the use may be 824: the highest 48 ranges of 14 bytes and 8 of 16 take 800.
+    assert story.durable == [*range(1, 32, 2)]
+    assert story.cursor.unpersisted_record_bytes == 800
+    assert story.promoted == (1, 16)
+    stats = story.cursor.stats()
+    assert (stats.redelivery_if_crashed, stats.redelivery_young) == (56, 56)
+    assert story.subscription.why_blocked() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", Format)
+def test_young_acks_alone_never_close_the_gate(format_):
+    story = YoungAcks(
+        config=CursorConfig(format=format_, become_old_ack_record_seconds=YOUNG_S, metadata_bytes_max=900_000)
+    )
+    numbers = [story.go_on(now_ms=now_ms) for now_ms in range(1_000)]
+    assert numbers == [*range(1_000)]
+    assert story.topic.gate.blocked_count(BYTES) == 0
+    promotions, promoted = story.promoted
+    # Each makes room for about 13 acks of 16 bytes.
+    assert 30 <= promotions <= 35
+    assert promoted + story.cursor.redelivery_if_crashed == 500
+    assert story.durable == [*range(1, 2 * promoted, 2)]
+
+
+def test_what_is_in_flight_is_not_promoted_and_promotion_makes_room_beside_it():
+    story = YoungAcks()
+    assert story.topic.dispatch("slow", 36) == [*range(36)]  # 23 bytes for the first, 14 for each other: 513
+    while story.go_on() < 109:
+        pass
+    # 37 acks of 14 bytes.
+    assert (story.subscription._usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
+    assert story.promoted == (0, 0)
+    assert story.go_on() == 110
+    # 824 less 513 and 14 leave room for 21 of them.
+    assert story.durable == [*range(37, 68, 2)]
+    assert story.cursor.unpersisted_record_bytes == 294
+
+
+def test_with_everything_in_flight_the_gate_closes_and_nothing_is_promoted():
+    story = YoungAcks()
+    assert len(story.topic.dispatch("slow", 500)) == 73
+    assert story.topic.dispatch("a", 1) == []
+    (reason,) = story.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.store_error) == (BYTES, 1_031, None)
+    assert story.promoted == (0, 0)
+
+
+def test_once_the_acks_of_what_was_in_flight_come_they_are_promoted_and_the_gate_opens():
+    story = YoungAcks()
+    assert len(story.topic.dispatch("slow", 500)) == 73
+    assert story.topic.dispatch("a", 1) == []
+    story.topic.ack(*range(1, 73, 2))
+    assert story.subscription.why_blocked()[0].used == 1_031
+    assert story.topic.dispatch("a", 1) == [73]
+    assert story.subscription.why_blocked() == ()
+    # 37 in flight with 527 bytes, and 824 less those and 14 leave room for 20 ranges.
+    assert story.promoted == (1, 16)
+    assert story.cursor.unpersisted_record_bytes == 280
+
+
+def test_switched_off_the_gate_closes_until_the_acks_are_old():
+    story = YoungAcks(promotes_young=False)
+    story.fill()
+    woken = []
+    assert story.topic.dispatch("a", 1, now_ms=1) == []
+    story.subscription.when_open(lambda: woken.append(1))
+    (reason,) = story.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.limit, reason.released_at) == (BYTES, 1_024, 1_031, 824)
+    assert (reason.since_ms, reason.store_error) == (1, None)
+    story.cursor.persist(now_ms=YOUNG_S * 1_000 - 1)
+    assert (story.durable, woken) == ([], [])
+    story.cursor.persist(now_ms=YOUNG_S * 1_000)
+    assert story.promoted == (0, 0)
+    assert (len(story.durable), woken) == (72, [1])
+    assert story.topic.dispatch("a", 1, now_ms=60_000) == [144]
+
+
+def test_a_store_that_fails_closes_the_gate_and_is_named_as_the_cause():
+    story = YoungAcks()
+    story.fill()
+    story.break_store()
+    assert story.topic.dispatch("a", 1, now_ms=5) == []
+    (reason,) = story.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.since_ms) == (BYTES, 1_024, 5)
+    assert isinstance(reason.store_error, StoreError)
+    assert "The store is the cause: no ledger can be written, as scripted" in reason.detail
+    assert (story.promoted, story.durable) == ((0, 0), [])
+    assert story.cursor.redelivery_if_crashed == 72
+
+
+def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_opens():
+    story = YoungAcks()
+    story.fill()
+    story.break_store()
+    assert story.topic.dispatch("a", 1, now_ms=5) == []
+    story.mend_store()
+    mutations = story.topic.log._store.mutation_count
+    assert story.topic.dispatch("a", 1, now_ms=1_004) == []
+    assert story.topic.log._store.mutation_count == mutations
+    assert story.topic.dispatch("a", 1, now_ms=1_005) == [144]
+    assert story.subscription.why_blocked() == ()
+    assert story.promoted == (1, 16)
+    assert story.durable == [*range(1, 32, 2)]
+
+
+def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
+    story = YoungAcks(promotes_young=False)
+    story.fill()
+    assert story.topic.dispatch("a", 1, now_ms=1) == []
+    story.break_store()
+    with pytest.raises(StoreError):
+        story.cursor.persist(now_ms=2)
+    assert isinstance(story.subscription.why_blocked()[0].store_error, StoreError)
+    story.mend_store()
+    story.cursor.persist(now_ms=3)  # All that is young stays so, but it was written.
+    (reason,) = story.subscription.why_blocked()
+    assert (reason.used, reason.since_ms, reason.store_error) == (1_024, 1, None)
+
+
+def test_a_promotion_by_hand_wakes_who_waits():
+    story = YoungAcks(promotes_young=False)
+    story.fill()
+    assert story.topic.dispatch("a", 1, now_ms=1) == []
+    woken = []
+    story.subscription.when_open(lambda: woken.append(1))
+    assert story.cursor.promote(825, now_ms=2).messages_covered == 15
+    assert (story.cursor.unpersisted_record_bytes, woken) == (814, [1])
+    assert story.subscription.why_blocked() == ()
+
+
+@pytest.mark.parametrize(
+    ("record_bytes_max", "left", "durable_last"),
+    [(10_000, 1_024, None), (1_024, 1_024, None), (1_023, 1_010, 1), (128, 128, 127), (127, 112, 129), (0, 0, 143)],
+)
+def test_promote_leaves_so_many_bytes_at_most(record_bytes_max, left, durable_last):
+    story = YoungAcks()
+    story.fill()
+    story.cursor.promote(record_bytes_max, now_ms=1)
+    assert story.cursor.unpersisted_record_bytes == left
+    assert story.durable == ([] if durable_last is None else [*range(1, durable_last + 1, 2)])
+    assert story.cursor.stats().promoted_message_count == len(story.durable)
+
+
+def test_a_promotion_survives_a_crash():
+    story = YoungAcks()
+    story.fill()
+    story.go_on(now_ms=1)
+    before = story.topic
+    reopened = ManagedCursor.open(
+        before.log._store, topic="t", subscription="s", ledgers=before.log.ledgers, config=CONFIG, now_ms=2
+    )
+    ledger_id = before.positions[0].ledger_id
+    assert [run.first for run in reopened.deleted.runs()] == [*range(1, 32, 2)]
+    assert not reopened.is_acked(Position(ledger_id, 33))
