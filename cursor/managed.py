@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate.ack_hole import ack_effect, hole_at
+from ackstate.ack_hole import ack_effect, hole_at, holes
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.position import Position, check_position
@@ -191,6 +191,11 @@ class ManagedCursor:
         """Return the ack hole that an entry lies in; see `ackstate.ack_hole.hole_at`."""
         with self._lock:
             return hole_at(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    def holes(self) -> list[AckHole]:
+        """Return every ack hole, in order of position. Complexity: O(holes)."""
+        with self._lock:
+            return list(holes(self._state.deleted, self._ledgers, self._state.mark_delete))
 
     def ack_effect(self, position: Position) -> AckEffect:
         """Return what acking an entry now would change; see `ackstate.ack_hole.ack_effect`."""

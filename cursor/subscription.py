@@ -337,7 +337,7 @@ class Subscription(PersistWatcher):
                 self._gate.change_limits(limits)
             self._admission.refresh()
 
-    def when_open(self, waiter: Callable[[], None], consumer: str = "") -> None:
+    def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
         """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.
 
         It is called by whatever call opens the gate, in its thread and while the subscription is busy: let it signal
@@ -432,6 +432,7 @@ class Subscription(PersistWatcher):
         """Let messages wait that were on their way, and return how many those were."""
         settled = self._admission.settle(positions)
         self._release(settled)
+        self._dispatcher.expect(len(settled))
         for position, sent in settled:
             if not self.cursor.is_acked(position):
                 waiting = Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms)

@@ -141,6 +141,11 @@ class Dispatcher:
         if batch.room:
             self._fill_holes(batch, dead_letters)
 
+    def expect(self, count: int) -> None:
+        """Make ready for so many messages to wait at once: beyond some it is as well to look at the holes anew."""
+        if count > _CHANGED_COUNT_MIN:
+            self._forget_holes()
+
     def put(self, position: Position, waiting: Waiting) -> None:
         """Let a message wait that may be sent again."""
         if position not in self.waiting and position not in self._admission.deliveries:

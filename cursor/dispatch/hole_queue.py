@@ -11,6 +11,7 @@ from ackstate.position import ENTRY_ID_MAX, Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ackstate.ack_hole import AckHole
     from cursor.managed import ManagedCursor
     from delay.position_set import PositionSet
 
@@ -54,19 +55,29 @@ class HoleQueue:
         self._worth.clear()
         self._tries.clear()
         self._tries_now = self._tries_max
-        end = Position(0, 0)
-        for position in ready:
-            if position >= end:
-                end = self.put(position)
+        positions = iter(ready)
+        position = next(positions, None)
+        for hole in self._cursor.holes():
+            first, last = hole.first_position, hole.last_position
+            while position is not None and position < first:
+                position = next(positions, None)
+            if position is not None and position <= last:
+                self._worth[first] = self._worth_of(hole)
+            while position is not None and position <= last:
+                position = next(positions, None)
+        self._heap += ((-worth, first) for first, worth in self._worth.items())
+        heapq.heapify(self._heap)
+        while position is not None:  # above the highest ack
+            self.put(position)
+            position = next(positions, None)
 
-    def put(self, position: Position) -> Position:
-        """Put in the hole that an entry lies in, and return where it ends, excluded."""
-        (ledger_id, first_id, end_id), worth = self._hole(position)
+    def put(self, position: Position) -> None:
+        """Put in the hole that an entry lies in."""
+        (ledger_id, first_id, _), worth = self._hole(position)
         first = Position(ledger_id, first_id)
         if self._worth.get(first) != worth:
             self._worth[first] = worth
             heapq.heappush(self._heap, (-worth, first))
-        return Position(ledger_id, end_id)
 
     def acked(self, position: Position, ready: PositionSet) -> None:
         """Note that an entry was acked: the holes to its sides are other ones now."""
@@ -163,5 +174,8 @@ class HoleQueue:
                 else cursor.ack_effect(position).record_bytes
             )
             return (*position, position[1] + 1), -added
-        freed_bytes = cursor.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
-        return (hole.ledger_id, hole.first, hole.end), freed_bytes / hole.entry_count
+        return (hole.ledger_id, hole.first, hole.end), self._worth_of(hole)
+
+    def _worth_of(self, hole: AckHole) -> float:
+        freed_bytes = self._cursor.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
+        return freed_bytes / hole.entry_count

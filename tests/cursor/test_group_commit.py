@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
 
 from ackstate.errors import CorruptStateError
 from cursor.store import (
@@ -26,6 +25,7 @@ from cursor.store import (
     VersionMismatchError,
 )
 from cursor.stores.sqlite import SqliteStore
+from waiting import wait_until
 
 PATIENCE_S = 30
 LOG = "ackstate.sqlite3-wal"

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
-from waiting import wait_until
 
 from ackstate import CursorFencedError, LedgerMap, Position
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
@@ -31,6 +30,7 @@ from cursor.store import (
 from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
+from waiting import wait_until
 from zookeeper_server import ZooKeeperServer, running_server
 
 # A request that is small, so that small entries have several chunks.

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from waiting import wait_until
 
 from limits import DispatchGate, GateLimits, Usage
+from waiting import wait_until
 
 FULL, EMPTY = Usage(0, 0, 4), Usage(0, 0, 0)
 

@@ -14,13 +14,13 @@ import time
 
 import httpx
 import pytest
-from waiting import wait_until
 
 from analysis.admin import server
 from analysis.cli import main
 from command_line import assert_one_line, run, run_apart
 from cursor import SqliteStore, VersionMismatchError
 from cursor.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

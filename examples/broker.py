@@ -1,0 +1,113 @@
+"""A broker: an asyncio server for one topic that any shell can talk to, and that survives kill -9.
+
+    $ python examples/broker.py /tmp/orders      in one terminal, and in another:
+    $ nc 127.0.0.1 6650
+    sub billing             receive, sharing with whoever else said so; answered with who you are
+    pub two apples          publish; answered with the position
+    msg 1:0 0 two apples    a delivery: position, how often it was sent before, text
+    ack 1:0                 answered with how many messages that newly acked
+    nack 1:0 500            to be sent again in 500 ms; answered with whether it was on its way
+
+What `pub` was answered with is durable, an ack is a second later: after a crash before that the message comes again.
+A connection that ends gives back what it did not ack. A store that fails ends the broker: start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import closing, suppress
+
+from ackstate import AckStateError, Position
+from cursor import ManagedCursor, Message, MessageLog, SqliteStore, Subscription
+
+
+class Broker:
+    """Whatever happens wakes every connection, and each asks its subscription what it may have now."""
+
+    def __init__(self, path: str) -> None:
+        self.store = SqliteStore(path)
+        self.log = MessageLog.open(self.store, topic="orders")
+        self.subscriptions: dict[str, Subscription] = {}
+        self.connections: dict[str, Subscription | None] = {}  # None until it says `sub`.
+        self.blocked: set[str] = set()  # Connections that a limit will wake when it opens.
+
+    async def run(self, port: int = 6650, idle_s: int = 600) -> None:
+        """Serve, and persist what is due, until nobody was connected for so long: long enough to persist all.
+
+        The loop's own thread persists. Another one could open a limit between a dispatch and its `when_open`.
+        """
+        self.changed = asyncio.Future[bytes]()
+        async with await asyncio.start_server(self.serve, "127.0.0.1", port) as server:
+            print("listening on", *server.sockets[0].getsockname(), flush=True)  # noqa: T201
+            idle_ticks = 0
+            while idle_ticks < idle_s * 10:
+                await asyncio.sleep(0.1)
+                idle_ticks = 0 if self.connections else idle_ticks + 1
+                for subscription in self.subscriptions.values():
+                    subscription.cursor.tick(now_ms=now_ms())
+        self.store.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Obey a connection, and send it as much as the limits allow, until it ends."""
+        loop, name = asyncio.get_running_loop(), str(writer.get_extra_info("peername")[1])
+        self.connections[name] = None
+        reading = asyncio.create_task(reader.readline())
+        with closing(writer), suppress(ConnectionError, AckStateError, ValueError):  # ValueError: an endless line.
+            while not reading.done() or reading.result():
+                await writer.drain()
+                if reading.done():
+                    writer.write(f"{self.obey(name, reading.result().decode(errors='replace').split())}\n".encode())
+                    reading = asyncio.create_task(reader.readline())
+                    self.wake_all()
+                if mine := self.connections[name]:
+                    for position, message, count, *_ in mine.dispatch(name, 1_000_000, now_ms=now_ms()):
+                        writer.write(f"msg {position} {count} {message.payload.decode()}\n".encode())
+                    if name not in self.blocked and any(each.consumer in {"", name} for each in mine.why_blocked()):
+                        self.blocked.add(name)
+                        mine.when_open(lambda: loop.call_soon_threadsafe(self.wake_all, name), name)
+                wait_s = mine and mine.next_wake_ms and max(mine.next_wake_ms - now_ms(), 10) / 1_000
+                await asyncio.wait({reading, self.changed}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        reading.cancel()
+        if mine := self.connections.pop(name):
+            mine.consumer_closed(name)
+            self.wake_all()
+
+    def obey(self, name: str, words: list[str]) -> str:
+        """Do what a line says and return the answer."""
+        try:
+            match words, self.connections[name]:
+                case ["pub", *text], _:
+                    return f"ok {self.log.publish([Message(now_ms(), now_ms(), ' '.join(text).encode())])[0]}"
+                case ["sub", subscription], None:
+                    self.connections[name] = self.subscriptions.get(subscription) or self.open(subscription)
+                    return f"ok {name}"
+                case ["ack", position], Subscription() as mine:
+                    return f"ok {mine.ack(Position.parse(position), now_ms=now_ms()).newly_acked}"
+                case ["nack", position, ms], Subscription() as mine:
+                    return f"ok {mine.nack(Position.parse(position), delay_ms=int(ms), now_ms=now_ms())}"
+        except (AckStateError, ValueError) as error:
+            return f"error {error}"
+        return "error expected pub TEXT, or sub NAME and then ack POSITION, nack POSITION DELAY_MS"
+
+    def open(self, name: str) -> Subscription:
+        """Open a subscription: it goes on where the store has it, a new one at the topic's beginning."""
+        log, now = self.log, now_ms()
+        cursor = ManagedCursor.open(self.store, topic="orders", subscription=name, ledgers=log.ledgers, now_ms=now)
+        return self.subscriptions.setdefault(name, Subscription(log, cursor))
+
+    def wake_all(self, opened: str = "") -> None:
+        """Let every connection ask again; `opened` is one that a limit lets go on."""
+        self.blocked.discard(opened)
+        self.changed.set_result(b"")
+        self.changed = asyncio.Future()
+
+
+def now_ms() -> int:
+    """Return the present: the library has no clock of its own."""
+    return time.time_ns() // 1_000_000
+
+
+if __name__ == "__main__":
+    asyncio.run(Broker(sys.argv[1]).run(*map(int, sys.argv[2:])))
