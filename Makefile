@@ -45,6 +45,7 @@ soak: setup ## the model tests with many more examples, and over a million input
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules
+	SCHEDULES=1000000 $(PYTEST) tests/cursor/test_subscription_model.py -k random_schedules
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \

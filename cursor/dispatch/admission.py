@@ -25,9 +25,11 @@ _PROMOTION_RETRY_MS = 1_000
 
 
 class AckRefusedError(AckStateError):
-    """An ack would pass a limit, and nothing was reserved for it: the message had been given back before.
+    """An ack would pass a limit, and too little was reserved for it.
 
-    Nothing was changed. The message will be sent again, and then its ack has room.
+    Nothing was reserved if the message had been given back before: it will be sent again, and then its ack has room.
+    Nothing, too, if it was sent to join ranges at a full limit and these became durable meanwhile: its consumer may
+    ack it later or give it back. Nothing was changed.
     """
 
 

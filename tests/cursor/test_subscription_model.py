@@ -1,0 +1,315 @@
+"""The limits of a subscription in random schedules, and what each kind of bug looks like there.
+
+`SCHEDULES` says how many, `FIRST_SCHEDULE` from which seed on: a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import schedules
+from cursor import CursorConfig, Format
+from cursor.ack_state import AckState
+from cursor.dispatch.admission import Admission
+from cursor.dispatch.deliveries import Deliveries
+from cursor.persister import Persister
+from cursor.stores.memory import Fault, FaultKind
+from cursor.subscription import SubscriptionType
+from limits import Accounting, GateLimits, Rule
+
+PLAIN = {
+    "starts_high": False,
+    "first_ledger_id": 1,
+    "entries_per_ledger_max": 1_000,
+    "kind": SubscriptionType.SHARED,
+    "subscription_count": 1,
+    "consumer_count": 2,
+    "promotes_young": True,
+    "hole_tries_max": 3,
+    "has_dead_letters": False,
+    "fault_share": 0,
+    "batch_share": 0,
+    "delay_share": 0,
+    "broker_max": 0,
+    "limits": GateLimits(max_unpersisted_ack_record_bytes=1_024),
+    "config": CursorConfig(),
+}
+
+
+@pytest.mark.slow
+def test_no_limit_is_passed_and_nothing_gets_stuck_in_random_schedules():
+    disk = schedules.disk_with_a_long_ledger()
+    first = int(os.environ.get("FIRST_SCHEDULE", "0"))
+    for seed in range(first, first + int(os.environ.get("SCHEDULES", "150"))):
+        schedules.run(seed, long_disk=disk)
+
+
+class Story:
+    """One subscription without chance: the events of a schedule, called one by one."""
+
+    def __init__(self, **settings):
+        self.schedule = schedules.Schedule(0, **{**PLAIN, **settings})
+        (self.side,) = self.schedule.sides
+
+    def step(self, name, *args, **named):
+        self.schedule.step(name, *args, **named)
+
+    def publish(self, count):
+        self.step("publish", count)
+
+    def dispatch(self, count, consumer="a"):
+        """Send, and return the numbers of what went out."""
+        before = set(self.side.model.in_flight)
+        self.step("dispatch", consumer, count)
+        return sorted(set(self.side.model.in_flight) - before)
+
+    def ack(self, numbers):
+        for number in numbers:
+            self.step("ack", number)
+
+    def give_back(self, numbers, *, delay_ms=0):
+        for number in numbers:
+            position, now_ms = self.schedule.log.positions[number], self.schedule.now_ms
+            assert self.side.subscription.nack(position, delay_ms=delay_ms, now_ms=now_ms)
+            self.side.model.give_back(number, until_ms=now_ms + delay_ms if delay_ms else 0)
+
+    def limit(self, **limits):
+        self.side.subscription.change_limits(GateLimits(**limits))
+        self.side.forgive()
+
+    def fail_writes(self):
+        """Let every write of the next step fail, to the ledger and to the metadata store."""
+        store = self.side.store
+        for mutation in range(store.mutation_count, store.mutation_count + 8):
+            store.inject(Fault(mutation, FaultKind.FULL))
+
+    def persist_while(self, work):
+        """Persist, and let others work before the record is on the disk."""
+        self.schedule.work_meanwhile = lambda _: work()
+        self.schedule.random.random = lambda: 0
+        self.step("persist")
+
+    def used(self):
+        return next(used for rule, used, _ in self.side.uses() if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES)
+
+    def send_and_ack_every_other(self):
+        """Go on until nothing is sent any more."""
+        self.publish(300)
+        while sent := self.dispatch(10):
+            self.ack(sent[::2])
+            self.ack(sent[1::4])
+
+    def finish(self):
+        self.schedule.check_all()
+        self.schedule.drain()
+
+
+def acks_every_other():
+    story = Story()
+    story.send_and_ack_every_other()
+    assert 0.8 * 1_024 < story.used() <= 1_024
+    story.finish()
+
+
+def acks_what_was_given_back():
+    """Late acks come when all the room is reserved for others."""
+    story = Story(consumer_count=1)
+    story.publish(200)
+    early = story.dispatch(40)
+    story.give_back(early, delay_ms=10_000)
+    while story.dispatch(20):
+        pass
+    story.fail_writes()
+    story.ack(early[5:6])
+    assert story.side.model.acked == set()
+    story.finish()
+
+
+def cuts_a_range_where_its_first_id_becomes_longer():
+    """Entries 1 to 199 are one range; from 150 on they are young, and 149 takes a byte more than 0."""
+    story = Story(config=CursorConfig(become_old_ack_record_seconds=1), limits=GateLimits())
+    story.publish(400)
+    story.ack(story.dispatch(150)[1:])
+    story.schedule.now_ms = 500
+    story.ack(story.dispatch(50))
+    story.dispatch(100)
+    story.limit(max_unpersisted_ack_record_bytes=story.used())
+    story.schedule.now_ms = 1_200
+    story.step("persist")
+    story.finish()
+
+
+def puts_a_lower_range_in_the_place_of_a_longer_one():
+    """One range may be durable, the lower one of two: that of entry 200, with its longer ids, has to give way."""
+    config = CursorConfig(format=Format.PULSAR, range_count_max=1)
+    story = Story(config=config, limits=GateLimits())
+    story.publish(400)
+    assert len(story.dispatch(300)) == 300
+    story.ack([200])
+    story.step("persist")
+    assert story.side.model.durable == {200}
+    story.ack([5])
+    story.limit(max_unpersisted_ack_record_bytes=story.used())
+    story.step("persist")
+    story.finish()
+
+
+def acks_while_all_acks_are_young():
+    story = Story(config=CursorConfig(become_old_ack_record_seconds=60))
+    story.send_and_ack_every_other()
+    assert not story.side.cursor.has_young(now_ms=0)
+    story.finish()
+
+
+STORIES = [
+    acks_every_other,
+    acks_what_was_given_back,
+    cuts_a_range_where_its_first_id_becomes_longer,
+    puts_a_lower_range_in_the_place_of_a_longer_one,
+    acks_while_all_acks_are_young,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_the_stories_that_find_planted_bugs_end_well(story):
+    story()
+
+
+def test_a_reservation_that_is_not_given_back_is_found(monkeypatch):
+    settle = Deliveries.settle
+
+    def keeping(deliveries, position):
+        sent = settle(deliveries, position)
+        deliveries.reserved_bytes += sent.record_bytes if sent else 0
+        return sent
+
+    monkeypatch.setattr(Deliveries, "settle", keeping)
+    with pytest.raises(AssertionError, match="were kept back for nothing"):
+        acks_every_other()
+
+
+def test_a_reservation_that_is_given_back_twice_is_found(monkeypatch):
+    settle = Deliveries.settle
+
+    def giving_twice(deliveries, position):
+        sent = settle(deliveries, position)
+        deliveries.reserved_bytes -= sent.record_bytes if sent else 0
+        return sent
+
+    monkeypatch.setattr(Deliveries, "settle", giving_twice)
+    with pytest.raises(AssertionError, match=f"{Rule.UNPERSISTED_ACK_RECORD_BYTES.name}: .* of 1024"):
+        acks_every_other()
+
+
+def test_a_late_ack_that_is_not_checked_is_found(monkeypatch):
+    monkeypatch.setattr(Admission, "make_room", lambda *_, **__: None)
+    with pytest.raises(AssertionError, match="of 1024"):
+        acks_what_was_given_back()
+
+
+def test_a_range_that_grows_where_a_persist_cuts_it_is_found(monkeypatch):
+    plant_no_bound(monkeypatch)
+    with pytest.raises(AssertionError, match="while a persist writes"):
+        cuts_a_range_where_its_first_id_becomes_longer()
+
+
+def test_a_durable_range_that_gives_way_and_makes_the_rest_larger_is_found(monkeypatch):
+    cut_to_limit = AckState._cut_to_limit
+    monkeypatch.setattr(
+        AckState, "_cut_to_limit", lambda self, ready, limits, _: cut_to_limit(self, ready, limits, None)
+    )
+    with pytest.raises(AssertionError, match="while a persist writes"):
+        puts_a_lower_range_in_the_place_of_a_longer_one()
+
+
+def test_young_acks_that_close_the_gate_are_found(monkeypatch):
+    monkeypatch.setattr(Admission, "_promote_for", lambda *_, **__: None)
+    with pytest.raises(AssertionError, match="young acks keep the gate shut"):
+        acks_while_all_acks_are_young()
+
+
+def test_the_rule_that_looks_at_what_the_last_persist_left_passes_the_limit():
+    limits = GateLimits(max_unpersisted_ack_record_bytes=1_024, accounting=Accounting.ESTIMATE_AT_PERSIST)
+    with pytest.raises(AssertionError, match=f"{Rule.UNPERSISTED_ACK_RECORD_BYTES.name}: .* of 1024"):
+        Story(limits=limits).send_and_ack_every_other()
+
+
+def plant_no_bound(monkeypatch):
+    def begin(persister, frontier, limits):
+        return persister.state.begin_persist(frontier=frontier, limits=limits)
+
+    monkeypatch.setattr(Persister, "_begin", begin)
+
+
+def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
+    """Messages 0 and 3 are delayed. Either of 1 and 2 would be a range of its own, and 4 is one already."""
+    story = Story(limits=GateLimits(), delay_share=1, consumer_count=1)
+    schedule, side = story.schedule, story.side
+    messages = [schedules.Message(0, deliver_at_ms, b"") for deliver_at_ms in (100, -1, -1, 100, -1)]
+    schedule.log.append(schedule.message_log.publish(messages), messages)
+    side.model.changed()
+    assert story.dispatch(9) == [1, 2, 4]
+    story.ack([4])
+    story.give_back([1, 2])
+    story.limit(max_unacked_ranges=1)
+    assert story.dispatch(2) == []
+    schedule.now_ms = 200
+    assert story.dispatch(2) == [0, 3]
+    story.finish()
+
+
+def test_a_hole_whose_lower_part_was_acked_as_a_whole_is_still_filled():
+    story = Story(limits=GateLimits(), consumer_count=1)
+    story.publish(7)
+    assert story.dispatch(7) == [0, 1, 2, 3, 4, 5, 6]
+    story.ack([6])
+    story.give_back([0, 1, 2, 3, 4, 5])
+    story.limit(max_unacked_ranges=1)
+    assert story.dispatch(1) == [0]
+    story.give_back([0])
+    story.step("ack_up_to", 2)
+    assert story.dispatch(1) == [3]
+    story.finish()
+
+
+def test_an_ack_beside_what_is_being_written_is_counted_as_what_it_will_be_alone():
+    """While entries 51 to 99 and 101 to 149 are written, 50 and 100 join them; after it they are alone."""
+    config = CursorConfig(become_old_ack_record_seconds=1)
+    story = Story(config=config, limits=GateLimits(), promotes_young=False)
+    story.publish(400)
+    sent = story.dispatch(150)
+    story.ack([*sent[51:100], *sent[101:]])
+    story.schedule.now_ms = 500
+    story.ack(story.dispatch(50)[1:])
+    story.dispatch(60)
+    story.limit(max_unpersisted_ack_record_bytes=story.used(), unpersisted_release_ratio=1)
+    story.schedule.now_ms = 1_200
+
+    def work():
+        for number in set(story.side.model.in_flight) & {50, 100}:
+            story.schedule.ack(story.side, number)
+        story.schedule.dispatch(story.side, "b", 5)
+
+    story.persist_while(work)
+    story.finish()
+
+
+def test_what_a_limit_cut_off_and_what_is_young_beside_it_do_not_part_beyond_the_limit():
+    """Entries 121 to 128 found no room in the durable state. When they do, 129 to 140 begin with a longer id."""
+    config = CursorConfig(become_old_ack_record_seconds=1_000, range_count_max=1)
+    story = Story(config=config, limits=GateLimits(), promotes_young=False)
+    story.publish(400)
+    sent = story.dispatch(300)
+    story.ack([10])
+    story.side.cursor.promote(0, now_ms=0)
+    story.ack(sent[121:129])
+    story.side.cursor.promote(0, now_ms=0)
+    assert story.side.model.durable == {10}
+    story.ack(sent[129:141])
+    story.step("ack_up_to", 10)
+    story.limit(max_unpersisted_ack_record_bytes=story.used(), unpersisted_release_ratio=1)
+    story.step("persist")
+    story.finish()
