@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.ack_hole import ack_effect, stretch_effect
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges, Run
-from ackstate.entry_bitmap import bitmap_of, firsts
+from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import InvalidPositionError
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
-from ackstate.record_size import range_first_bytes, ranges_bytes
-from ackstate.selection import Keep, select
+from ackstate.position import Position, check_position
+from ackstate.selection import Keep
+from cursor.undurable import EVERYTHING, RangeLimit, Undurable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckHole
     from ackstate.ledger_map import LedgerMap
-
-EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
-"""A frontier above every position: nothing is too young to be persisted."""
 
 
 class Unpersisted(NamedTuple):
@@ -87,27 +82,10 @@ class AckState:
         self.deleted = DeletedRanges()
         self.batch = BatchIndexes()
         self.properties: Mapping[str, int] = {}
-        # Invariant: acks above the mark-delete position that are not durable are in one of four sets: fresh since the
-        # last persist began, or written in vain; being written; held back as young; cut off by the range limit. They
-        # share no entry, and but for what is being written hold none at or below the mark-delete position.
-        self._fresh = DeletedRanges()
-        self._in_flight = DeletedRanges()
-        self._held = DeletedRanges()
-        self._cut = DeletedRanges()
-        # Acks that a persist has passed by and that the mark-delete position covers since; they wait for it to be
-        # durable. Invariant: all of them are at or below it and above the persisted one.
-        self._covered = DeletedRanges()
-        self._has_failed = False  # whether some of the fresh ones were passed by in that way
-        # The four sets as one, so that ranges which touch count as one: kept while something is held back or cut off.
-        self._all_undurable: DeletedRanges | None = None
-        # What they may be instead, while a persist is under way: less what is being written or, until it is written,
-        # less what it displaces. An ack that joins ranges here may stand alone there.
-        self._outcomes: tuple[DeletedRanges, ...] = ()
+        self._undurable = Undurable()
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed_batches: set[Position] = set()
         self._batches_in_flight: set[Position] = set()
-        # What was durable until the persist under way, or the last one, chose others in its place: cut off as well.
-        self._displaced = DeletedRanges()
         # Batches that the last persist left out.
         self._batches_cut: set[Position] = set()
         # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
@@ -129,12 +107,12 @@ class AckState:
     @property
     def held_back(self) -> int:
         """Those of them that the last persist held back, as young. Complexity: O(1)."""
-        return len(self._held)
+        return len(self._undurable.held)
 
     @property
     def cut_off(self) -> int:
         """Those of them that the range limit left out of the last persist. Complexity: O(1)."""
-        return len(self._cut)
+        return len(self._undurable.cut)
 
     @property
     def batch_cut_count(self) -> int:
@@ -154,9 +132,7 @@ class AckState:
         While a persist is under way, it is the largest of what they are and what they will be after it; never more
         than what acks one by one have added.
         """
-        if self._all_undurable is not None:
-            return max(ranges.record_bytes for ranges in (self._all_undurable, *self._outcomes))
-        return self._fresh.record_bytes + self._in_flight.record_bytes
+        return self._undurable.record_bytes
 
     def unpersisted_bytes_added(self, position: Position) -> int:
         """Return at most how much acking an entry now would add to `unpersisted_record_bytes`.
@@ -166,14 +142,18 @@ class AckState:
         """
         if self.is_acked(position):
             return 0
-        joined = (self._fresh,) if self._all_undurable is None else (self._all_undurable, *self._outcomes)
-        return max(ack_effect(position, each, self._ledgers, self.mark_delete).record_bytes for each in joined)
+        effects = (
+            ack_effect(position, joined, self._ledgers, self.mark_delete) for joined in self._undurable.joined_by()
+        )
+        return max(effect.record_bytes for effect in effects)
 
     def unpersisted_bytes_freed(self, hole: AckHole) -> int:
         """Return at least how much acking a whole hole now would take off `unpersisted_record_bytes`."""
-        joined = self._fresh if self._all_undurable is None else self._all_undurable
         stretch = Run(hole.ledger_id, hole.first, hole.end)
-        return -stretch_effect(stretch, joined, self._ledgers, self.mark_delete).record_bytes
+        effects = (
+            stretch_effect(stretch, joined, self._ledgers, self.mark_delete) for joined in self._undurable.joined_by()
+        )
+        return -max(effect.record_bytes for effect in effects)
 
     @property
     def backlog(self) -> int:
@@ -190,13 +170,13 @@ class AckState:
         """Tell whether the last persist left a partly acked batch out."""
         if position in self.batch or position in self._completed:
             return position in self._batches_cut
-        return any(position in ranges for ranges in self._undurable())
+        return any(position in ranges for ranges in self._undurable.sets())
 
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
         return any(
             not bitmap.isdisjoint(ranges.entries(ledger_id))
-            for ranges in (*self._undurable(), self._covered)
+            for ranges in (*self._undurable.sets(), self._undurable.covered)
             for ledger_id, bitmap in candidates.items()
         )
 
@@ -224,12 +204,11 @@ class AckState:
         marked_ledger_id, marked_entry_id = mark_delete
         if ledger_id == marked_ledger_id and entry_id == marked_entry_id + 1:
             self._ack_following(position)
-        elif not self.deleted.add_with(self._fresh, position):
+        elif not self.deleted.add_with(self._undurable.fresh, position):
             return 0
         else:
-            if self._all_undurable is not None:
-                for ranges in (self._all_undurable, *self._outcomes):
-                    ranges.add(position)
+            if not self._undurable.is_plain:
+                self._undurable.added(ledger_id, (entry_id,))
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
@@ -249,10 +228,8 @@ class AckState:
             if bitmap:
                 self._ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
-            self.deleted.add_entries_with(self._fresh, ledger_id, bitmap)
-            if self._all_undurable is not None:
-                for ranges in (self._all_undurable, *self._outcomes):
-                    ranges.add_entries(ledger_id, bitmap)
+            self.deleted.add_entries_with(self._undurable.fresh, ledger_id, bitmap)
+            self._undurable.added(ledger_id, bitmap)
             for position in self.batch.among(ledger_id, bitmap):
                 self._complete(position)
         self._accept(sum(map(len, new.values())))
@@ -366,18 +343,14 @@ class AckState:
         self.batch = BatchIndexes()
         self.properties = {}
         self.deleted = DeletedRanges()
-        self._fresh, self._in_flight, self._has_failed = DeletedRanges(), DeletedRanges(), False
-        self._held, self._cut, self._covered = DeletedRanges(), DeletedRanges(), DeletedRanges()
-        self._displaced = DeletedRanges()
-        self._all_undurable, self._outcomes = None, ()
+        self._undurable = Undurable()
         self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
         self._completed = BatchIndexes()
         self._durable_count = self._acked_count
 
     def can_promote(self, frontier: Position) -> bool:
         """Tell whether an ack that was held back is at or below a frontier, or one was promoted in vain."""
-        lowest = self._held.first_range()
-        return bool(self._fresh) or (lowest is not None and lowest[0] < frontier)
+        return self._undurable.can_promote(frontier)
 
     def begin_persist(
         self,
@@ -397,42 +370,23 @@ class AckState:
 
         Complexity: bitmap operations over what is not durable; beyond a range limit also over what is.
         """
-        ready = self._fresh
-        self._fresh, self._has_failed = DeletedRanges(), False
-        if self._held or frontier != EVERYTHING:
-            if self._all_undurable is None:
-                self._all_undurable = ready.copy()
-            frontier = self._grow(frontier, record_bytes_max)
-            # What was cut off may be young: only at the frontier may a range be parted, which is where it may grow.
-            for ranges in (ready, self._cut):
-                self._held.update(ranges)
-            self._cut = DeletedRanges()
-            ready = self._held.take_at_most(frontier)
-        if self._cut:
-            ready.update(self._cut)
-            self._cut = DeletedRanges()
-        if self._displaced:
-            self._displaced = DeletedRanges()
-        if limits.range_count_max is not None:
-            ready = self._cut_to_limit(ready, limits, record_bytes_max)
-        self._in_flight = ready
-        if not self._held and not self._cut:
-            self._all_undurable = None
-        else:
-            assert self._all_undurable is not None
-            left = self._all_undurable.copy()
-            left.difference_update(ready)
-            self._outcomes = (*self._outcomes, left)
+        undurable = self._undurable
+        undurable.begin_write(
+            self.deleted,
+            frontier=frontier,
+            limit=RangeLimit(limits.range_count_max, self._keep, limits.displaces),
+            record_bytes_max=record_bytes_max,
+        )
+        self._durable_count -= len(undurable.displaced)
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
         for position in self._batches_cut:
             self._completed.discard(position)  # Nothing of it is durable.
         self._batches_cut = set()
         if limits.batch_count_max is not None:
             self._batches_cut.update(islice(sorted((*self.batch, *self._left_out())), limits.batch_count_max, None))
-        not_taken = len(self._held) + len(self._cut)
         return Unpersisted(
-            self.mark_delete, ready, self.properties, self._acked_count - not_taken,
-            batch=self._batches(self._batches_in_flight), cut_count=len(self._cut),
+            self.mark_delete, undurable.in_flight, self.properties, self._acked_count - undurable.not_taken_count,
+            batch=self._batches(self._batches_in_flight), cut_count=len(undurable.cut),
             batch_cut_count=len(self._batches_cut),
         )  # fmt: skip
 
@@ -442,7 +396,7 @@ class AckState:
         To be called right after `begin_persist`.
         """
         content = self.deleted.copy()
-        for ranges in (self._held, self._cut):
+        for ranges in (self._undurable.held, self._undurable.cut):
             content.difference_update(ranges)
         batch = self.batch.copy()
         for position in self._left_out():
@@ -453,38 +407,29 @@ class AckState:
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count what was taken as durable and return how many messages that is."""
-        covered = written.acked_count - self._durable_count - len(self._displaced)
+        covered = written.acked_count - self._durable_count - len(self._undurable.displaced)
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
-        self._covered.remove_at_most(written.mark_delete)
-        if self._all_undurable is not None:
-            self._all_undurable.difference_update(self._in_flight)
-            self._outcomes = ()
-        self._in_flight = DeletedRanges()
+        self._undurable.end_write(written.mark_delete)
         if self._batches_in_flight:
             self._batches_in_flight = set()
         if self._completed:
             for position in set(self._completed).difference(self._left_out()):
-                if position not in self._fresh:
+                if position not in self._undurable.fresh:
                     self._completed.discard(position)
         return covered
 
     def abandon_persist(self) -> None:
         """Put back what was taken: it could not be written, and what it was to displace may be gone."""
-        self._covered.update(self._in_flight.take_at_most(self.mark_delete))
-        self._fresh.update(self._in_flight)
-        self._has_failed = True
+        self._undurable.abandon_write(self.mark_delete)
         self._changed_batches |= self._batches_in_flight
-        self._in_flight, self._batches_in_flight = DeletedRanges(), set()
-        self._outcomes = ()
+        self._batches_in_flight = set()
 
     def withdraw_persist(self) -> None:
         """Put back what was just taken: it will not be tried, so what is durable stays so."""
         self.abandon_persist()
-        self._cut.difference_update(self._displaced)
-        if self._all_undurable is not None:
-            self._all_undurable.difference_update(self._displaced)
-        self._durable_count += len(self._displaced)
+        self._undurable.withdraw_displacement()
+        self._durable_count += len(self._undurable.displaced)
 
     def frontier_leaving(self, record_bytes_max: int) -> Position:
         """Return the lowest end of a range such that those above it, of what is not durable, take no more bytes.
@@ -494,83 +439,12 @@ class AckState:
 
         Complexity: O(log ranges) bitmap operations over one ledger's.
         """
-        room = record_bytes_max
-        for ledger_id, bitmap in reversed(list(self._undurable_as_one().bitmaps())):
-            begins = firsts(bitmap)
-            size = ranges_bytes(ledger_id, bitmap, begins)
-            if size > room:
-                left_count = bisect_right(range(len(begins) + 1), room, key=partial(_highest_bytes, ledger_id, bitmap))
-                given = len(begins) - (left_count - 1)
-                entry_count = len(bitmap) if given == len(begins) else bitmap.rank(begins[given]) - 1
-                return Position(ledger_id, bitmap[entry_count - 1])
-            room -= size
-        return self.mark_delete
+        frontier = self._undurable.frontier_leaving(record_bytes_max)
+        return self.mark_delete if frontier is None else frontier
 
     def undurable_count(self, lower: Position, upper: Position) -> int:
         """Return how many acks above one position and up to another are not durable. Complexity: O(ledgers)."""
-        if upper <= lower:
-            return 0
-        return self._undurable_as_one().cardinality(Position(lower.ledger_id, lower.entry_id + 1), upper)
-
-    def _grow(self, frontier: Position, record_bytes_max: int | None) -> Position:
-        """Return a frontier that makes the ranges which are not durable no larger than they may be."""
-        assert self._all_undurable is not None
-        ledger_id, entry_id = frontier
-        run = self._all_undurable.run_containing(frontier) if 0 <= entry_id < ENTRY_ID_MAX else None
-        if run is None or run.end == entry_id + 1:
-            return frontier
-        growth = range_first_bytes(entry_id + 1) - range_first_bytes(run.first)
-        if growth <= 0:
-            return frontier
-        if record_bytes_max is not None and self._all_undurable.record_bytes + growth > record_bytes_max:
-            return Position(ledger_id, run.end - 1)
-        return frontier
-
-    def _cut_to_limit(self, ready: DeletedRanges, limits: PersistLimits, record_bytes_max: int | None) -> DeletedRanges:
-        """Return what of the acks that are ready the durable state has room for; the rest is cut off.
-
-        What is durable and gives way counts as not durable from now on: the write may happen although it fails.
-        """
-        assert limits.range_count_max is not None
-        if not self._held and self.deleted.range_count <= limits.range_count_max:
-            return ready
-        wanted = self.deleted.copy()
-        wanted.difference_update(self._held)
-        durable = wanted.copy()
-        durable.difference_update(ready)
-        undurable = ready.copy() if self._all_undurable is None else self._all_undurable
-        always = None if limits.displaces else durable
-        kept = select(wanted, range_count_max=limits.range_count_max, keep=self._keep, always=always).kept
-        displaced = durable.copy()
-        displaced.difference_update(kept)
-        if displaced:
-            grown = undurable.copy()
-            grown.update(displaced)
-            left = grown.copy()
-            left.difference_update(kept)
-            if record_bytes_max is not None and max(grown.record_bytes, left.record_bytes) > record_bytes_max:
-                return self._cut_to_limit(ready, limits._replace(displaces=False), record_bytes_max)
-            self._outcomes = (undurable,)
-            undurable = grown
-        self._all_undurable = undurable
-        wanted.difference_update(kept)
-        self._cut = wanted
-        kept.difference_update(durable)
-        self._displaced = displaced
-        self._durable_count -= len(displaced)
-        return kept
-
-    def _undurable_as_one(self) -> DeletedRanges:
-        if self._all_undurable is not None:
-            return self._all_undurable
-        if not self._in_flight:
-            return self._fresh
-        both = self._fresh.copy()
-        both.update(self._in_flight)
-        return both
-
-    def _undurable(self) -> tuple[DeletedRanges, ...]:
-        return self._fresh, self._in_flight, self._held, self._cut
+        return self._undurable.count_between(lower, upper)
 
     def _complete(self, position: Position) -> None:
         """Forget the batch that an entry is, if it is one that was partly acked: it is acked as a whole."""
@@ -581,7 +455,7 @@ class AckState:
 
     def _left_out(self) -> list[Position]:
         """Return the batches whose last ack the persist under way, or the last one, leaves out."""
-        return [position for position in self._completed if position in self._held or position in self._cut]
+        return [position for position in self._completed if self._undurable.left_out(position)]
 
     def _batches(self, positions: Iterable[Position]) -> BatchIndexes:
         held, left_out = BatchIndexes(), self._left_out() if self._completed else ()
@@ -609,11 +483,11 @@ class AckState:
         self.mark_delete = position
         if not self.deleted:
             return
-        if self._all_undurable is not None or self._has_failed:
+        if not self._undurable.is_plain:
             self._advance_mark_delete()
             return
         ledger_id, entry_id = position
-        end = self.deleted.remove_lowest_with(self._fresh, ledger_id, entry_id + 1)
+        end = self.deleted.remove_lowest_with(self._undurable.fresh, ledger_id, entry_id + 1)
         if end > entry_id + 1:
             self.mark_delete = tuple.__new__(Position, (ledger_id, end - 1))  # in half the time
         if end == self._ledgers.entry_count(ledger_id):
@@ -633,48 +507,18 @@ class AckState:
     def _move_mark_delete(self, position: Position) -> int:
         """Set the mark-delete position and return how many entries up to it were acked one by one before."""
         self.mark_delete = position
-        # What an earlier persist passed by stays known until the mark-delete is durable: a receipt may ask for it.
-        for passed_by in (self._held, self._cut, self._fresh if self._has_failed else None):
-            if passed_by:
-                self._covered.update(passed_by.take_at_most(position))
-        self._fresh.remove_at_most(position)
-        if self._all_undurable is not None:
-            for ranges in (self._all_undurable, *self._outcomes):
-                ranges.remove_at_most(position)
+        self._undurable.cover(position)
         self.batch.remove_at_most(position)
         return self.deleted.remove_at_most(position)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
-        for ranges in (self.deleted, self._covered, *self._undurable()):
-            ranges._check()
+        self.deleted._check()
+        self._undurable._check(self.deleted, self.mark_delete, persisted_mark_delete=self.persisted_mark_delete)
         self.batch._check()
         lowest = next(self.deleted.runs(), None)
         assert lowest is None or Position(lowest.ledger_id, lowest.first) > self.mark_delete
         assert not self.is_acked(self._ledgers.next_valid(self.mark_delete))
         assert self.persisted_mark_delete <= self.mark_delete
         assert self._durable_count <= self._acked_count
-        undurable = DeletedRanges()
-        assert sum(map(undurable.update, self._undurable())) == sum(map(len, self._undurable()))
-        undurable.difference_update(self._in_flight)
-        assert self.deleted.copy().update(undurable) == 0
-        assert self._all_undurable is not None or not (self._held or self._cut)
-        if self._all_undurable is not None:
-            undurable.update(self._in_flight)
-            undurable.remove_at_most(self.mark_delete)
-            assert self._all_undurable == undurable
-            undurable.difference_update(self._in_flight)
-            assert not self._outcomes or self._outcomes[-1] == undurable
-        assert self._covered.cardinality(Position(0, 0), self.persisted_mark_delete) == 0
-        assert self._covered.cardinality(Position(0, 0), self.mark_delete) == len(self._covered)
         assert not any(position in self.deleted for position, _ in self.batch.items())
-
-
-def _highest_bytes(ledger_id: int, bitmap: BitMap, count: int) -> int:
-    """Return what the highest so many ranges of a ledger take."""
-    begins = firsts(bitmap)
-    if not count:
-        return 0
-    highest = bitmap.copy()
-    highest.remove_range(0, begins[len(begins) - count])
-    return ranges_bytes(ledger_id, highest, firsts(highest))

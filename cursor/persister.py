@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CursorClosedError
-from cursor.ack_state import EVERYTHING
 from cursor.journal_format import Content
 from cursor.outcome import PersistResult, Route
 from cursor.rate_limiter import MarkDeleteRateLimiter
 from cursor.store import PayloadTooLargeError, StoreError
+from cursor.undurable import EVERYTHING
 from cursor.young_age import YoungAge
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
-from cursor.ack_state import EVERYTHING
 from cursor.auto_age import AgeChooser, AutoAge
+from cursor.undurable import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

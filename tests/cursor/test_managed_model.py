@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import cursor.ack_state
 import cursor.persister
+import cursor.undurable
 from ackstate import (
     AckStateError,
     BatchIndexes,
@@ -32,12 +33,13 @@ from ackstate import (
 from ackstate.wire import native
 from ackstate.wire.pulsar import RangeForm
 from cursor import AutoAge, CursorConfig, Format, ManagedCursor, Route, StoreError, UnreadableCursorError
-from cursor.ack_state import EVERYTHING, AckState, PersistLimits
+from cursor.ack_state import AckState, PersistLimits
 from cursor.journal import Journal, cursor_owner, cursor_path
 from cursor.persister import Persister
 from cursor.pulsar_format import PulsarFormat
 from cursor.recovery import Recovery, decode_record
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from cursor.undurable import EVERYTHING
 from planted import assert_caught
 
 pytestmark = pytest.mark.slow
@@ -648,7 +650,7 @@ def test_model_catches_a_receipt_given_before_the_write(monkeypatch):
 def test_model_catches_a_failed_promotion_that_nobody_tries_again(monkeypatch):
     can_promote = AckState.can_promote
     monkeypatch.setattr(
-        AckState, "can_promote", lambda self, frontier: bool(self._held) and can_promote(self, frontier)
+        AckState, "can_promote", lambda self, frontier: bool(self._undurable.held) and can_promote(self, frontier)
     )
     machine = machine_of(CONFIGS[4])
     machine.deliver(9)
@@ -730,7 +732,7 @@ def test_model_catches_a_limit_that_drops_what_is_durable(monkeypatch):
     def forgetful(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max, keep=keep)
 
-    monkeypatch.setattr(cursor.ack_state, "select", forgetful)
+    monkeypatch.setattr(cursor.undurable, "select", forgetful)
     machine = machine_of(PASSING_BY[1])
     for numbers in ([2, 4], [6, 7]):
         machine.ack_many(numbers)
@@ -742,7 +744,7 @@ def test_model_catches_a_limit_that_is_one_off(monkeypatch):
     def one_more(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
-    monkeypatch.setattr(cursor.ack_state, "select", one_more)
+    monkeypatch.setattr(cursor.undurable, "select", one_more)
     machine = machine_of(PASSING_BY[0])
     machine.ack_many([2, 4, 6, 8])
     with pytest.raises(AssertionError):
@@ -753,7 +755,7 @@ def test_model_catches_displaced_ranges_that_count_as_durable(monkeypatch):
     end = AckState.end_persist
 
     def with_displaced(self, written):
-        return end(self, written._replace(acked_count=written.acked_count + len(self._displaced)))
+        return end(self, written._replace(acked_count=written.acked_count + len(self._undurable.displaced)))
 
     monkeypatch.setattr(AckState, "end_persist", with_displaced)
     machine = machine_of(PASSING_BY[3])

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import cursor.ack_state
+import cursor.undurable
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.record_size import isolated_range_bytes, range_bytes
 from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
 from cursor.ack_state import AckState, PersistLimits
 from cursor.stores.memory import MemoryDisk
+from cursor.undurable import Undurable
 
 LEDGER = 5
 DISPLACING = PersistLimits(range_count_max=1, displaces=True)
@@ -200,8 +201,8 @@ def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_m
 
 
 def test_a_frontier_that_gives_one_range_too_many_is_caught(monkeypatch):
-    real = cursor.ack_state.bisect_right
-    monkeypatch.setattr(cursor.ack_state, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1))
+    real = cursor.undurable.bisect_right
+    monkeypatch.setattr(cursor.undurable, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1))
     with pytest.raises(AssertionError):
         check_frontier_leaving([(5, 2, 1), (5, 4, 1), (5, 6, 1)], 28)
 
@@ -382,21 +383,19 @@ def grow_always(self, frontier, record_bytes_max):
 
 
 def look_at_what_is_there_only(self):
-    if self._all_undurable is None:
-        return self._fresh.record_bytes + self._in_flight.record_bytes
-    return self._all_undurable.record_bytes
+    return self.as_one().record_bytes
 
 
-def displace_always(self, ready, limits, record_bytes_max):
-    return _REAL_CUT(self, ready, limits, None)
+def displace_always(self, ready, deleted, limit, record_bytes_max):
+    return _REAL_CUT(self, ready, deleted, limit, None)
 
 
-_REAL_GROW, _REAL_CUT = AckState._grow, AckState._cut_to_limit
+_REAL_GROW, _REAL_CUT = Undurable._grown, Undurable._cut_to_limit
 PLANTED = [
     # 151 to 200 would take a byte more than 100 to 200, for which there is none: all of it goes.
-    (a_cut_at_a_full_limit, (3 * 16, 3), "_grow", grow_always),
+    (a_cut_at_a_full_limit, (3 * 16, 3), "_grown", grow_always),
     # Here there is room: 151 to 200, 300 and 302 stay, and take more than before.
-    (a_cut_below_what_stays, (3 * 16, 52), "unpersisted_record_bytes", property(look_at_what_is_there_only)),
+    (a_cut_below_what_stays, (3 * 16, 52), "record_bytes", property(look_at_what_is_there_only)),
     # 10 would take the place of 150, which then would be 16 bytes beside 56: it stays, the others are cut off.
     (a_displacement_at_a_full_limit, (4 * 14, 4), "_cut_to_limit", displace_always),
 ]
@@ -405,6 +404,6 @@ PLANTED = [
 @pytest.mark.parametrize(("story", "outcome", "name", "bug"), PLANTED)
 def test_a_story_at_a_full_limit_and_the_same_with_a_planted_bug(monkeypatch, story, outcome, name, bug):
     assert story(RecordBytesMachine()) == outcome
-    monkeypatch.setattr(AckState, name, bug)
+    monkeypatch.setattr(Undurable, name, bug)
     with pytest.raises(AssertionError):
         story(RecordBytesMachine())

@@ -11,12 +11,12 @@ import pytest
 
 import schedules
 from cursor import CursorConfig, Format
-from cursor.ack_state import AckState
 from cursor.dispatch.admission import Admission
 from cursor.dispatch.deliveries import Deliveries
 from cursor.persister import Persister
 from cursor.stores.memory import Fault, FaultKind
 from cursor.subscription import SubscriptionType
+from cursor.undurable import Undurable
 from limits import Accounting, GateLimits, Rule
 
 PLAIN = {
@@ -217,9 +217,11 @@ def test_a_range_that_grows_where_a_persist_cuts_it_is_found(monkeypatch):
 
 
 def test_a_durable_range_that_gives_way_and_makes_the_rest_larger_is_found(monkeypatch):
-    cut_to_limit = AckState._cut_to_limit
+    cut_to_limit = Undurable._cut_to_limit
     monkeypatch.setattr(
-        AckState, "_cut_to_limit", lambda self, ready, limits, _: cut_to_limit(self, ready, limits, None)
+        Undurable,
+        "_cut_to_limit",
+        lambda self, ready, deleted, limit, _: cut_to_limit(self, ready, deleted, limit, None),
     )
     with pytest.raises(AssertionError, match="while a persist writes"):
         puts_a_lower_range_in_the_place_of_a_longer_one()
