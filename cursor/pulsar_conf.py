@@ -7,11 +7,11 @@ The file is what ``java.util.Properties`` reads. `parse_properties` and `cursor_
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
+from ackstate.properties import flag, given, number, whole_number
 from ackstate.wire.pulsar import Compression, RangeForm
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ _LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
 # What Pulsar takes for one of the two when only the other is given.
 _MARK_DELETE_RATE_DEFAULT = 1.0
 _FLUSH_SECONDS_DEFAULT = 60
-
-_INT_MAX = 2**31 - 1  # Java's
-_INT = re.compile(r"[+-]?[0-9]+")
-_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _BLANKS = " \t\f"
 _LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines knows many more
@@ -120,32 +116,32 @@ def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
     for key in properties:
         _check_spelling(key)
     found: dict[str, object] = {
-        "range_count_max": _whole_number(properties, RANGES, least=0),
-        "batch_count_max": _whole_number(properties, BATCHES, least=0),
+        "range_count_max": whole_number(properties, RANGES, least=0),
+        "batch_count_max": whole_number(properties, BATCHES, least=0),
         "metadata_range_count_max": _metadata_ranges(properties),
-        "ledger_entry_count_max": _whole_number(properties, LEDGER_ENTRIES, least=1),
+        "ledger_entry_count_max": whole_number(properties, LEDGER_ENTRIES, least=1),
         "compression": _compression(properties),
-        "compression_bytes_min": _whole_number(properties, COMPRESSION_BYTES, least=0),
-        "batch_index_acks": _flag(properties, BATCH_INDEX_ACKS),
-        "become_old_ack_record_seconds": _whole_number(properties, BECOME_OLD_SECONDS, least=0),
+        "compression_bytes_min": whole_number(properties, COMPRESSION_BYTES, least=0),
+        "batch_index_acks": flag(properties, BATCH_INDEX_ACKS),
+        "become_old_ack_record_seconds": whole_number(properties, BECOME_OLD_SECONDS, least=0),
         **_pace(properties),
     }
-    if (seconds := _whole_number(properties, ROLLOVER_SECONDS, least=0)) is not None:
+    if (seconds := whole_number(properties, ROLLOVER_SECONDS, least=0)) is not None:
         found["ledger_rollover_ms"] = 1000 * seconds
-    if (as_words := _flag(properties, AS_WORDS)) is not None:
+    if (as_words := flag(properties, AS_WORDS)) is not None:
         found["range_form"] = RangeForm.WORDS if as_words else RangeForm.LIST
     return cast("CursorSettings", {name: value for name, value in found.items() if value is not None})
 
 
 def _metadata_ranges(properties: Mapping[str, str]) -> int | None:
-    alias = _whole_number(properties, METADATA_RANGES_ALIAS, least=-1)
-    limit = _whole_number(properties, METADATA_RANGES, least=0)
+    alias = whole_number(properties, METADATA_RANGES_ALIAS, least=-1)
+    limit = whole_number(properties, METADATA_RANGES, least=0)
     return alias if alias is not None and alias > 0 else limit
 
 
 def _pace(properties: Mapping[str, str]) -> dict[str, float]:
     """Return when to write; what is given of the two keys draws in Pulsar's default of the other."""
-    rate, flush = _rate(properties), _whole_number(properties, FLUSH_SECONDS, least=1)
+    rate, flush = number(properties, MARK_DELETE_RATE), whole_number(properties, FLUSH_SECONDS, least=1)
     if rate is None and flush is None:
         return {}
     rate = _MARK_DELETE_RATE_DEFAULT if rate is None else rate
@@ -197,41 +193,8 @@ def _check_spelling(key: str) -> None:
             raise ValueError(f"{key!r} is no key of Pulsar; {folded[likest]!r} was probably meant")
 
 
-def _given(properties: Mapping[str, str], key: str) -> str:
-    value = properties.get(key, "")
-    if not isinstance(value, str):
-        raise TypeError(f"{key}: the value is text, found {value!r}")
-    return value.strip()
-
-
-def _whole_number(properties: Mapping[str, str], key: str, *, least: int) -> int | None:
-    value = _given(properties, key)
-    if not value:
-        return None
-    # By length first: int() refuses thousands of digits in words of its own.
-    if not _INT.fullmatch(value) or len(value) > 20 or not least <= int(value) <= _INT_MAX:
-        raise ValueError(f"{key} is a whole number from {least} to {_INT_MAX}, found {value!r}")
-    return int(value)
-
-
-def _rate(properties: Mapping[str, str]) -> float | None:
-    value = _given(properties, MARK_DELETE_RATE)
-    if not value:
-        return None
-    if not _DOUBLE.fullmatch(value) or not math.isfinite(float(value)):
-        raise ValueError(f"{MARK_DELETE_RATE} is a number of writes a second, found {value!r}")
-    return float(value)
-
-
-def _flag(properties: Mapping[str, str], key: str) -> bool | None:
-    value = _given(properties, key).casefold()
-    if value not in {"", "true", "false"}:
-        raise ValueError(f"{key} is true or false, found {value!r}")
-    return value == "true" if value else None
-
-
 def _compression(properties: Mapping[str, str]) -> Compression | None:
-    value = _given(properties, COMPRESSION)
+    value = given(properties, COMPRESSION)
     if not value:
         return None
     try:

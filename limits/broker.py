@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from limits import pulsar_conf
+from ackstate.properties import LONG_MAX, number, whole_number
 from limits.rule_state import NO_LIMIT
 from limits.rules import Rule, Verdict
 from limits.waiters import call_all
@@ -61,8 +61,9 @@ class BrokerLimit:
             ValueError: A value is malformed or out of range; names the key.
             TypeError: A value is not text.
         """
-        limit = pulsar_conf.whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, default=0)
-        share = pulsar_conf.number(properties, _SHARE_KEY, default=_SHARE_DEFAULT)
+        limit = whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, least=-LONG_MAX, most=LONG_MAX) or 0
+        share = number(properties, _SHARE_KEY)
+        share = _SHARE_DEFAULT if share is None else share
         return cls(limit, share) if limit > 0 and share > 0 else cls()
 
     @property

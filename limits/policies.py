@@ -10,16 +10,16 @@ Source: ``DelayedDeliveryPolicies`` and ``PersistentTopic.publishMessage`` of Ap
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from ackstate.errors import AckStateError
+from ackstate.properties import LONG_MAX, flag, whole_number
 
 # The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
-TIME_MS_MAX = 2**63 - 1
+TIME_MS_MAX = LONG_MAX
 
 ENABLED_KEY = "delayedDeliveryEnabled"
 TICK_KEY = "delayedDeliveryTickTimeMillis"
@@ -35,8 +35,6 @@ _JSON_NAMES = {
 }
 _FIELDS = {json_name: name for name, json_name in _JSON_NAMES.items()}
 _LEAST = {"tick_time_ms": 1, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
-
-_INT = re.compile(r"[+-]?[0-9]{1,19}")
 
 _T = TypeVar("_T")
 
@@ -151,9 +149,9 @@ class BrokerDelayedDelivery:
         if _PIP_315_KEY in properties:
             raise ValueError(f"{_PIP_315_KEY!r} is no key of Pulsar; {MAX_DELAY_KEY!r} was probably meant")
         said: dict[str, Any] = {
-            "active": _flag(properties, ENABLED_KEY),
-            "tick_time_ms": _milliseconds(properties, TICK_KEY, least=1),
-            "max_delivery_delay_ms": _milliseconds(properties, MAX_DELAY_KEY, least=-TIME_MS_MAX - 1),
+            "active": flag(properties, ENABLED_KEY),
+            "tick_time_ms": whole_number(properties, TICK_KEY, least=1, most=TIME_MS_MAX),
+            "max_delivery_delay_ms": whole_number(properties, MAX_DELAY_KEY, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX),
         }
         limit_ms = said["max_delivery_delay_ms"]
         said["max_delivery_delay_ms"] = limit_ms and max(limit_ms, 0)
@@ -373,26 +371,3 @@ def _check_milliseconds(label: str, value: object, *, least: int) -> None:
         raise TypeError(f"{label} is a whole number of milliseconds, found {value!r}")
     if not least <= value <= TIME_MS_MAX:
         raise ValueError(f"{label} must be in {least}..{TIME_MS_MAX}, found {value}")
-
-
-def _given(properties: Mapping[str, str], key: str) -> str:
-    value = properties.get(key, "")
-    if not isinstance(value, str):
-        raise TypeError(f"{key}: the value is text, found {value!r}")
-    return value.strip()
-
-
-def _flag(properties: Mapping[str, str], key: str) -> bool | None:
-    value = _given(properties, key).casefold()
-    if value not in {"", "true", "false"}:
-        raise ValueError(f"{key} is true or false, found {value!r}")
-    return value == "true" if value else None
-
-
-def _milliseconds(properties: Mapping[str, str], key: str, *, least: int) -> int | None:
-    value = _given(properties, key)
-    if not value:
-        return None
-    if not _INT.fullmatch(value) or not least <= int(value) <= TIME_MS_MAX:
-        raise ValueError(f"{key} is a whole number from {least} to {TIME_MS_MAX}, found {value!r}")
-    return int(value)

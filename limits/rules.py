@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from limits import pulsar_conf
+from ackstate.properties import LONG_MAX, flag, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,15 +105,17 @@ class GateLimits:
             TypeError: A value is not text.
         """
         defaults = cls()
-        ranges = pulsar_conf.whole_number(properties, Rule.UNACKED_RANGES.value, default=_RANGES_DEFAULT)
-        is_pausing = pulsar_conf.flag(properties, _PAUSE)
+        ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=-LONG_MAX, most=LONG_MAX)
+        ranges = _RANGES_DEFAULT if ranges is None else ranges
+        is_pausing = flag(properties, _PAUSE) or False
         if is_pausing and ranges < 1:
             raise ValueError(
                 f"{Rule.UNACKED_RANGES.value} is {ranges}: with {_PAUSE} the first ack hole would stop dispatch"
             )
 
         def limit(rule: Rule, default: int) -> int:
-            return max(0, pulsar_conf.whole_number(properties, rule.value, default=default))
+            number = whole_number(properties, rule.value, least=-LONG_MAX, most=LONG_MAX)
+            return default if number is None else max(0, number)
 
         return cls(
             max_unpersisted_ack_record_bytes=limit(
