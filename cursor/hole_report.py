@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from ackstate.position import Position
+
 if TYPE_CHECKING:
-    from ackstate.position import Position
+    from collections.abc import Iterable
+
+    from ackstate.ack_hole import AckHole
+
+SAMPLE_COUNT_MAX = 64
+"""How many messages of a hole are looked at: all of one that has no more, else so many, evenly spread."""
 
 
 class HoleReason(StrEnum):
@@ -66,3 +74,15 @@ class HoleReport:
     freed_bytes: int
     freed_ranges: int
     mark_delete_advance: int
+
+
+def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
+    """Return the holes that cost most, the costliest first; of equals that which moves the mark-delete furthest."""
+    return heapq.nlargest(top, found, key=lambda hole: (hole.cost_bytes, hole.mark_delete_advance))
+
+
+def sample(hole: AckHole) -> list[Position]:
+    """Return the positions to look at, the first and the last of the hole among them, in order."""
+    count = min(hole.entry_count, SAMPLE_COUNT_MAX)
+    numbers = (number * (hole.entry_count - 1) // max(1, count - 1) for number in range(count))
+    return [Position(hole.ledger_id, hole.first + number) for number in numbers]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from ackstate.ack_hole import holes
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
 from cursor.ack_state import AckState
-from cursor.hole_report import HoleReason, HoleReport
+from cursor.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
 from cursor.message_log import MessageLog, log_owner
 from cursor.store import LedgerNotFoundError
 
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ackstate.ack_hole import AckHole
+    from ackstate.position import Position
     from cursor.journal_format import Content
     from cursor.message_log import Message
     from cursor.store import Store
-
-SAMPLE_COUNT_MAX = 64
-"""How many messages of a hole are read: all of one that has no more, else so many, evenly spread."""
 
 _BROKER_REST = "only the running broker knows"
 _BROKER_ONLY = f"who has it {_BROKER_REST}"
@@ -96,14 +93,14 @@ def explain_holes(content: Content, log: MessageLog | None, *, top: int, now_ms:
         found = heapq.merge(_lost(content, ledgers, log), found)
     numbers = count()
     numbered = (hole for hole, _ in zip(found, numbers, strict=False))
-    costliest = heapq.nlargest(top, numbered, key=lambda hole: (hole.cost_bytes, hole.mark_delete_advance))
+    shown = costliest(numbered, top)
     return StoredHoles(
         state.mark_delete,
         None if log is None else state.backlog,
         state.deleted.range_count,
         state.deleted.record_bytes,
         next(numbers),
-        tuple(_report(hole, log, now_ms=now_ms) for hole in costliest),
+        tuple(_report(hole, log, now_ms=now_ms) for hole in shown),
     )
 
 
@@ -134,7 +131,7 @@ def _lost(content: Content, ledgers: LedgerMap, log: MessageLog) -> Iterator[Ack
 
 
 def _report(hole: AckHole, log: MessageLog | None, *, now_ms: int) -> HoleReport:
-    sampled = [_read(log, position) for position in _sample(hole)] if log else []
+    sampled = [_read(log, position) for position in sample(hole)] if log else []
     messages = [message for message in sampled if message is not None]
     due_ms = [message.deliver_at_ms for message in messages if message.deliver_at_ms > now_ms]
     why, detail = HoleReason.UNKNOWN, _BROKER_ONLY
@@ -162,13 +159,6 @@ def _report(hole: AckHole, log: MessageLog | None, *, now_ms: int) -> HoleReport
         freed_ranges=hole.freed_ranges,
         mark_delete_advance=hole.mark_delete_advance,
     )
-
-
-def _sample(hole: AckHole) -> Iterator[Position]:
-    """Yield the positions to read, the first and the last among them."""
-    sample_count = min(hole.entry_count, SAMPLE_COUNT_MAX)
-    for number in range(sample_count):
-        yield Position(hole.ledger_id, hole.first + number * (hole.entry_count - 1) // max(1, sample_count - 1))
 
 
 def _read(log: MessageLog, position: Position) -> Message | None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.ack_hole import holes
-from ackstate.errors import AckStateError
-from ackstate.position import Position
-from cursor.hole_report import HoleReason, HoleReport
+from ackstate.errors import CorruptStateError
+from cursor.hole_report import HoleReason, HoleReport, costliest, sample
+from cursor.store import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.ack_hole import AckHole
+    from ackstate.position import Position
     from cursor.dispatch.deliveries import Deliveries
     from cursor.dispatch.waiting import WaitingMessages
     from cursor.managed import ManagedCursor
-    from cursor.message_log import Message, MessageLog
-
-SAMPLE_COUNT_MAX = 64
-"""So many messages of a hole are looked at one by one: its first, its last, and others evenly between."""
+    from cursor.message_log import MessageLog
 
 
 class Whereabouts(NamedTuple):
@@ -50,7 +47,7 @@ class _Look(NamedTuple):
 
 
 def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleReport]:
-    """Explain the holes that cost the most bytes of the ack record, of equals the lowest first.
+    """Explain the holes that cost the most bytes of the ack record.
 
     Args:
         where: Where the messages may be; nothing is changed.
@@ -67,23 +64,21 @@ def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleRepo
     cursor = where.cursor
     with cursor.lock:
         found = holes(cursor.deleted, where.log.ledgers, cursor.mark_delete_position)
-        costliest = heapq.nsmallest(top, found, key=lambda hole: (-hole.cost_bytes, hole.ledger_id, hole.first))
-    return [_report(hole, where, now_ms=now_ms) for hole in costliest]
+        shown = costliest(found, top)
+    return [_report(hole, where, now_ms=now_ms) for hole in shown]
 
 
 def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
-    sample = _sample(hole)
-    looks = [_look(position, where, now_ms=now_ms) for position in sample]
+    looks = [_look(position, where, now_ms=now_ms) for position in sample(hole)]
     reasons = Counter(look.reason for look in looks)
     why = max(reasons, key=lambda reason: reasons[reason])
-    first = _message(hole.first_position, where.log)
     due_ms = [look.until_ms for look in looks if look.until_ms is not None and look.reason is HoleReason.DELAYED]
     consumers = {look.consumer for look in looks if look.consumer and look.reason is HoleReason.IN_FLIGHT}
     return HoleReport(
         first=hole.first_position,
         last=hole.last_position,
         entry_count=hole.entry_count,
-        age_ms=None if first is None else max(0, now_ms - first.publish_time_ms),
+        age_ms=_age_ms(hole, where.log, now_ms=now_ms),
         why=why,
         detail=_detail(why, looks, hole),
         consumers=tuple(sorted(consumers)),
@@ -96,21 +91,19 @@ def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
     )
 
 
-def _sample(hole: AckHole) -> list[Position]:
-    count = min(hole.entry_count, SAMPLE_COUNT_MAX)
-    step = (hole.entry_count - 1) / max(1, count - 1)
-    return [Position(hole.ledger_id, hole.first + round(number * step)) for number in range(count)]
-
-
 def _look(position: Position, where: Whereabouts, *, now_ms: int) -> _Look:
     """Tell where an unacked message is."""
     sent = where.deliveries.get(position)
     if sent is not None:
         return _Look(HoleReason.IN_FLIGHT, sent.consumer, None, sent.delivery_count)
-    message = _message(position, where.log)
-    if message is None:
-        return _Look(HoleReason.DATA_LOST)
     waiting = where.waiting.get(position)
+    try:
+        (message,) = where.log.read([position])
+    except (LedgerNotFoundError, CorruptStateError):
+        return _Look(HoleReason.DATA_LOST)
+    except StoreError:  # That the store fails now does not mean that it has lost anything.
+        reason = HoleReason.UNKNOWN if waiting is None else waiting.reason
+        return _Look(reason, delivery_count=0 if waiting is None else waiting.delivery_count)
     if waiting is not None:
         is_due = waiting.reason is HoleReason.DELAYED
         reason = HoleReason.NEVER_DELIVERED if is_due else waiting.reason
@@ -120,12 +113,13 @@ def _look(position: Position, where: Whereabouts, *, now_ms: int) -> _Look:
     return _Look(HoleReason.NEVER_DELIVERED)
 
 
-def _message(position: Position, log: MessageLog) -> Message | None:
-    """Return a message of the log; None if it cannot be read."""
+def _age_ms(hole: AckHole, log: MessageLog, *, now_ms: int) -> int | None:
+    """Return how long ago the first message of a hole was published; None if it cannot be read."""
     try:
-        return next(log.read([position]), None)
-    except AckStateError:
+        (first,) = log.read([hole.first_position])
+    except (StoreError, CorruptStateError):
         return None
+    return max(0, now_ms - first.publish_time_ms)
 
 
 def _detail(why: HoleReason, looks: Sequence[_Look], hole: AckHole) -> str:

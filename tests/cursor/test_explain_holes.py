@@ -139,7 +139,7 @@ def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many()
     topic.nack(*(number for number in range(299) if number % 3))
     ((_, _, hole),) = reports(topic)
     assert hole.entry_count == 299
-    assert hole.detail == "42 of 64 looked at, of 299, messages: given back by 'a'"
+    assert hole.detail == "43 of 64 looked at, of 299, messages: given back by 'a'"
 
 
 # What it costs, in which order, and what acking frees.
