@@ -10,6 +10,7 @@ from pyroaring import BitMap
 from ackstate.ack_hole import ack_effect, hole_at, holes
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
+from ackstate.integers import check_count
 from ackstate.position import Position, check_position
 from ackstate.wire.native import check_properties
 from ackstate.wire.native_pointer import check_cursor_properties
@@ -570,21 +571,36 @@ class ManagedCursor:
         """Persist, and of the acks that are too young for it the oldest before their time.
 
         Args:
-            record_bytes_max: So many bytes of `unpersisted_record_bytes` may be left young.
+            record_bytes_max: So many bytes of `unpersisted_record_bytes` may be left young; 0 or more.
             now_ms: The present.
 
         Raises:
+            ValueError: The number of bytes is negative.
             As `persist`.
         """
+        check_count("record_bytes_max", record_bytes_max, least=0)
         return self._written(lambda: self._persister.promote(record_bytes_max, now_ms=now_ms))
 
     def has_young(self, *, now_ms: int) -> bool:
         """Tell whether `promote` could make something durable that `persist` would hold back."""
         return self._persister.has_young(now_ms=now_ms)
 
-    def watch(self, watcher: PersistWatcher | None) -> None:
-        """Let somebody bound what is not durable and know of every persist from now on; at most one does."""
-        self._persister.watcher = watcher
+    def watch(self, watcher: PersistWatcher) -> None:
+        """Let somebody bound what is not durable and know of every persist from now on.
+
+        Raises:
+            ValueError: Somebody else does already.
+        """
+        with self._lock:
+            if self._persister.watcher not in {None, watcher}:
+                raise ValueError(f"the cursor of {self._persister.journal.path} is watched already")
+            self._persister.watcher = watcher
+
+    def unwatch(self, watcher: PersistWatcher) -> None:
+        """Let somebody watch no longer; one who does not is left alone."""
+        with self._lock:
+            if self._persister.watcher is watcher:
+                self._persister.watcher = None
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.

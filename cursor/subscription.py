@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple, final
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, final
 
 from ackstate.errors import AckStateError
-from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError, Admission
-from cursor.dispatch.block_reason import BlockReason
+from ackstate.integers import check_count, integer
+from ackstate.position import check_position
+from cursor.dispatch.admission import AckRefusedError, Admission
+from cursor.dispatch.block_reason import BlockReason, explain_block
 from cursor.dispatch.consumers import ConsumerBusyError, Consumers, SubscriptionType
 from cursor.dispatch.dispatcher import Batch, DeadLetterPolicy, Delivery, Dispatcher
 from cursor.dispatch.live_holes import Whereabouts, explain_holes
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from cursor.message_log import MessageLog
     from cursor.outcome import PersistResult, Receipt
     from delay.tracker import DelayedDeliveryTracker
-    from limits.gate import Usage, Verdict
+    from limits.gate import Usage
 
 __all__ = [
     "AckRefusedError",
@@ -42,7 +46,8 @@ __all__ = [
 ]
 
 
-class SubscriptionOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SubscriptionOptions:
     """What a subscription may be told about itself.
 
     Attributes:
@@ -52,12 +57,20 @@ class SubscriptionOptions(NamedTuple):
         hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before
             others that were sent less often.
         look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
+
+    Raises:
+        TypeError: One of the numbers is no integer.
+        ValueError: One of them is below 1.
     """
 
     dead_letters: DeadLetterPolicy | None = None
     promotes_young: bool = True
     hole_tries_max: int = 3
     look_ahead_max: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name in ("hole_tries_max", "look_ahead_max"):
+            check_count(name, getattr(self, name), least=1)
 
 
 @final
@@ -92,8 +105,9 @@ class Subscription(PersistWatcher):
         gate: DispatchGate | None = None,
         delays: DelayedDeliveryTracker | None = None,
         kind: SubscriptionType = SubscriptionType.SHARED,
-        options: SubscriptionOptions = SubscriptionOptions(),  # noqa: B008 - it is frozen
+        options: SubscriptionOptions | None = None,
     ) -> None:
+        options = options or SubscriptionOptions()
         self.cursor = cursor
         self.kind = kind
         self._log = log
@@ -111,28 +125,33 @@ class Subscription(PersistWatcher):
             hole_tries_max=options.hole_tries_max, look_ahead_max=options.look_ahead_max,
         )  # fmt: skip
         cursor.watch(self)
+        self._admission.observe(now_ms=0)
 
     @property
     def unacked_messages(self) -> int:
         """Messages sent and neither acked nor returned, those of a batch one by one."""
-        return self._admission.deliveries.unacked_messages
+        with self._lock:
+            return self._admission.deliveries.unacked_messages
 
     @property
     def consumers(self) -> tuple[str, ...]:
         """The open consumers, in the order they came."""
-        return self._consumers.names
+        with self._lock:
+            return self._consumers.names
 
     @property
     def active_consumer(self) -> str | None:
         """Who gets everything, of Exclusive and Failover; None if nobody is there, and for the other types."""
-        return self._consumers.active
+        with self._lock:
+            return self._consumers.active
 
     @property
     def next_wake_ms(self) -> int | None:
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
-        times = [self._dispatcher.waiting.next_until_ms]
-        if self._delays is not None:
-            times.append(self._delays.next_delivery_ms)
+        with self._lock:
+            times = [self._dispatcher.waiting.next_until_ms, self._admission.promote_again_ms]
+            if self._delays is not None:
+                times.append(self._delays.next_delivery_ms)
         return min((time for time in times if time is not None), default=None)
 
     def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
@@ -158,14 +177,18 @@ class Subscription(PersistWatcher):
                 self._dispatcher.waiting.owners_changed()
 
     def consumer_closed(self, consumer: str) -> int:
-        """Let a consumer go, take back what it had and did not ack, and return how many messages that is."""
+        """Let a consumer go, take back what it had and did not ack, and return how many messages that is.
+
+        Those of a batch count one by one.
+        """
         with self._lock:
+            self._dispatcher.forget_owner(consumer)
             self._consumers.close(consumer)
             orphaned = self._give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
             self._dispatcher.waiting.owners_changed()
             if self._gate is not None:
                 self._gate.consumer_closed(consumer)
-            self._admission.refresh()
+            self._admission.use_fell(now_ms=self._now_ms)
             return orphaned
 
     def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
@@ -173,17 +196,18 @@ class Subscription(PersistWatcher):
 
         Args:
             consumer: Who gets them, until it acks or returns them. Of Failover only the active one gets any.
-            max_messages: How many it wants at most.
+            max_messages: How many entries it wants at most, a batch being one.
             now_ms: The present.
 
         Raises:
+            TypeError: A number is no integer.
             CursorClosedError: The cursor is closed.
             ConsumerBusyError: The subscription is exclusive and another consumer has it.
             ValueError: `max_messages` is negative.
             StoreError: The log could not be read; nothing was sent, the messages concerned will be dispatched later.
         """
-        if max_messages < 0:
-            raise ValueError(f"max_messages is {max_messages}: it cannot be negative")
+        check_count("max_messages", max_messages, least=0)
+        now_ms = integer("now_ms", now_ms)
         with self._lock:
             self.cursor.check_open()
             self._now_ms = now_ms
@@ -194,13 +218,13 @@ class Subscription(PersistWatcher):
             batch = Batch(consumer, max_messages, now_ms, [], [])
             try:
                 self._dispatcher.dispatch(batch, self._options.dead_letters)
+                if batch.deliveries:
+                    highest = max(delivery.position for delivery in batch.deliveries)
+                    self.cursor.delivered(highest, now_ms=now_ms)
             except BaseException:
                 self._withdraw(batch)
                 raise
-            if batch.deliveries:
-                self._hold_keys(batch)
-                highest = max(delivery.position for delivery in batch.deliveries)
-                self.cursor.delivered(highest, now_ms=now_ms)
+            self._hold_keys(batch)
             return batch.deliveries
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
@@ -212,8 +236,7 @@ class Subscription(PersistWatcher):
         """
         with self._lock:
             self._now_ms = now_ms
-            self._admission.make_room(position, now_ms=now_ms)
-            receipt = self.cursor.ack(position, now_ms=now_ms)
+            receipt = self._admission.ack(position, lambda: self.cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
             self._acked(position)
             return receipt
 
@@ -227,20 +250,25 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             words = list(unacked_words)
-            if self._completes(position, words):
-                self._admission.make_room(position, now_ms=now_ms)
-            receipt = self.cursor.ack_batch(position, words, now_ms=now_ms)
+
+            def ack() -> Receipt:
+                return self.cursor.ack_batch(position, words, now_ms=now_ms)
+
+            is_last = self._completes(position, words)
+            receipt = self._admission.ack(position, ack, now_ms=now_ms) if is_last else ack()
             if self.cursor.is_acked(position):
                 self._acked(position)
             else:
                 self._dispatcher.recount(position)
-                self._admission.refresh()
+                self._admission.use_fell(now_ms=now_ms)
             return receipt
 
     def ack_cumulative(
         self, position: Position, *, now_ms: int, properties: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Ack every message up to a position, included.
+        """Ack every message up to a position, included, whoever has it.
+
+        A broker of Pulsar takes such acks for Exclusive and Failover only; here the type does not matter.
 
         Raises:
             As `ManagedCursor.mark_delete`.
@@ -272,6 +300,8 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             receipt = self.cursor.clear_backlog(now_ms=now_ms)
+            if self._delays is not None:
+                self._delays.clear()
             self._acked_up_to_mark_delete()
             return receipt
 
@@ -287,7 +317,7 @@ class Subscription(PersistWatcher):
             self._admission.clear()
             self._key_holders.clear()
             self._dispatcher.clear()
-            self._admission.persisted(None)
+            self._admission.persisted(None, now_ms=now_ms)
             return result
 
     def nack(self, position: Position, *, delay_ms: int = 0, now_ms: int | None = None) -> bool:
@@ -305,15 +335,16 @@ class Subscription(PersistWatcher):
             Whether it was in flight.
 
         Raises:
-            ValueError: The delay is negative.
+            TypeError: A number is no integer.
+            ValueError: The delay is negative, or an id out of range.
         """
-        if delay_ms < 0:
-            raise ValueError(f"delay_ms is {delay_ms}: it cannot be negative")
+        position = check_position(position, entry_id_min=0)
+        check_count("delay_ms", delay_ms, least=0)
         with self._lock:
             self._now_ms = self._now_ms if now_ms is None else now_ms
             until_ms = self._now_ms + delay_ms if delay_ms else 0
             was_sent = self._give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
-            self._admission.refresh()
+            self._admission.use_fell(now_ms=self._now_ms)
             return was_sent > 0
 
     def close(self, *, now_ms: int) -> PersistResult | None:
@@ -322,20 +353,21 @@ class Subscription(PersistWatcher):
         Raises:
             As `ManagedCursor.close`; the subscription stays open then.
         """
-        result = self.cursor.close(now_ms=now_ms)
-        self.cursor.watch(None)
-        if self._gate is not None:
-            self._gate.close()
-        if self._delays is not None:
-            self._delays.close()
-        return result
+        with self._lock:
+            result = self.cursor.close(now_ms=now_ms)
+            self.cursor.unwatch(self)
+            if self._gate is not None:
+                self._gate.close()
+            if self._delays is not None:
+                self._delays.close()
+            return result
 
     def change_limits(self, limits: GateLimits) -> None:
         """Put other limits in force at once; below the present use they block, and lose nothing."""
         with self._lock:
             if self._gate is not None:
                 self._gate.change_limits(limits)
-            self._admission.refresh()
+            self._admission.observe(now_ms=self._now_ms)
 
     def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
         """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.
@@ -364,8 +396,7 @@ class Subscription(PersistWatcher):
 
         Complexity: O(holes) if a limit of the ack state is closed.
         """
-        if top < 0:
-            raise ValueError(f"top is {top}: it cannot be negative")
+        check_count("top", top, least=0)
         with self._lock:
             if self._gate is None:
                 return ()
@@ -373,7 +404,11 @@ class Subscription(PersistWatcher):
             for consumer in self._gate.closed_consumers:
                 verdicts = self._gate.why_blocked(self._admission.usage(consumer), consumer)
                 found += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
-            return tuple(self._block_reason(consumer, verdict, top) for consumer, verdict in found)
+            explained = partial(
+                explain_block, where=self._whereabouts(), store_error=self._admission.store_error,
+                consumers=self.consumers, top=top, now_ms=self._now_ms,
+            )  # fmt: skip
+            return tuple(explained(verdict, consumer) for consumer, verdict in found)
 
     def explain_holes(self, top: int = 10, *, now_ms: int | None = None) -> list[HoleReport]:
         """Say of the ack holes that cost most what they are, why they are there, and what acking them frees.
@@ -385,8 +420,7 @@ class Subscription(PersistWatcher):
         Complexity: O(holes), and reading up to 64 messages of each that is returned.
         """
         with self._lock:
-            where = Whereabouts(self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting)
-            return explain_holes(where, top=top, now_ms=self._now_ms if now_ms is None else now_ms)
+            return explain_holes(self._whereabouts(), top=top, now_ms=self._now_ms if now_ms is None else now_ms)
 
     def record_bytes_max(self) -> int | None:
         """Tell the cursor how much may stay un-persisted beside what is reserved."""
@@ -396,9 +430,10 @@ class Subscription(PersistWatcher):
         """Take note of a persist of the cursor: the gate may open, or the store be the cause that it does not."""
         with self._lock:
             if isinstance(outcome, AckStateError):
-                self._admission.persisted(outcome)
+                self._admission.persisted(outcome, now_ms=self._now_ms)
             else:  # One that had nothing to write says nothing about the store.
-                self._admission.persisted(self._admission.store_error if outcome.route is Route.NOTHING else None)
+                error = self._admission.store_error if outcome.route is Route.NOTHING else None
+                self._admission.persisted(error, now_ms=self._now_ms)
 
     def _completes(self, position: Position, unacked_words: Sequence[int]) -> bool:
         """Tell whether an ack that leaves some messages of a batch unacked acks the last ones that still were."""
@@ -411,15 +446,16 @@ class Subscription(PersistWatcher):
         return self._admission.usage()
 
     def _acked(self, position: Position) -> None:
-        self._release(self._admission.settle([position]))
+        settled = self._admission.settle([position])
+        self._release(settled)
         self._dispatcher.acked(position)
-        self._admission.refresh()
+        self._admission.use_fell(now_ms=self._now_ms, of=settled[0][1].consumer if settled else None)
 
     def _acked_up_to_mark_delete(self) -> None:
         position = self.cursor.mark_delete_position
         self._release(self._admission.settle(self._admission.deliveries.at_most(position)))
         self._dispatcher.acked_up_to(position)
-        self._admission.refresh()
+        self._admission.use_fell(now_ms=self._now_ms)
 
     def _nacked_with(self, position: Position) -> list[Position]:
         """Return what goes back if a message does."""
@@ -437,7 +473,7 @@ class Subscription(PersistWatcher):
             if not self.cursor.is_acked(position):
                 waiting = Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms)
                 self._dispatcher.put(position, waiting)
-        return len(settled)
+        return sum(sent.message_count for _, sent in settled)
 
     def _withdraw(self, batch: Batch) -> None:
         """Take back what was about to be sent: the consumer never got it."""
@@ -470,14 +506,7 @@ class Subscription(PersistWatcher):
         holder = self._key_holders.get(key)
         return None if holder is None else holder[0]
 
-    def _block_reason(self, consumer: str, verdict: Verdict, top: int) -> BlockReason:
-        assert verdict.rule is not None
-        binds_acks = verdict.rule in ACK_STATE_RULES
-        deliveries = self._admission.deliveries
-        holders = sorted(((name, deliveries.unacked_of(name)) for name in self.consumers), key=lambda of: -of[1])
-        return BlockReason(
-            verdict.rule, verdict.used, verdict.limit, verdict.released_at, verdict.since_ms, consumer,
-            self._admission.store_error if binds_acks else None,
-            tuple(self.explain_holes(top)) if binds_acks else (),
-            tuple((name, count) for name, count in holders if count)[:top],
-        )  # fmt: skip
+    def _whereabouts(self) -> Whereabouts:
+        return Whereabouts(
+            self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting, self._delays is not None
+        )

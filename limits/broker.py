@@ -6,10 +6,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from ackstate.properties import LONG_MAX, number, whole_number
-from limits.rule_state import NO_LIMIT
-from limits.rules import Rule, Verdict
+from limits.rule_state import NO_LIMIT, fitting_count, total_of
+from limits.rules import LONG_MIN, Rule, Verdict, check_not_negative, check_ratio, check_whole
 from limits.waiters import call_all
-from limits.wanted import fitting_count, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ class BrokerLimit:
 
     Raises:
         ValueError: A number is out of range.
+        TypeError: One is of another type; True and False are no numbers.
 
     Safe for concurrent use.
 
@@ -61,7 +61,7 @@ class BrokerLimit:
             ValueError: A value is malformed or out of range; names the key.
             TypeError: A value is not text.
         """
-        limit = whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, least=-LONG_MAX, most=LONG_MAX) or 0
+        limit = whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, least=LONG_MIN, most=LONG_MAX) or 0
         share = number(properties, _SHARE_KEY)
         share = _SHARE_DEFAULT if share is None else share
         return cls(limit, share) if limit > 0 and share > 0 else cls()
@@ -86,14 +86,18 @@ class BrokerLimit:
         """Must subscriptions keep to their share?"""
         return self._is_blocked
 
-    def change_limit(self, max_unacked_messages: int, blocked_share: float = _SHARE_DEFAULT) -> None:
+    def change_limit(self, max_unacked_messages: int, blocked_share: float | None = None) -> None:
         """Put another maximum in force from the next call on; what is above it stays.
 
+        Args:
+            max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
+            blocked_share: The share of that, 0 < share <= 1; None keeps the present one.
+
         Raises:
-            ValueError: A number is out of range; nothing is changed.
+            As the class; nothing is changed then.
         """
         with self._lock:
-            self._set_limit(max_unacked_messages, blocked_share)
+            self._set_limit(max_unacked_messages, self._blocked_share if blocked_share is None else blocked_share)
             # Each closed subscription asks again, and closes again by the new numbers.
             self._is_blocked = self._is_blocked and self._total > self._mark
             opened = list(self._closed)
@@ -105,13 +109,10 @@ class BrokerLimit:
         return BrokerPart(self, wake)
 
     def _set_limit(self, max_unacked_messages: int, blocked_share: float) -> None:
-        if max_unacked_messages < 0:
-            raise ValueError(
-                f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value}) is {max_unacked_messages}: "
-                f"it cannot be negative; use 0 to switch it off"
-            )
-        if not 0 < blocked_share <= 1:
-            raise ValueError(f"blocked_share ({_SHARE_KEY}) is {blocked_share}: it must be above 0 and at most 1")
+        name = f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})"
+        check_whole(name, max_unacked_messages)
+        check_not_negative(name, max_unacked_messages)
+        check_ratio(f"blocked_share ({_SHARE_KEY})", blocked_share)
         self._max_unacked_messages = max_unacked_messages
         self._blocked_share = blocked_share
         self._limit = max_unacked_messages or NO_LIMIT
@@ -155,6 +156,7 @@ class BrokerPart:
     __slots__ = (
         "_broker",
         "_counted",
+        "_has_left",
         "_promised",
         "_share_released_at",
         "blocked_count",
@@ -169,6 +171,7 @@ class BrokerPart:
         self.wake = wake
         self._counted = 0
         self._promised = 0
+        self._has_left = False
         self.is_closed = False
         # While closed: at this total of the broker it opens, and at this count of its own.
         self.released_at = NO_LIMIT
@@ -179,7 +182,7 @@ class BrokerPart:
     @property
     def refuses(self) -> bool:
         """Is it closed, and nothing to lapse?"""
-        return self.is_closed and not self._promised
+        return self.is_closed and not self._promised and not self._has_left
 
     def grant_one(self) -> bool:
         """Grant a single message where that is plain; False says nothing, ask `grant` then."""
@@ -212,8 +215,18 @@ class BrokerPart:
             granted = self._promise(weights, count, room=room)
         return granted, opened
 
+    def observe(self, *, now_ms: int) -> None:
+        """Close if there is no room for one more message; promises nothing."""
+        broker = self._broker
+        with broker._lock:
+            if self.is_closed or (not broker._is_blocked and broker._total < broker._limit):
+                return
+            broker._is_blocked = True
+            if 0 < self._counted + self._promised >= broker._share:
+                self._close(1, now_ms)
+
     def count(self, delta: int) -> None:
-        """Count messages sent, or taken off by acks and returns.
+        """Count messages sent, or taken off by acks and returns; nothing after `close`.
 
         Raises:
             ValueError: More are taken off than were counted; nothing is changed.
@@ -223,6 +236,8 @@ class BrokerPart:
                 # As a rule what was granted is sent: the total knows of it.
                 self._promised = 0
                 self._counted += delta
+                return
+            if self._has_left:
                 return
             if self._counted + delta < 0:
                 raise ValueError(f"{delta} unacked messages of {self._counted}: there cannot be fewer than none")
@@ -239,6 +254,8 @@ class BrokerPart:
             self._counted = self._promised = 0
             opened = self._lower(gone)
             self._broker._open([self])
+            # Another thread may hold it yet. Not open, it grants nothing more that nobody would take off again.
+            self.is_closed = self._has_left = True
         wake_all(part for part in opened if part is not self)
 
     def verdict(self, *, granted: int = 0) -> Verdict:

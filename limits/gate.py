@@ -13,16 +13,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from limits.broker import NOBODY, wake_all
-from limits.consumers import ConsumerStates
-from limits.rule_state import RuleState
-from limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
+from limits.rule_state import Wanted, check
+from limits.rules import GateLimits, Rule, Usage, Verdict
+from limits.subscription_rules import SubscriptionRules
 from limits.waiters import Waiters, call_all
-from limits.wanted import Wanted, check, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from limits.broker import BrokerLimit, BrokerPart
+    from limits.rule_state import RuleState
 
 __all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
 
@@ -40,10 +40,10 @@ class DispatchGate:
     >>> gate.request([17], usage=Usage(0, 34, 2)).granted, gate.request([17], usage=Usage(0, 17, 1)).granted
     (0, 1)
 
-    A rule *closes* when it has no room for the first message of a `request`, and opens when a `request` or a
-    `refresh` finds the use down at `released_at`; while one is closed, the others are not asked. Each rule closes and
-    opens for itself, the consumers' rule for each consumer. Whoever sends the granted messages adds them to the
-    `Usage` of the next call.
+    A rule *closes* when it has no room for the first message of a `request`, or the next one of an `observe`, and
+    opens when one of them or a `refresh` finds the use down at `released_at`; while one is closed, a `request` does not
+    ask the others. Each rule closes and opens for itself, the consumers' rule for each consumer. Whoever sends the
+    granted messages adds them to the `Usage` of the next call.
 
     An entry that alone holds more messages than a limit on messages allows is let out when nothing else is unacked
     there, or it never would be; otherwise no limit is passed.
@@ -58,16 +58,14 @@ class DispatchGate:
         self.is_closed = False
         """Is any rule closed, be it for one consumer? To be read only; `refresh` has work to do only then."""
         self._lock = Lock()
-        self._record_bytes = RuleState(Rule.UNPERSISTED_ACK_RECORD_BYTES)
-        self._ranges = RuleState(Rule.UNACKED_RANGES)
-        self._messages = RuleState(Rule.UNACKED_MESSAGES)
-        self._subscription_states = (self._record_bytes, self._ranges, self._messages)
-        self._first_closed: RuleState | None = None  # among those
-        self._consumers = ConsumerStates()
+        self._waiters = Waiters()
+        self._rules = SubscriptionRules(self._waiters.release)
+        self._record_bytes, self._ranges, self._messages = self._rules.for_all
+        self._consumers = self._rules.consumers
+        self._first_closed: RuleState | None = None  # of the rules for all consumers
         self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
         self._part_closings = 0
-        self._waiters = Waiters()
-        self._persisted_record_bytes = 0
+        self._is_left = False
         # Is a rule of the whole subscription closed, or is there another reason to take the long way?
         self._asks_each_rule = False
         self.change_limits(limits)
@@ -86,19 +84,17 @@ class DispatchGate:
         """Put other limits in force from the next call on.
 
         Below the present use they keep everything back until it has fallen; what was granted stays granted. A
-        closed rule stays closed until the use is down at its new mark, or the rule is off.
+        closed rule stays closed until the use is down at its new mark, or the rule is off; one that is open closes
+        when a `request` or an `observe` finds no room.
+
+        Raises:
+            TypeError: They are no `GateLimits`; nothing is changed.
         """
+        if not isinstance(limits, GateLimits):
+            raise TypeError(f"the limits of a gate are a GateLimits, found {limits!r}")
         with self._lock:
             self._limits = limits
-            self._is_exact = limits.accounting is Accounting.EXACT
-            # Down to the mark for bytes and ranges, below it for messages, as Pulsar has it.
-            release_ratio = limits.unpersisted_release_ratio
-            bytes_max, ranges_max = limits.max_unpersisted_ack_record_bytes, limits.max_unacked_ranges
-            self._record_bytes.change(bytes_max, mark=int(bytes_max * release_ratio))
-            self._ranges.change(ranges_max, mark=int(ranges_max * release_ratio) if self._is_exact else ranges_max)
-            messages_max = limits.max_unacked_messages
-            self._messages.change(messages_max, mark=int(messages_max * limits.unacked_release_ratio) - 1)
-            self._consumers.change(limits.max_unacked_messages_per_consumer)
+            self._rules.change(limits)
             woken = self._settle()
         call_all(woken)
 
@@ -128,6 +124,7 @@ class DispatchGate:
         """
         if len(worst_case_bytes) == 1 and weights is None and worst_case_bytes[0] >= 0:
             unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
+            part = self._part
             if (
                 not self._asks_each_rule
                 and worst_case_bytes[0] <= self._record_bytes.limit - unpersisted - reserved
@@ -135,7 +132,7 @@ class DispatchGate:
                 and ranges + reserved_ranges < self._ranges.limit
                 and consumer_unacked < self._consumers.opened.limit
                 and consumer not in self._consumers.closed
-                and (self._part is None or self._part.grant_one())
+                and (part is None or part.grant_one())
             ):
                 return _ONE_GRANTED
         elif not worst_case_bytes:
@@ -184,7 +181,7 @@ class DispatchGate:
         wanted = Wanted(worst_case_bytes, range_costs, weights)
         check(wanted)
         with self._lock:
-            verdict = self._longest_prefix(wanted, usage, consumer)
+            verdict = self._rules.longest_prefix(wanted, usage, consumer)
             part = self._part
             if part is None or not verdict.granted:
                 return verdict
@@ -192,20 +189,63 @@ class DispatchGate:
         wake_all(others)
         return verdict if granted == verdict.granted else part.verdict(granted=granted)
 
+    def observe(self, usage: Usage, *, next_record_bytes: int, consumer: str = "", now_ms: int = 0) -> bool:
+        """Close each rule that has no room for one more new message, open what may open, and wake who waits for that.
+
+        As `request` does for one message, but nothing is granted, nothing is counted at the broker, and each rule is
+        asked, also if another is closed. To be called where the use or the limits changed and nothing was sent, so
+        that `why_blocked` and `when_open` know it: after `change_limits`, and on what a restart brings back.
+
+        Args:
+            usage: What is used now.
+            next_record_bytes: The worst case of the next message, as in `request`.
+            consumer: Whose own rule is asked too.
+            now_ms: The present, for `Verdict.since_ms`.
+
+        Returns:
+            Whether new messages are kept back from the consumer.
+
+        Raises:
+            ValueError: The worst case is negative; nothing is changed.
+        """
+        wanted = Wanted((next_record_bytes,), None, None)
+        check(wanted)
+        with self._lock:
+            self._rules.ask(wanted, usage, consumer, now_ms)
+            if self._part is not None:
+                self._part.observe(now_ms=now_ms)
+            is_closed = self._is_closed_for(consumer)
+            woken = self._settle()
+        call_all(woken)
+        return is_closed
+
     def why_blocked(self, usage: Usage, consumer: str = "") -> tuple[Verdict, ...]:
         """Return a verdict for each rule that is closed for a consumer and stays so at this use; changes nothing."""
         with self._lock:
             return tuple(self._standing(usage, consumer))
 
     def blocked_count(self, rule: Rule) -> int:
-        """Return how often a rule has closed since the gate was made, for whichever consumer."""
+        """Return how often a rule has closed since the gate was made, for whichever consumer.
+
+        Raises:
+            TypeError: It is no `Rule`.
+        """
         if rule is Rule.CONSUMER_UNACKED_MESSAGES:
             return self._consumers.blocked_count
         if rule is Rule.BROKER_UNACKED_MESSAGES:
-            return self._part_closings if self._part is None else self._part.blocked_count
-        return next(state.blocked_count for state in self._subscription_states if state.rule is rule)
+            part = self._part
+            return self._part_closings if part is None else part.blocked_count
+        for state in self._rules.for_all:
+            if state.rule is rule:
+                return state.blocked_count
+        raise TypeError(f"a rule is a Rule, found {rule!r}")
 
-    def refresh(self, usage: Usage, consumer_unacked: Mapping[str, int] | Callable[[str], int] | None = None) -> int:
+    def refresh(
+        self,
+        usage: Usage,
+        consumer_unacked: Mapping[str, int] | Callable[[str], int] | None = None,
+        consumer: str = "",
+    ) -> int:
         """Open what may open and wake who waits for that; to be called when the use fell.
 
         That is after acks, persists and returns, and after lowering what counts in any other way. While nothing is
@@ -215,36 +255,49 @@ class DispatchGate:
             usage: What is used now; its `consumer_unacked_messages` is not looked at.
             consumer_unacked: The unacked messages of a consumer by its name, a name that is not there having none;
                 None leaves the consumers as they are.
+            consumer: The only one who has fewer unacked messages than before; empty if it may be any.
 
         Returns:
             How many waiters were called.
 
-        Complexity: O(1) while nothing is closed, else O(closed consumers and waiters).
+        Complexity: O(1) while nothing is closed, and where nothing opens if a consumer is named or no numbers are
+        given; else O(closed consumers). For those who are called or were added since, O(n log n) more.
         """
         if not self.is_closed:
             return 0
         with self._lock:
-            for state, used in zip(self._subscription_states, self._used(usage)[:3], strict=True):
-                state.open_at(used)
+            self._rules.refresh(usage)
             if consumer_unacked is not None:
-                self._consumers.refresh(consumer_unacked)
+                self._consumers.refresh(consumer_unacked, consumer)
             woken = self._settle()
         call_all(woken)
         return len(woken)
 
     def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
-        """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now.
+        """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now, or after `close`.
 
         It is called in whichever thread opens the gate, maybe that of another subscription of the broker, and is to
         say that it is time to dispatch, not to dispatch: the caller's grant may not have been counted yet. One that
-        waits twice is called twice. What it raises comes out of the call that opened the gate, once all were called.
+        waits twice is called twice. What it raises is logged, and reaches only a caller of this method in whose call
+        it was called at once.
+
+        Raises:
+            TypeError: It cannot be called.
         """
+        if not callable(waiter):
+            raise TypeError(f"a waiter is called, and {waiter!r} cannot be")
         with self._lock:
-            is_waiting = self._is_closed_for(consumer)
+            is_waiting = self._is_closed_for(consumer) and not self._is_left
             if is_waiting:
                 self._waiters.add(waiter, consumer)
         if not is_waiting:
             waiter()
+
+    def wake(self) -> None:
+        """Call each waiter once although a rule is closed: whoever asks next can make the room that is missing."""
+        with self._lock:
+            woken = self._waiters.take_all()
+        call_all(woken)
 
     def forget_waiter(self, waiter: Callable[[], object]) -> None:
         """Do not call a waiter any more; one that does not wait is left alone."""
@@ -266,34 +319,40 @@ class DispatchGate:
         Raises:
             ValueError: More are taken off than were counted; nothing is changed.
         """
-        if self._part is not None:
-            self._part.count(delta)
+        part = self._part  # once: another thread may close the gate meanwhile
+        if part is not None:
+            part.count(delta)
 
     def mark_persisted(self, unpersisted_record_bytes: int) -> None:
         """Keep what a persist left un-persisted, for `Accounting.ESTIMATE_AT_PERSIST`, which looks at nothing else."""
-        self._persisted_record_bytes = unpersisted_record_bytes
+        self._rules.persisted_record_bytes = unpersisted_record_bytes
 
     def close(self) -> None:
-        """Leave the broker's limit and take this subscription's part out of it; closing twice does nothing."""
+        """Leave the broker's limit, take this subscription's part out of it, and call all who wait.
+
+        They would wait for ever: whoever is woken looks whether the subscription is still there. Closing twice does
+        nothing.
+        """
         with self._lock:
             part, self._part = self._part, None
             if part is not None:
                 self._part_closings = part.blocked_count
+            self._is_left = True
+            woken = self._settle()
         if part is not None:
             part.close()
-            self._wake_from_broker()
+        call_all(woken)
 
     def _plain_refusal(self, usage: Usage, consumer: str) -> Verdict | None:
         """Return quickly what mostly is the first of the standing verdicts; None says nothing."""
-        state = self._first_closed
-        if state is self._messages:
-            used = usage.unacked_messages
-        elif state is not None:
-            used = self._used(usage)[0 if state is self._record_bytes else 1]
-        elif consumer in self._consumers.closed:
-            state, used = self._consumers.closed[consumer], usage.consumer_unacked_messages
-        else:
-            return self._part.verdict() if self._part is not None and self._part.refuses else None
+        state, used = self._first_closed, usage.unacked_messages
+        if state is None:
+            state, used = self._consumers.closed.get(consumer), usage.consumer_unacked_messages
+        elif state is not self._messages:
+            used = self._rules.used(usage)[0 if state is self._record_bytes else 1]
+        if state is None:
+            part = self._part
+            return part.verdict() if part is not None and part.refuses else None
         if used <= state.released_at:
             return None
         return Verdict(0, state.rule, used, state.limit, state.released_at, state.since_ms)
@@ -302,91 +361,38 @@ class DispatchGate:
         self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int
     ) -> tuple[Verdict, Sequence[BrokerPart]]:
         """Return the verdict and whom it lets go on: they are to be told without the lock, having their own."""
-        refusal = self._refusal(wanted, usage, consumer, now_ms)
+        for standing in self._standing(usage, consumer):
+            return standing, NOBODY
+        refusal = self._rules.ask(wanted, usage, consumer, now_ms)
         if refusal is not None:
             return refusal, NOBODY
-        verdict = self._longest_prefix(wanted, usage, consumer)
+        verdict = self._rules.longest_prefix(wanted, usage, consumer)
         if self._part is None or not verdict.granted:
             return verdict, NOBODY
         # Asked last: it keeps what it grants from all other subscriptions.
         granted, others = self._part.grant(wanted.weights, verdict.granted, now_ms=now_ms)
         return verdict if granted == verdict.granted else self._part.verdict(granted=granted), others
 
-    def _refusal(self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
-        """Open and close the rules by what the first message needs; return a verdict if one of them is closed."""
-        weight = total_of(wanted.weights, 1)
-        first_bytes, first_range = (wanted.record_bytes[0], 1) if self._is_exact else (1, 0)
-        for standing in self._standing(usage, consumer):
-            return standing
-        states = self._states(consumer)
-        refusal = None
-        # All are asked, also if the first refuses: each closes for itself.
-        for state, needed, used in zip(
-            states, (first_bytes, first_range, weight, weight), self._used(usage), strict=True
-        ):
-            if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
-                refusal = state.verdict(used)
-        self._consumers.keep(consumer, states[-1])
-        return refusal
-
     def _standing(self, usage: Usage, consumer: str) -> Iterator[Verdict]:
         """Yield a verdict for each rule that is closed and stays so at this use."""
-        for state, used in zip(self._states(consumer), self._used(usage), strict=True):
-            if state.is_closed and used > state.released_at:
-                yield state.verdict(used)
+        yield from self._rules.standing(usage, consumer)
         if self._part is not None and self._part.is_closed:
             yield self._part.verdict()
 
-    def _longest_prefix(self, wanted: Wanted, usage: Usage, consumer: str) -> Verdict:
-        """Return what the limits of the subscription and the consumer have room for, whether they are closed or not."""
-        count = len(wanted.record_bytes)
-        granted, binding = count, None
-        for state, costs, used in self._costs(wanted, usage, consumer):
-            fitting = state.fitting(costs, count, used=used)
-            if fitting < granted:
-                granted, binding = fitting, (state, costs, used)
-        if binding is None:
-            return _ONE_GRANTED if granted == 1 else Verdict(granted)
-        state, costs, used = binding
-        return state.verdict(used + total_of(costs, granted), granted=granted)
-
-    def _costs(self, wanted: Wanted, usage: Usage, consumer: str) -> list[tuple[RuleState, Sequence[int] | None, int]]:
-        record_bytes, ranges, messages, own = zip(
-            self._states(consumer),
-            (wanted.record_bytes, wanted.ranges, wanted.weights, wanted.weights),
-            self._used(usage),
-            strict=True,
-        )
-        # An estimate reserves nothing: once open, these two let everything through.
-        return [record_bytes, ranges, messages, own] if self._is_exact else [messages, own]
-
-    def _used(self, usage: Usage) -> tuple[int, int, int, int]:
-        unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
-        if self._is_exact:
-            return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
-        return self._persisted_record_bytes, ranges, unacked, consumer_unacked
-
-    def _states(self, consumer: str) -> tuple[RuleState, RuleState, RuleState, RuleState]:
-        return *self._subscription_states, self._consumers.state(consumer)
-
     def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
-        return (
-            consumer in self._consumers.closed,
-            self._record_bytes.is_closed,
-            self._ranges.is_closed,
-            self._messages.is_closed,
-            self._part is not None and self._part.is_closed,
-        )
+        return *self._rules.closed(consumer), self._part is not None and self._part.is_closed
 
     def _is_closed_for(self, consumer: str) -> bool:
         return any(self._closed_rules(consumer))
 
     def _settle(self) -> list[Callable[[], object]]:
         """Bring up to date what follows from the closed rules; return the waiters to be called without the lock."""
-        self._first_closed = next((state for state in self._subscription_states if state.is_closed), None)
+        self._first_closed = self._rules.first_closed()
         is_shut = self._first_closed is not None or (self._part is not None and self._part.is_closed)
-        self._asks_each_rule = is_shut or not self._is_exact
+        self._asks_each_rule = is_shut or not self._rules.is_exact
         self.is_closed = is_shut or bool(self._consumers.closed)
+        if self._is_left:
+            return self._waiters.take_all()
         return [] if is_shut else self._waiters.take(closed_consumers=self._consumers.closed)
 
     def _wake_from_broker(self) -> None:

@@ -10,7 +10,7 @@ Source: ``DelayedDeliveryPolicies`` and ``PersistentTopic.publishMessage`` of Ap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
@@ -136,9 +136,7 @@ class BrokerDelayedDelivery:
 
     @classmethod
     def from_pulsar_conf(cls, properties: Mapping[str, str]) -> BrokerDelayedDelivery:
-        """Return what a broker's properties say; one that is missing or blank says nothing, as in Pulsar.
-
-        A negative maximum is none, as in Pulsar.
+        """Return what a broker's properties say; blank says nothing, a negative maximum is none, as in Pulsar.
 
         Raises:
             ValueError: A value of ``delayedDeliveryEnabled``, ``delayedDeliveryTickTimeMillis`` or
@@ -201,13 +199,19 @@ class EffectiveDelayedDelivery:
         """Return every field by Pulsar's names: the answer to ``?applied=true``."""
         return {json_name: getattr(self, name) for name, json_name in _JSON_NAMES.items()}
 
+    @property
+    def keeps_fixed_delay(self) -> bool:
+        """Is there no fixed delay, or delayed delivery active?"""
+        return self.active or not self.fixed_delivery_delay_ms
+
     def deliver_at(self, publish_time_ms: int, deliver_at_ms: int) -> Decision:
         """Decide when a message is delivered: by the fixed delay, else by its producer within the maximum.
 
-        Where delayed delivery is not active neither counts, and the message is delivered at once.
+        Where delayed delivery is not active neither counts, and the message is delivered at once, for good. Pulsar
+        stores what was asked and looks at the switch at dispatch; here what is stored is all that says when.
 
         Args:
-            publish_time_ms: Its producer's stamp, 0 or more.
+            publish_time_ms: Its producer's stamp, 0 or more. A fixed delay counts from it, so by its producer's clock.
             deliver_at_ms: What its producer asks for, past times included; negative for no such wish.
 
         Returns:
@@ -272,8 +276,6 @@ def check_topic_settable(
 ) -> None:
     """Refuse an update of a topic's policies that would not count or could not be kept.
 
-    To remove a topic's policies needs no check: its namespace's then stand as they were set.
-
     Args:
         update: What is to be set.
         namespace: As in `effective`, as is the next.
@@ -282,11 +284,11 @@ def check_topic_settable(
         topic_may_disable: As in `effective`.
 
     Raises:
-        DelayPolicyRefusedError: The update would switch off what the namespace enforces, or a fixed delay would be in
-            force while delayed delivery is not active.
+        DelayPolicyRefusedError: It would switch off what the namespace enforces, or as `check_fixed_delay_kept`.
     """
-    topic = stored.updated(update) if stored else update
-    applied = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
+    stored = stored or DelayedDeliveryPolicies()
+    before = effective(stored, namespace, broker, topic_may_disable=topic_may_disable)
+    applied = effective(stored.updated(update), namespace, broker, topic_may_disable=topic_may_disable)
     for name, value in update._named().items():
         if getattr(applied.levels, name) is not Level.TOPIC:
             enforced = "max_delivery_delay_ms" if name == "max_delivery_delay_ms" else "fixed_delivery_delay_ms"
@@ -295,46 +297,71 @@ def check_topic_settable(
                 f"{_JSON_NAMES[enforced]} {getattr(namespace, enforced)}",
                 field=_JSON_NAMES[name],
             )
-    _check_fixed_delay_is_kept(applied)
+    check_fixed_delay_kept(before, applied)
 
 
 def check_namespace_settable(
     namespace: DelayedDeliveryPolicies,
     broker: BrokerDelayedDelivery,
     *,
+    stored: DelayedDeliveryPolicies | None = None,
     topics: Mapping[str, DelayedDeliveryPolicies] | None = None,
     topic_may_disable: bool = False,
 ) -> None:
-    """Refuse policies of a namespace with which a fixed delay could not be kept.
+    """Refuse policies of a namespace with which a fixed delay could not be kept, of itself or of one of its topics.
 
     A topic that says 0 where the namespace begins to enforce something does not stand in the way: it no longer counts.
 
     Args:
         namespace: Its policies as they would be after the update, as a whole.
         broker: What its broker says.
+        stored: Its policies so far, with which what is not kept now may have been so before; None for no such excuse.
         topics: The policies of its topics by name, of those that have any.
         topic_may_disable: As in `effective`.
 
     Raises:
-        DelayPolicyRefusedError: A fixed delay, of the namespace or of one of the topics, would be in force while
-            delayed delivery is not active.
+        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and says how many there are.
 
     Complexity: O(topics).
     """
-    _check_fixed_delay_is_kept(effective(DelayedDeliveryPolicies(), namespace, broker))
-    for name, topic in (topics or {}).items():
-        applied = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
-        _check_fixed_delay_is_kept(applied, where=f" for topic {name}")
+
+    def change_of(topic: DelayedDeliveryPolicies) -> tuple[EffectiveDelayedDelivery, EffectiveDelayedDelivery]:
+        after = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
+        before = stored and effective(topic, stored, broker, topic_may_disable=topic_may_disable)
+        return before or EffectiveDelayedDelivery(), after
+
+    check_fixed_delay_kept(*change_of(DelayedDeliveryPolicies()))
+    broken = [name for name, topic in (topics or {}).items() if _breaks(*change_of(topic))]
+    if topics and broken:
+        raise _not_kept(change_of(topics[broken[0]])[1], topics=broken)
 
 
-def _check_fixed_delay_is_kept(applied: EffectiveDelayedDelivery, *, where: str = "") -> None:
-    if applied.fixed_delivery_delay_ms and not applied.active:
-        raise DelayPolicyRefusedError(
-            f"fixedDeliveryDelayInMillis {applied.fixed_delivery_delay_ms} (of the "
-            f"{applied.levels.fixed_delivery_delay_ms.value}) would not be kept{where}: delayed delivery is not active "
-            f"(says the {applied.levels.active.value})",
-            field="fixedDeliveryDelayInMillis",
-        )
+def check_fixed_delay_kept(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> None:
+    """Refuse a change that leaves a fixed delay in force while delayed delivery is not active.
+
+    One that was not kept before the change either, and is as long, is no reason: to refuse would keep out every repair.
+
+    Raises:
+        DelayPolicyRefusedError: A fixed delay would not be kept.
+    """
+    if _breaks(before, after):
+        raise _not_kept(after)
+
+
+def _breaks(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> bool:
+    is_as_before = not before.keeps_fixed_delay and before.fixed_delivery_delay_ms == after.fixed_delivery_delay_ms
+    return not after.keeps_fixed_delay and not is_as_before
+
+
+def _not_kept(applied: EffectiveDelayedDelivery, *, topics: Sequence[str] = ()) -> DelayPolicyRefusedError:
+    where = f" for topic {topics[0]}" if topics else ""
+    others = f"; it would be so for {len(topics)} topics, such as {', '.join(topics[:3])}" if len(topics) > 1 else ""
+    return DelayPolicyRefusedError(
+        f"fixedDeliveryDelayInMillis {applied.fixed_delivery_delay_ms} (of the "
+        f"{applied.levels.fixed_delivery_delay_ms.value}) would not be kept{where}: delayed delivery is not active "
+        f"(says the {applied.levels.active.value}){others}",
+        field="fixedDeliveryDelayInMillis",
+    )
 
 
 def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
@@ -359,11 +386,10 @@ def _first_said(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T,
 def _check_fields(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         label = name if name == _JSON_NAMES[name] else f"{name} ({_JSON_NAMES[name]})"
-        if name == "active":
-            if not isinstance(value, bool):
-                raise TypeError(f"{label} is true or false, found {value!r}")
-        else:
+        if name != "active":
             _check_milliseconds(label, value, least=_LEAST[name])
+        elif not isinstance(value, bool):
+            raise TypeError(f"{label} is true or false, found {value!r}")
 
 
 def _check_milliseconds(label: str, value: object, *, least: int) -> None:

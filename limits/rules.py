@@ -16,6 +16,7 @@ RECORD_BYTES_LIMIT_MIN = 1024
 
 _PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
 _RANGES_DEFAULT = 10_000
+LONG_MIN = -LONG_MAX - 1
 
 
 class Rule(Enum):
@@ -48,7 +49,8 @@ class GateLimits:
 
     Attributes:
         max_unpersisted_ack_record_bytes: Most bytes of ack records in memory and not durable, with what is
-            reserved for them. Below 1 the rule is off; 1 to 1023 is refused.
+            reserved for them. Below 1 the rule is off; 1 to 1023 is refused. This and the other whole numbers fit 64
+            bits.
         max_unacked_messages: Most messages sent and not acked; 0 is off.
         unpersisted_release_ratio: The byte and the range rule let go at or below this part of their limit;
             0 < ratio <= 1.
@@ -61,6 +63,7 @@ class GateLimits:
 
     Raises:
         ValueError: A field is out of its bounds.
+        TypeError: A field is of another type; True and False are no numbers.
 
     Source: ``maxUnPersistAckRecordsBytes``; a dispatcher of Apache Pulsar blocked on unacked messages resumes
     below half the maximum, in whole numbers, a consumer at half. With a maximum of 1 the dispatcher never would;
@@ -76,20 +79,21 @@ class GateLimits:
     accounting: Accounting = Accounting.EXACT
 
     def __post_init__(self) -> None:
+        for name, rule in _WHOLE_NUMBERS.items():
+            check_whole(f"{name} ({rule.value})", getattr(self, name))
         if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
             raise ValueError(
                 f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
                 f"{self.max_unpersisted_ack_record_bytes}: below {RECORD_BYTES_LIMIT_MIN} bytes a few "
                 f"messages in flight would fill it; use 0 to switch it off"
             )
-        for name, rule in _NOT_NEGATIVE.items():
-            limit = getattr(self, name)
-            if limit < 0:
-                raise ValueError(f"{name} ({rule.value}) is {limit}: it cannot be negative; use 0 to switch it off")
+        for name, rule in _WHOLE_NUMBERS.items():
+            if rule is not Rule.UNPERSISTED_ACK_RECORD_BYTES:
+                check_not_negative(f"{name} ({rule.value})", getattr(self, name))
         for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
-            ratio = getattr(self, name)
-            if not 0 < ratio <= 1:
-                raise ValueError(f"{name} is {ratio}: it must be above 0 and at most 1")
+            check_ratio(name, getattr(self, name))
+        if not isinstance(self.accounting, Accounting):
+            raise TypeError(f"accounting is an Accounting, found {self.accounting!r}")
 
     @classmethod
     def from_pulsar_conf(cls, properties: Mapping[str, str]) -> GateLimits:
@@ -105,7 +109,7 @@ class GateLimits:
             TypeError: A value is not text.
         """
         defaults = cls()
-        ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=-LONG_MAX, most=LONG_MAX)
+        ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=LONG_MIN, most=LONG_MAX)
         ranges = _RANGES_DEFAULT if ranges is None else ranges
         is_pausing = flag(properties, _PAUSE) or False
         if is_pausing and ranges < 1:
@@ -114,7 +118,7 @@ class GateLimits:
             )
 
         def limit(rule: Rule, default: int) -> int:
-            number = whole_number(properties, rule.value, least=-LONG_MAX, most=LONG_MAX)
+            number = whole_number(properties, rule.value, least=LONG_MIN, most=LONG_MAX)
             return default if number is None else max(0, number)
 
         return cls(
@@ -129,11 +133,50 @@ class GateLimits:
         )
 
 
-_NOT_NEGATIVE = {
+_WHOLE_NUMBERS = {
+    "max_unpersisted_ack_record_bytes": Rule.UNPERSISTED_ACK_RECORD_BYTES,
     "max_unacked_messages": Rule.UNACKED_MESSAGES,
     "max_unacked_ranges": Rule.UNACKED_RANGES,
     "max_unacked_messages_per_consumer": Rule.CONSUMER_UNACKED_MESSAGES,
 }
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse what is no whole number of 64 bits.
+
+    Raises:
+        TypeError: It is no int.
+        ValueError: It does not fit.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, found {value!r}")
+    if not LONG_MIN <= value <= LONG_MAX:
+        # Not in decimals: Python refuses to write a very long number so.
+        raise ValueError(f"{name} is {value:#x}: it does not fit 64 bits")
+
+
+def check_not_negative(name: str, limit: int) -> None:
+    """Refuse a limit below 0.
+
+    Raises:
+        ValueError: It is.
+    """
+    if limit < 0:
+        raise ValueError(f"{name} is {limit}: it cannot be negative; use 0 to switch it off")
+
+
+def check_ratio(name: str, value: object) -> None:
+    """Refuse what is no part of a whole, 0 excluded.
+
+    Raises:
+        TypeError: It is neither an int nor a float.
+        ValueError: It is not in 0 < ratio <= 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number, found {value!r}")
+    if not 0 < value <= 1:
+        found = hex(value) if isinstance(value, int) else value
+        raise ValueError(f"{name} is {found}: it must be above 0 and at most 1")
 
 
 class Usage(NamedTuple):

@@ -88,6 +88,7 @@ class WatchedSubscription(PersistWatcher):
                 dead_letters=DeadLetterPolicy(2, self.hand_over) if schedule.has_dead_letters else None,
             ),
         )  # fmt: skip
+        self.cursor.unwatch(self.subscription)
         self.cursor.watch(self)
         self.is_writing = False
         self.attempted.clear()
@@ -226,7 +227,14 @@ class WatchedSubscription(PersistWatcher):
                 binding.add(Rule.BROKER_UNACKED_MESSAGES)
         assert binding, f"{len(waiting)} messages from {log.positions[waiting[0]]} on were kept back for nothing"
         if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and schedule.promotes_young and self.works():
-            assert not self.cursor.has_young(now_ms=schedule.now_ms), "young acks keep the gate shut"
+            limits, reserved = self.gate.limits, self.subscription._usage().reserved_bytes
+            limit = limits.max_unpersisted_ack_record_bytes
+            is_closed = Rule.UNPERSISTED_ACK_RECORD_BYTES in closed_before
+            would_open = (
+                reserved <= int(limit * limits.unpersisted_release_ratio) if is_closed else reserved + cost <= limit
+            )
+            is_by_young = would_open and self.cursor.has_young(now_ms=schedule.now_ms)
+            assert not is_by_young, "young acks keep the gate shut"
 
     def works(self):
         """Tell whether a promotion would make young acks durable now."""

@@ -12,10 +12,11 @@ from limits.gate import Usage
 from limits.rules import Accounting, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.position import Position
     from cursor.managed import ManagedCursor
+    from cursor.outcome import Receipt
     from limits.gate import DispatchGate, Verdict
 
 ACK_STATE_RULES = frozenset({Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES})
@@ -71,35 +72,24 @@ class Admission:
         limit = self._bytes_limit
         return None if limit is None else limit - self.deliveries.reserved_bytes
 
-    def lacks_room(self, consumer: str) -> bool:
-        """Tell whether a limit on the ack state keeps new messages back."""
+    def binding(self, consumer: str) -> set[Rule]:
+        """Return the limits on the ack state that keep new messages back: closed, or without room for one more."""
         if self._gate is None:
-            return False
+            return set()
         usage = self.usage(consumer)
-        limits = self._gate.limits
-        if self._gate.is_closed and self._closed_by(usage, consumer) & ACK_STATE_RULES:
-            return True
-        if limits.accounting is not Accounting.EXACT:
-            return False
-        used = usage.unpersisted_record_bytes + usage.reserved_bytes + isolated_range_bytes(*self._next_position())
-        ranges = usage.range_count + usage.reserved_ranges
-        is_full = limits.max_unpersisted_ack_record_bytes and used > limits.max_unpersisted_ack_record_bytes
-        return bool(is_full or (limits.max_unacked_ranges and ranges >= limits.max_unacked_ranges))
+        rules = self._closed_by(usage, consumer) & ACK_STATE_RULES if self._gate.is_closed else set()
+        bytes_max, ranges_max = self._bytes_limit, self._ranges_limit
+        cost = isolated_range_bytes(*self._cursor.read_position)
+        if bytes_max is not None and usage.unpersisted_record_bytes + usage.reserved_bytes + cost > bytes_max:
+            rules.add(Rule.UNPERSISTED_ACK_RECORD_BYTES)
+        if ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max:
+            rules.add(Rule.UNACKED_RANGES)
+        return rules
 
-    def is_short_of_bytes(self, consumer: str) -> bool:
-        """Tell whether it is the limit on un-persisted ack records that keeps messages back."""
-        if self._gate is None or self.refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-            return self._gate is not None
-        usage, limit = self.usage(consumer), self._bytes_limit
-        if Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(usage, consumer):
-            return True
-        used = usage.unpersisted_record_bytes + usage.reserved_bytes + isolated_range_bytes(*self._next_position())
-        return limit is not None and used > limit
-
-    def promote_young(self, position: Position, consumer: str, *, now_ms: int) -> None:
+    def promote_young(self, position: Position, *, now_ms: int) -> None:
         """Persist young acks early if it is they that keep a new message back."""
         if self._gate is not None:
-            self._promote_for(isolated_range_bytes(*position), consumer, now_ms=now_ms)
+            self._promote_for(isolated_range_bytes(*position), now_ms=now_ms)
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""
@@ -108,7 +98,7 @@ class Admission:
             self.deliveries.add(position, sent)
             return True
         cost = isolated_range_bytes(*position)
-        self._promote_for(cost, sent.consumer, now_ms=now_ms)
+        self._promote_for(cost, now_ms=now_ms)
         weights = None if sent.message_count == 1 else (sent.message_count,)
         # With the cursor's lock, so that no persist takes the same room.
         with self._cursor.lock:
@@ -128,7 +118,7 @@ class Admission:
         if self._gate is None:
             self.deliveries.add(position, sent)
             return True
-        self._promote_for(isolated_range_bytes(*position), sent.consumer, now_ms=now_ms, waits_for_room=True)
+        self._promote_for(isolated_range_bytes(*position), now_ms=now_ms, waits_for_room=True)
         with self._cursor.lock:
             reserved = sent._replace(record_bytes=isolated_range_bytes(*position), range_count=1)
             verdict = self._ask_again(reserved)
@@ -141,6 +131,26 @@ class Admission:
                 verdict = self._ask_again(reserved)
             return self._concluded(verdict, position, reserved)
 
+    def ack(self, position: Position, ack: Callable[[], Receipt], *, now_ms: int) -> Receipt:
+        """Let an ack come in, which passes no limit: neither it nor a persist in between takes what the other needs.
+
+        Args:
+            position: The message.
+            ack: Acks it.
+            now_ms: The present.
+
+        Raises:
+            AckRefusedError: As `make_room`.
+            What `ack` raises.
+        """
+        sent = self.deliveries.get(position)
+        if self._gate is None or (sent is not None and sent.is_covered(position)):
+            return ack()
+        self.make_room(position, now_ms=now_ms)
+        with self._cursor.lock:
+            self._check_room(position)
+            return ack()
+
     def make_room(self, position: Position, *, now_ms: int) -> None:
         """See to it that the ack of a message passes no limit, for which too little may be reserved.
 
@@ -151,21 +161,12 @@ class Admission:
         sent = self.deliveries.get(position)
         if self._gate is None or (sent is not None and sent.is_covered(position)):
             return
-        if self._cursor.is_acked(position):
-            return
-        refused_by = self._refused_by(position, sent)
-        if refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES:
+        if self._refused_by(position) is Rule.UNPERSISTED_ACK_RECORD_BYTES:
             try:
                 self._cursor.promote(0, now_ms=now_ms)
             except StoreError as error:
                 self.store_error = error
-            refused_by = self._refused_by(position, sent)
-        if refused_by is not None:
-            self.refused_by = refused_by
-            raise AckRefusedError(
-                f"too little is reserved for the ack of {position}, and it would pass a limit of the ack state: "
-                f"{refused_by.value}"
-            ) from self.store_error
+        self._check_room(position)
 
     def settle(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
         """Forget messages that are no longer on their way, return those that were, with what was known of them."""
@@ -191,17 +192,42 @@ class Admission:
         if self._gate is not None:
             self._gate.count_unacked(-unacked)
 
-    def refresh(self) -> None:
-        """Let the gate open, and whoever waits for it know, if the use fell enough."""
-        if self._gate is not None and self._gate.is_closed:
-            self._gate.refresh(self.usage(), self.deliveries.unacked_of)
+    def observe(self, *, now_ms: int) -> None:
+        """Let the gate see what is used, where nobody asked it for anything: after a restart, or under other limits."""
+        if self._gate is not None:
+            cost = isolated_range_bytes(*self._cursor.read_position)
+            self._gate.observe(self.usage(), next_record_bytes=cost, now_ms=now_ms)
+            self.use_fell(now_ms=now_ms)
 
-    def persisted(self, error: AckStateError | None) -> None:
+    def refresh(self, *, of: str | None = "") -> None:
+        """Let the gate open, and whoever waits for it know, if the use fell enough.
+
+        Args:
+            of: The one consumer that has fewer messages now; empty if it may be any, None if it is nobody.
+        """
+        if self._gate is not None and self._gate.is_closed:
+            self._gate.refresh(self.usage(), None if of is None else self.deliveries.unacked_of, of or "")
+
+    @property
+    def promote_again_ms(self) -> int | None:
+        """When to try again to persist young acks that keep the gate closed; None if that is not what is missing."""
+        is_missing = self._gate is not None and self._gate.is_closed and self.store_error is not None
+        return self._promote_again_ms or None if is_missing else None
+
+    def use_fell(self, *, now_ms: int, of: str | None = "") -> None:
+        """Let the gate open, as `refresh` does; wake who waits for that also if a dispatch could open it now."""
+        self.refresh(of=of)
+        if self._gate is not None and self._gate.is_closed and self._could_promote(now_ms=now_ms):
+            self._gate.wake()
+
+    def persisted(self, error: AckStateError | None, *, now_ms: int) -> None:
         """Note how a persist ended: with an error or without."""
+        if error is None:
+            self._promote_again_ms = 0  # The store works.
         self.store_error = error
         if self._gate is not None:
             self._gate.mark_persisted(self._cursor.unpersisted_record_bytes)
-        self.refresh()
+        self.use_fell(now_ms=now_ms, of=None)
 
     @property
     def _bytes_limit(self) -> int | None:
@@ -210,6 +236,13 @@ class Admission:
             return None
         limit = self._gate.limits.max_unpersisted_ack_record_bytes
         return limit if limit > 0 else None
+
+    @property
+    def _ranges_limit(self) -> int | None:
+        """How many ranges there may be, if that rule is on and exact."""
+        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
+            return None
+        return self._gate.limits.max_unacked_ranges or None
 
     def _ask_again(self, sent: Sent) -> Verdict:
         assert self._gate is not None
@@ -230,7 +263,7 @@ class Admission:
         self._gate.count_unacked(sent.message_count)
         return True
 
-    def _promote_for(self, cost: int, consumer: str, *, now_ms: int, waits_for_room: bool = False) -> None:
+    def _promote_for(self, cost: int, *, now_ms: int, waits_for_room: bool = False) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
         limit = self._bytes_limit
         if limit is None or not self._promotes_young:
@@ -238,12 +271,10 @@ class Admission:
         assert self._gate is not None
         reserved = self.deliveries.reserved_bytes
         if self._cursor.unpersisted_record_bytes + reserved + cost <= limit:
-            if waits_for_room or not self._gate.is_closed:
+            if waits_for_room or not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
-            if Rule.UNPERSISTED_ACK_RECORD_BYTES not in self._closed_by(self.usage(consumer), consumer):
-                return
-        if now_ms < self._promote_again_ms or not self._cursor.has_young(now_ms=now_ms):
-            return
+        elif reserved + cost > limit or not self._may_promote(now_ms=now_ms):
+            return  # To persist everything would not make room, or nothing young is there to persist.
         mark = int(limit * self._gate.limits.unpersisted_release_ratio)
         try:
             self._cursor.promote(max(0, mark - reserved - cost), now_ms=now_ms)
@@ -251,25 +282,48 @@ class Admission:
             self.store_error = error
             self._promote_again_ms = now_ms + _PROMOTION_RETRY_MS
 
-    def _refused_by(self, position: Position, sent: Sent | None) -> Rule | None:
-        """Return which limit of the ack state has no room for the ack of a message; None if all have."""
+    def _could_promote(self, *, now_ms: int) -> bool:
+        """Tell whether the byte rule is closed and would open if everything young were durable."""
+        limit = self._bytes_limit
+        if limit is None or not self._promotes_young:
+            return False
         assert self._gate is not None
+        mark = int(limit * self._gate.limits.unpersisted_release_ratio)
+        if self.deliveries.reserved_bytes > mark or not self._may_promote(now_ms=now_ms):
+            return False
+        return Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(self.usage(), "")
+
+    def _may_promote(self, *, now_ms: int) -> bool:
+        return now_ms >= self._promote_again_ms and self._cursor.has_young(now_ms=now_ms)
+
+    def _check_room(self, position: Position) -> None:
+        self.refused_by = self._refused_by(position)
+        if self.refused_by is not None:
+            raise AckRefusedError(
+                f"too little is reserved for the ack of {position}, and it would pass a limit of the ack state: "
+                f"{self.refused_by.value}"
+            ) from self.store_error
+
+    def _refused_by(self, position: Position) -> Rule | None:
+        """Return which limit of the ack state has no room for the ack of a message; None if all have."""
+        if self._cursor.is_acked(position):
+            return None
+        sent = self.deliveries.get(position)
         reserved_bytes, reserved_ranges = (sent.record_bytes, sent.range_count) if sent is not None else (0, 0)
         usage = self.usage()
-        ranges_max, bytes_max = self._gate.limits.max_unacked_ranges, self._bytes_limit
+        ranges_max, bytes_max = self._ranges_limit, self._bytes_limit
         if bytes_max is not None:
             added = self._cursor.unpersisted_bytes_added(position)
             used = usage.unpersisted_record_bytes + usage.reserved_bytes - reserved_bytes
             if added > 0 and used + added > bytes_max:
                 return Rule.UNPERSISTED_ACK_RECORD_BYTES
-        added = self._cursor.ack_effect(position).range_count
-        used = usage.range_count + usage.reserved_ranges - reserved_ranges
-        is_exact = self._gate.limits.accounting is Accounting.EXACT
-        return Rule.UNACKED_RANGES if is_exact and ranges_max and added > 0 and used + added > ranges_max else None
+        if ranges_max is not None:
+            added = self._cursor.ack_effect(position).range_count
+            used = usage.range_count + usage.reserved_ranges - reserved_ranges
+            if added > 0 and used + added > ranges_max:
+                return Rule.UNACKED_RANGES
+        return None
 
     def _closed_by(self, usage: Usage, consumer: str) -> set[Rule]:
         assert self._gate is not None
         return {verdict.rule for verdict in self._gate.why_blocked(usage, consumer) if verdict.rule is not None}
-
-    def _next_position(self) -> Position:
-        return self._cursor.read_position

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cursor.dispatch.live_holes import releasing_holes
+from limits.rules import Rule
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackstate.ack_hole import AckHole
     from ackstate.errors import AckStateError
+    from cursor.dispatch.live_holes import Whereabouts
     from cursor.hole_report import HoleReport
-    from limits.gate import Rule
+    from limits.rules import Verdict
 
 
 class BlockReason(NamedTuple):
@@ -21,7 +28,8 @@ class BlockReason(NamedTuple):
         since_ms: When it closed.
         consumer: Whose own limit it is; empty if it holds for all.
         store_error: Why the last persist failed, if it did: what is not durable stays so, and that is the cause.
-        releases: The holes that cost most, for a limit on the ack state: acking them brings the use down.
+        releases: For a limit on the ack state, the holes whose filling brings the use down, by most first.
+        frees: By how much each of them does: in bytes that are not durable, or in ranges.
         holders: Who has how many unacked messages, most first.
     """
 
@@ -33,6 +41,7 @@ class BlockReason(NamedTuple):
     consumer: str
     store_error: AckStateError | None
     releases: tuple[HoleReport, ...]
+    frees: tuple[int, ...]
     holders: tuple[tuple[str, int], ...]
 
     @property
@@ -42,10 +51,55 @@ class BlockReason(NamedTuple):
         parts = [f"{self.rule.value}{whose} is {self.limit}, and {self.used} are used; at {self.released_at} it opens."]
         if self.store_error is not None:
             parts.append(f"The store is the cause: {self.store_error}")
+        unit = "ranges" if self.rule is Rule.UNACKED_RANGES else "bytes"
         parts += [
-            f"Acking {hole.first} to {hole.last} ({hole.detail}) frees {hole.freed_bytes} bytes."
-            for hole in self.releases
+            f"Acking {hole.first} to {hole.last} ({hole.detail}) frees {freed} {unit}."
+            for hole, freed in zip(self.releases, self.frees, strict=True)
         ]
         if self.holders and not self.releases:
             parts.append("Unacked: " + ", ".join(f"{name!r} has {count}" for name, count in self.holders) + ".")
         return " ".join(parts)
+
+
+def explain_block(  # noqa: PLR0913 - what the reason consists of
+    verdict: Verdict,
+    consumer: str,
+    *,
+    where: Whereabouts,
+    store_error: AckStateError | None,
+    consumers: Sequence[str],
+    top: int,
+    now_ms: int,
+) -> BlockReason:
+    """Explain why a rule is closed, and what would open it.
+
+    Args:
+        verdict: The gate's, of a rule that is closed.
+        consumer: Whose rule it is; empty if it holds for all.
+        where: Where the messages are.
+        store_error: Why the last persist failed; None if it did not.
+        consumers: The open ones.
+        top: How many holes and consumers to name.
+        now_ms: The present.
+
+    Complexity: O(holes) for a limit on the ack state.
+    """
+    rule, cursor = verdict.rule, where.cursor
+    assert rule is not None
+    counted = ((name, where.deliveries.unacked_of(name)) for name in consumers)
+    holders = sorted((each for each in counted if each[1]), key=lambda each: -each[1])
+    released: list[tuple[HoleReport, int]] = []
+    if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
+        released = releasing_holes(where, cursor.unpersisted_bytes_freed, top=top, now_ms=now_ms)
+    elif rule is Rule.UNACKED_RANGES:
+        released = releasing_holes(where, _ranges_freed, top=top, now_ms=now_ms)
+    else:
+        store_error = None
+    return BlockReason(
+        rule, verdict.used, verdict.limit, verdict.released_at, verdict.since_ms, consumer, store_error,
+        tuple(hole for hole, _ in released), tuple(freed for _, freed in released), tuple(holders[:top]),
+    )  # fmt: skip
+
+
+def _ranges_freed(hole: AckHole) -> int:
+    return hole.freed_ranges

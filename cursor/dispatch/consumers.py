@@ -80,7 +80,10 @@ class Consumers:
 
         Raises:
             ConsumerBusyError: The subscription is exclusive and another has it.
+            TypeError: The name is no text, or the priority no integer.
+            ValueError: The name is empty, or cannot be written as UTF-8.
         """
+        _check_consumer(name, priority)
         if name in self._names:
             return False
         if self._names and self._kind is SubscriptionType.EXCLUSIVE:
@@ -123,3 +126,17 @@ class Consumers:
             owner = max(self._names, key=lambda name: (blake2b(seed + name.encode(), digest_size=8).digest(), name))
             self._slot_owners[slot] = owner
         return owner
+
+
+def _check_consumer(name: str, priority: int) -> None:
+    """Refuse what could not be compared or hashed later, when it is a message that would find out."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a consumer is text, found {name!r}")
+    if not name:
+        raise ValueError("the name of a consumer is empty")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of a consumer is UTF-8, found {name!r}") from None
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise TypeError(f"priority of consumer {name!r} is an integer, found {priority!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.position import check_position
 from ackstate.record_size import isolated_range_bytes
 from delay.position_set import PositionSet
 
@@ -84,10 +85,16 @@ class Deliveries:
         self._count(sent, 1)
 
     def settle(self, position: Position) -> Sent | None:
-        """Forget a message and what was reserved for it; None if it was not on its way."""
-        sent = self._sent.pop(position, None)
+        """Forget a message and what was reserved for it; None if it was not on its way.
+
+        Raises:
+            TypeError: It was, but an id is no integer, such as 2.0, which is found where 2 is.
+        """
+        sent = self._sent.get(position)
         if sent is None:
             return None
+        position = check_position(position)
+        del self._sent[position]
         self._in_order.discard(position)
         held = self._of[sent.consumer]
         del held[position]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.errors import CorruptStateError
+from ackstate.integers import check_count
 from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
 from cursor.dispatch.consumers import ANYONE
 from cursor.dispatch.deliveries import Sent
 from cursor.dispatch.hole_queue import HoleQueue
 from cursor.dispatch.waiting import Waiting, WaitingMessages
 from cursor.hole_report import HoleReason
+from cursor.store import LedgerNotFoundError
+from limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +25,14 @@ if TYPE_CHECKING:
     from cursor.dispatch.consumers import Consumers
     from cursor.managed import ManagedCursor
     from cursor.message_log import Message, MessageLog
+    from delay.position_set import PositionSet
     from delay.tracker import DelayedDeliveryTracker
 
+_LOG = logging.getLogger(__name__)
 _READ_AHEAD_COUNT = 1_000
 _CHANGED_COUNT_MIN = 1_000
 _HAND_OVER_RETRY_MS = 1_000
+_UNREADABLE_RETRY_MS = 60_000
 
 
 class Delivery(NamedTuple):
@@ -42,17 +51,28 @@ class Delivery(NamedTuple):
     unacked_words: tuple[int, ...] = ()
 
 
-class DeadLetterPolicy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
     """What to do with a message that is given back again and again.
 
     Attributes:
-        max_redelivery_count: So often it is sent again; the next time it is handed over instead.
+        max_redelivery_count: So often it is sent again, 0 or more; the next time it is handed over instead.
         hand_over: Takes it; when this returns the message is acked. What it raises passes through `dispatch`, and the
-            message waits for a second before it is tried again.
+            message waits for a second before it is tried again. So it does if its ack would pass a limit by then, and
+            will be handed over once more.
+
+    Raises:
+        TypeError: The count is no integer, or what takes the message cannot be called.
+        ValueError: The count is negative.
     """
 
     max_redelivery_count: int
-    hand_over: Callable[[Delivery], None]
+    hand_over: Callable[[Delivery], object]
+
+    def __post_init__(self) -> None:
+        check_count("max_redelivery_count", self.max_redelivery_count, least=0)
+        if not callable(self.hand_over):
+            raise TypeError(f"hand_over takes a delivery, found {self.hand_over!r}")
 
 
 class Batch(NamedTuple):
@@ -117,8 +137,9 @@ class Dispatcher:
         self._due: list[Position] = []
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
         self._holes: dict[str, HoleQueue] = {}  # by owner
-        # Acked, or waiting, since no limit binds: the queues are to learn of it if one does again.
+        # What was acked, or began to wait, and some queue has not been told of; and how far each has been told.
         self._changed: list[Position] = []
+        self._told: dict[str, int] = {}
 
     def dispatch(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
         """Send what a consumer may have, up to what it wants.
@@ -128,8 +149,8 @@ class Dispatcher:
         """
         self._collect_due(batch)
         if self._cursor.has_unread:
-            self._admission.promote_young(self._cursor.read_position, batch.consumer, now_ms=batch.now_ms)
-        if not self._admission.lacks_room(batch.consumer):
+            self._admission.promote_young(self._cursor.read_position, now_ms=batch.now_ms)
+        if not self._admission.binding(batch.consumer):
             self._binds = False
             self._admission.refused_by = None
             if self._send_waiting(batch, dead_letters) and batch.room and not self._holds_order():
@@ -170,6 +191,11 @@ class Dispatcher:
             self.waiting.take(each)
         self._note(position)  # The hole above it may have begun below it.
 
+    def forget_owner(self, consumer: str) -> None:
+        """Forget the holes of a consumer that is gone."""
+        self._holes.pop(consumer, None)
+        self._told.pop(consumer, None)
+
     def clear(self) -> None:
         """Forget what waits: the reader begins anew."""
         self.waiting.clear()
@@ -188,12 +214,14 @@ class Dispatcher:
             return
         # The view has forgotten them: they are kept until their keys could be read.
         self._due += self._delays.scheduled_messages(missing, now_ms=batch.now_ms)
-        keys: list[bytes | None] = [None] * len(self._due)
-        if self._consumers.needs_keys:
-            messages = zip(self._due, self._log.read(self._due), strict=True)
-            keys = [self._consumers.sticky_key(position, message.key) for position, message in messages]
-        due, self._due = self._due, []
-        for position, key in zip(due, keys, strict=True):
+        due: list[tuple[Position, bytes | None]]
+        if not self._consumers.needs_keys:
+            due = [(position, None) for position in self._due]
+        else:
+            read = self._readable(self._due, now_ms=batch.now_ms)
+            due = [(position, self._consumers.sticky_key(position, message.key)) for position, message in read]
+        self._due = []
+        for position, key in due:
             self.put(position, Waiting(HoleReason.DELAYED, key=key))
 
     def _send_waiting(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> bool:
@@ -202,8 +230,9 @@ class Dispatcher:
             positions = self._lowest_waiting(batch)
             if not positions:
                 return True
-            for position, message in zip(positions, self._log.read(positions), strict=True):
-                if not self._send(position, message, batch, dead_letters):
+            for position, message in self._readable(positions, now_ms=batch.now_ms):
+                # Whoever takes dead letters may have acked others.
+                if position in self.waiting and not self._send(position, message, batch, dead_letters):
                     return False
         return True
 
@@ -232,18 +261,24 @@ class Dispatcher:
                 if self._cursor.read_position == before:
                     return
                 continue
-            if not self._send_read(positions, self._read(positions, before), batch):
+            if not self._send_read(self._read(positions, before, now_ms=batch.now_ms), batch):
                 return
 
-    def _send_read(self, positions: Sequence[Position], messages: Sequence[Message], batch: Batch) -> bool:
+    def _send_read(self, read: Sequence[tuple[Position, Message]], batch: Batch) -> bool:
         """Send messages that were just read; False if one was refused, which will be read again."""
-        for position, message in zip(positions, messages, strict=True):
-            if self._is_delayed(position, message, now_ms=batch.now_ms):
-                continue
-            key = self._consumers.sticky_key(position, message.key)
-            sent = Sent(batch.consumer, key, message_count=self._unacked_in(position, message))
-            if not self._admission.send_new(position, sent, now_ms=batch.now_ms):
-                self._cursor.rewind(position)
+        for position, message in read:
+            is_sent = False
+            try:
+                if self._is_delayed(position, message, now_ms=batch.now_ms):
+                    is_sent = True  # by and by
+                    continue
+                key = self._consumers.sticky_key(position, message.key)
+                sent = Sent(batch.consumer, key, message_count=self._unacked_in(position, message))
+                is_sent = self._admission.send_new(position, sent, now_ms=batch.now_ms)
+            finally:
+                if not is_sent:
+                    self._cursor.rewind(position)
+            if not is_sent:
                 return False
             batch.deliveries.append(self._delivery(position, message, 0))
         return True
@@ -260,20 +295,12 @@ class Dispatcher:
     def _fill_holes(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
         """Send what fills holes, that which frees most first."""
         self._binds = True
-        for position in self._changed:
-            self._note(position)
-        self._changed.clear()
         owner = self._owner(batch.consumer)
-        ready = self.waiting.ready_for(owner)
-        holes = self._holes.get(owner)
-        counts_unpersisted = self._admission.is_short_of_bytes(batch.consumer)
-        if holes is None or holes.counts_unpersisted != counts_unpersisted:
-            holes = HoleQueue(
-                self._cursor, tries_max=self._hole_tries_max, counts_unpersisted=counts_unpersisted
-            )  # fmt: skip
-            holes.fill(ready)
-            self._holes[owner] = holes
+        binding = self._admission.binding(batch.consumer) | {self._admission.refused_by}
+        counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in binding
         while batch.room:
+            ready = self.waiting.ready_for(owner)
+            holes = self._holes_of(owner, ready, counts_unpersisted=counts_unpersisted)
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):
                     self.waiting.take(position)
@@ -281,14 +308,15 @@ class Dispatcher:
                 if not self.waiting.is_next_of_key(position):
                     continue  # Those of a key go out in order, whatever they would free.
                 fills_hole = self._cursor.hole_at(position) is not None
-                (message,) = self._log.read([position])
-                self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
+                for _, message in self._readable([position], now_ms=batch.now_ms):
+                    self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
                 if not batch.room:
                     return
+            if self._told.get(owner) != len(self._changed):
+                continue  # Whoever takes dead letters may have divided a hole.
             highest = self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
                 return
-            ready = self.waiting.ready_for(owner)
 
     def _read_ahead(self, now_ms: int, *, count: int, last: Position | None = None) -> bool:
         """Let unread messages wait, or be delayed, up to a position; tell whether there was one."""
@@ -300,8 +328,13 @@ class Dispatcher:
             self._cursor.rewind(next(position for position in read if position > last))
             read = [position for position in read if position <= last]
         positions = [*self._not_sent(read)]
-        for position, message in zip(positions, self._read(positions, before), strict=True):
-            if not self._is_delayed(position, message, now_ms=now_ms):
+        for position, message in self._read(positions, before, now_ms=now_ms):
+            try:
+                is_delayed = self._is_delayed(position, message, now_ms=now_ms)
+            except BaseException:
+                self._cursor.rewind(position)
+                raise
+            if not is_delayed:
                 key = self._consumers.sticky_key(position, message.key)
                 self.put(position, Waiting(HoleReason.NEVER_DELIVERED, key=key))
         return self._cursor.read_position != before
@@ -345,15 +378,19 @@ class Dispatcher:
             self._admission.make_room(delivery.position, now_ms=batch.now_ms)
         except AckRefusedError:
             return False
+        position, now_ms = delivery.position, batch.now_ms
         try:
             dead_letters.hand_over(delivery)
-            self._cursor.ack(delivery.position, now_ms=batch.now_ms)
-        except BaseException:
+            self._admission.ack(position, lambda: self._cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
+        except BaseException as error:
             # For a while: whoever takes dead letters may be out of order, and the others are not to wait for that.
-            waiting = self.waiting.take(delivery.position)
-            self.put(delivery.position, waiting._replace(until_ms=batch.now_ms + _HAND_OVER_RETRY_MS))
+            if position in self.waiting:
+                waiting = self.waiting.take(position)
+                self.put(position, waiting._replace(until_ms=now_ms + _HAND_OVER_RETRY_MS))
+            if isinstance(error, AckRefusedError):
+                return True
             raise
-        self.acked(delivery.position)
+        self.acked(position)
         batch.handed_over.append(delivery)
         return True
 
@@ -363,12 +400,31 @@ class Dispatcher:
             return False
         return self._delays.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms)
 
-    def _read(self, positions: Sequence[Position], before: Position) -> list[Message]:
+    def _read(self, positions: Sequence[Position], before: Position, *, now_ms: int) -> list[tuple[Position, Message]]:
         try:
-            return list(self._log.read(positions))
+            return self._readable(positions, now_ms=now_ms)
         except BaseException:
             self._cursor.rewind(before)
             raise
+
+    def _readable(self, positions: Sequence[Position], *, now_ms: int) -> list[tuple[Position, Message]]:
+        """Return the messages that can be read; the others, lost or damaged, wait for a while and hold nobody up."""
+        try:
+            return list(zip(positions, self._log.read(positions), strict=True))
+        except (LedgerNotFoundError, CorruptStateError):
+            pass
+        readable = []
+        for position in positions:
+            try:
+                (message,) = self._log.read([position])
+            except (LedgerNotFoundError, CorruptStateError) as error:
+                _LOG.warning("message %s cannot be read, and waits: %s", position, error)
+                lost = Waiting(HoleReason.DATA_LOST, key=self._consumers.sticky_key(position, None))
+                waiting = self.waiting.take(position) if position in self.waiting else lost
+                self.put(position, waiting._replace(until_ms=now_ms + _UNREADABLE_RETRY_MS))
+            else:
+                readable.append((position, message))
+        return readable
 
     def _not_sent(self, positions: Iterable[Position]) -> Iterable[Position]:
         """Leave out what a hole was filled with before its turn."""
@@ -390,25 +446,42 @@ class Dispatcher:
         return consumer if self._consumers.needs_keys else ANYONE
 
     def _note(self, position: Position) -> None:
-        """Let the queues of holes know that an entry was acked, or waits: at once while a limit binds, else later.
-
-        Later is never if there was so much that it is as well to begin anew.
-        """
+        """Remember for the queues of holes that an entry was acked, or waits: each is told when it is asked next."""
         if not self._holes:
             return
-        if not self._binds:
-            self._changed.append(position)
-            if len(self._changed) > max(_CHANGED_COUNT_MIN, len(self.waiting) // 4):
-                self._forget_holes()
-            return
-        for owner, holes in self._holes.items():
-            if self._cursor.is_acked(position):
-                holes.acked(position, self.waiting.ready_for(owner))
+        self._changed.append(position)
+        if len(self._changed) > max(_CHANGED_COUNT_MIN, len(self.waiting) // 4):
+            self._trim()
+
+    def _holes_of(self, owner: str, ready: PositionSet, *, counts_unpersisted: bool) -> HoleQueue:
+        """Return the queue of an owner, told of everything."""
+        holes = self._holes.get(owner)
+        if holes is None or holes.counts_unpersisted != counts_unpersisted:
+            holes = HoleQueue(
+                self._cursor, tries_max=self._hole_tries_max, counts_unpersisted=counts_unpersisted
+            )  # fmt: skip
+            holes.fill(ready)
+            self._holes[owner] = holes
+        else:
+            holes.note_all(self._changed[self._told[owner] :], ready)
+        if len(self._holes) == 1:
+            self._changed.clear()
+        self._told[owner] = len(self._changed)
+        return holes
+
+    def _trim(self) -> None:
+        """Forget the older half of what is remembered, and the queues that were not told of it: they begin anew."""
+        gone = len(self._changed) // 2
+        del self._changed[:gone]
+        for owner, told in list(self._told.items()):
+            if told < gone:
+                del self._told[owner], self._holes[owner]
             else:
-                holes.put(position)
+                self._told[owner] = told - gone
 
     def _forget_holes(self) -> None:
         self._holes.clear()
+        self._told.clear()
         self._changed.clear()
 
 

@@ -6,10 +6,11 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, final
 
+from ackstate.integers import check_count
 from ackstate.position import ENTRY_ID_MAX, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ackstate.ack_hole import AckHole
     from cursor.managed import ManagedCursor
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 _PASSED_OVER_MAX = 256
 # Of so many messages at the lower end of a hole the first is taken that was not tried too often.
 _LOOKED_AT_MAX = 16
+# Beyond so many changes at once, and a share of what is in, it is as well to begin anew.
+_CHANGED_COUNT_MIN = 1_000
+# To look up the hole of one message takes as long as to go through so many holes.
+_HOLES_PER_PUT = 2
 
 
 @final
@@ -27,16 +32,22 @@ class HoleQueue:
 
     They are bytes of the whole ack record or, where the limit is on what is not durable, of that part.
 
-    A hole is put in when one of its messages begins to wait and when its bounds change; what is in and no longer true
-    is noticed when its turn comes. A hole that was passed over comes again when all others had their turn.
+    A hole is put in when the queue is told that one of its messages began to wait or that its bounds changed; what is
+    in and no longer true is noticed when its turn comes. A hole that was passed over comes again when all others had
+    their turn.
 
     Args:
         cursor: Whose holes they are.
         tries_max: How often a message is offered before others that were offered less often.
         counts_unpersisted: Whether the bytes are those of what is not durable.
+
+    Raises:
+        TypeError: `tries_max` is no integer.
+        ValueError: `tries_max` is below 1.
     """
 
     def __init__(self, cursor: ManagedCursor, *, tries_max: int, counts_unpersisted: bool) -> None:
+        check_count("hole_tries_max", tries_max, least=1)
         self.counts_unpersisted = counts_unpersisted
         self._cursor = cursor
         self._tries_max = tries_max
@@ -49,12 +60,54 @@ class HoleQueue:
         self._has_skipped = False  # whether the round that goes on left a message out that was tried too often
 
     def fill(self, ready: PositionSet) -> None:
-        """Begin anew, with every hole that has messages in a set. Complexity: O(holes with some)."""
+        """Begin anew, with every hole that has messages in a set; how often each was tried is not forgotten.
+
+        Complexity: O(holes), or O(messages) if those are far fewer.
+        """
         self._heap.clear()
         self._passed_over.clear()
         self._worth.clear()
-        self._tries.clear()
-        self._tries_now = self._tries_max
+        is_acked = self._cursor.is_acked
+        self._tries = Counter({each: count for each, count in self._tries.items() if not is_acked(each)})
+        if len(ready) * _HOLES_PER_PUT < self._cursor.deleted.range_count:
+            self._put_all(ready)
+        else:
+            self._merge(ready)
+
+    def note_all(self, changed: Sequence[Position], ready: PositionSet) -> None:
+        """Take note of entries that were acked, or began to be in a set, since the last time.
+
+        It counts what they are now: they may have changed more than once, and come in any order.
+
+        Complexity: O(entries), or O(set) if that is smaller; O(holes) now and then.
+        """
+        acked = [position for position in changed if self._cursor.is_acked(position)]
+        for position in acked:
+            self._tries.pop(position, None)
+        count = min(len(changed), len(ready))
+        # What is no longer true is in until its turn comes, and that of the worst may never come.
+        has_leftovers = len(self._heap) + len(self._passed_over) > 2 * len(ready) + _CHANGED_COUNT_MIN
+        if has_leftovers or count > max(_CHANGED_COUNT_MIN, len(self._worth) // 4):
+            self.fill(ready)
+        elif len(ready) < len(changed):
+            self._put_all(ready)
+        else:
+            for position in changed:
+                if position in ready:
+                    self.put(position)
+            for position in acked:
+                self.acked(position, ready)
+
+    def _put_all(self, ready: PositionSet) -> None:
+        """Put in the hole of each message of a set."""
+        above = Position(0, 0)
+        for position in ready:
+            if position >= above:
+                ledger_id, _, end = self.put(position)
+                above = Position(ledger_id, end)
+
+    def _merge(self, ready: PositionSet) -> None:
+        """Put in every hole that has messages in a set, going through both side by side; nothing is in."""
         positions = iter(ready)
         position = next(positions, None)
         for hole in self._cursor.holes():
@@ -71,13 +124,14 @@ class HoleQueue:
             self.put(position)
             position = next(positions, None)
 
-    def put(self, position: Position) -> None:
-        """Put in the hole that an entry lies in."""
-        (ledger_id, first_id, _), worth = self._hole(position)
-        first = Position(ledger_id, first_id)
+    def put(self, position: Position) -> tuple[int, int, int]:
+        """Put in the hole that an entry lies in, and return it: its ledger, first entry and end (exclusive)."""
+        hole, worth = self._hole(position)
+        first = Position(hole[0], hole[1])
         if self._worth.get(first) != worth:
             self._worth[first] = worth
             heapq.heappush(self._heap, (-worth, first))
+        return hole
 
     def acked(self, position: Position, ready: PositionSet) -> None:
         """Note that an entry was acked: the holes to its sides are other ones now."""
@@ -122,7 +176,9 @@ class HoleQueue:
             hole, worth = self._hole(first)
             if worth != -key or hole[1] != first.entry_id or not ready.lowest_in(*hole):
                 del self._worth[first]
-                if not self._cursor.is_acked(first) and ready.lowest_in(*hole):
+                if self._cursor.is_acked(first):
+                    self.acked(first, ready)
+                elif ready.lowest_in(*hole):
                     self.put(first)
                 continue
             position = None

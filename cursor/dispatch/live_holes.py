@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.ack_hole import holes
 from ackstate.errors import CorruptStateError
+from ackstate.integers import check_count
 from cursor.hole_report import HoleReason, HoleReport, costliest, sample
 from cursor.store import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.ack_hole import AckHole
     from ackstate.position import Position
@@ -29,12 +31,14 @@ class Whereabouts(NamedTuple):
         cursor: The ack state.
         deliveries: What is on its way.
         waiting: What waits to be sent.
+        has_delays: Whether messages are delayed at all.
     """
 
     log: MessageLog
     cursor: ManagedCursor
     deliveries: Deliveries
     waiting: WaitingMessages
+    has_delays: bool
 
 
 class _Look(NamedTuple):
@@ -59,13 +63,26 @@ def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleRepo
 
     Complexity: O(holes), and reading a few messages of each that is returned.
     """
-    if top < 0:
-        raise ValueError(f"top is {top}: it cannot be negative")
-    cursor = where.cursor
-    with cursor.lock:
-        found = holes(cursor.deleted, where.log.ledgers, cursor.mark_delete_position)
-        shown = costliest(found, top)
-    return [_report(hole, where, now_ms=now_ms) for hole in shown]
+    check_count("top", top, least=0)
+    return [_report(hole, where, now_ms=now_ms) for hole in costliest(where.cursor.holes(), top)]
+
+
+def releasing_holes(
+    where: Whereabouts, frees: Callable[[AckHole], int], *, top: int, now_ms: int
+) -> list[tuple[HoleReport, int]]:
+    """Explain the holes whose filling frees most of what a rule counts, and say how much; of those that free some.
+
+    Args:
+        where: As for `explain_holes`, and so the last two.
+        frees: How much of that a hole frees.
+        top: See there.
+        now_ms: See there.
+
+    Complexity: O(holes).
+    """
+    counted = ((frees(hole), hole) for hole in where.cursor.holes())
+    most = heapq.nlargest(top, (each for each in counted if each[0] > 0), key=itemgetter(0))
+    return [(_report(hole, where, now_ms=now_ms), freed) for freed, hole in most]
 
 
 def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
@@ -108,7 +125,7 @@ def _look(position: Position, where: Whereabouts, *, now_ms: int) -> _Look:
         is_due = waiting.reason is HoleReason.DELAYED
         reason = HoleReason.NEVER_DELIVERED if is_due else waiting.reason
         return _Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count)
-    if message.deliver_at_ms > now_ms:
+    if where.has_delays and message.deliver_at_ms > now_ms:
         return _Look(HoleReason.DELAYED, "", message.deliver_at_ms)
     return _Look(HoleReason.NEVER_DELIVERED)
 

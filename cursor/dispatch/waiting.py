@@ -77,12 +77,21 @@ class WaitingMessages:
         return self._all.get(position)
 
     def ready_for(self, owner: str) -> PositionSet:
-        """Return what an owner may have now: to be read, not changed."""
+        """Return what an owner may have now: to be read, not changed.
+
+        One with something in it follows what is put and taken, until consumers come or go; ask again after that.
+        """
         return self._ready.get(owner, _NONE)
 
     def put(self, position: Position, waiting: Waiting) -> None:
-        """Let a message wait; it does not yet."""
+        """Let a message wait; it does not yet.
+
+        Raises:
+            TypeError: The time that it waits for is no integer.
+        """
         assert position not in self._all
+        if not isinstance(waiting.until_ms, int):
+            raise TypeError(f"until_ms of {position} is an integer, found {waiting.until_ms!r}")
         self._all[position] = waiting
         self._in_order.add(position)
         if waiting.key is not None:
@@ -136,9 +145,11 @@ class WaitingMessages:
                     self._arrange(position, key)
 
     def owners_changed(self) -> None:
-        """Give everything that waits for its turn to its owner of now. Complexity: O(keys + what moves)."""
+        """Give everything that waits for its turn to its owner of now. Complexity: O(keys + owners + what moves)."""
         for key in self._of_key:
             self.key_moved(key)
+        # Here, not as soon as one is empty: what `ready_for` returned stays what is ready until consumers come or go.
+        self._ready = {owner: ready for owner, ready in self._ready.items() if ready}
 
     def up_to(self, position: Position) -> list[Position]:
         """Return what waits up to a position, included. Complexity: O(them)."""

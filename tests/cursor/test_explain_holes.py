@@ -304,6 +304,7 @@ def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
     topics = [Topic(), Topic()]
     for topic in topics:
         topic.gate = DispatchGate(NO_BYTES, broker=broker)
+        topic.cursor.unwatch(topic.subscription)
         topic.subscription = Subscription(topic.log, topic.cursor, gate=topic.gate)
         topic.publish(30)
     one, other = topics
@@ -370,13 +371,13 @@ def snapshot(topic):
 
 BEYOND = 999
 MISTAKES = {
-    "explain negative top": (lambda topic: topic.subscription.explain_holes(-1), ValueError, "top is -1"),
-    "why negative top": (lambda topic: topic.subscription.why_blocked(top=-1), ValueError, "top is -1"),
+    "explain negative top": (lambda topic: topic.subscription.explain_holes(-1), ValueError, "top must be at least"),
+    "why negative top": (lambda topic: topic.subscription.why_blocked(top=-1), ValueError, "top must be at least"),
     "no consumer name": (lambda topic: topic.subscription.consumer_opened(""), ValueError, "name"),
     "dispatch without a name": (lambda topic: topic.subscription.dispatch("", 1, now_ms=1), ValueError, "name"),
     "dispatch a negative number": (lambda topic: topic.subscription.dispatch("a", -1, now_ms=1), ValueError, "-1"),
     "negative delay": (
-        lambda topic: topic.subscription.nack(topic.positions[2], delay_ms=-5), ValueError, "delay_ms is -5",
+        lambda topic: topic.subscription.nack(topic.positions[2], delay_ms=-5), ValueError, "delay_ms must be at least",
     ),
     "ack beyond the log": (
         lambda topic: topic.subscription.ack(Position(topic.positions[0].ledger_id, BEYOND), now_ms=1),

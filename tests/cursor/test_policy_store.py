@@ -55,7 +55,24 @@ class TestNames:
             PolicyOwner("public", name)
 
     @pytest.mark.parametrize(
-        "topic", ["", ".", "..", "a/b", "a\nb", "\0", "\x7f", "\x85", "\u2028", "\ufffd", "é" * 513]
+        "topic",
+        [
+            "",
+            ".",
+            "..",
+            " ",
+            "\u00a0 \u3000",
+            "a/b",
+            "a\nb",
+            "\0",
+            "\x7f",
+            "\x85",
+            "\u2028",
+            "a\u202eb",
+            "\u2066",
+            "\ufffd",
+            "é" * 513,
+        ],
     )
     def test_a_topic_with_no_name_or_a_dangerous_one_is_refused(self, topic):
         with pytest.raises(ValueError, match="topic") as refused:
@@ -233,6 +250,28 @@ class TestUpdates:
             with pytest.raises(CorruptStateError, match="policies of persistent://public/default/orders"):
                 call(ORDERS)
         assert store.metadata.get(ORDERS.path).data == b'{"version":1'
+
+    def test_only_what_cannot_be_read_is_discarded(self, policies, store):
+        assert policies.discard_unreadable(ORDERS) is False
+        store.metadata.put(ORDERS.path, b'{"version":2}', expected_version=ABSENT)
+        assert policies.discard_unreadable(ORDERS) is True
+        assert policies.read(ORDERS) == VersionedPolicies(Policies(), ABSENT)
+        policies.update(ORDERS, lambda _: FULL)
+        assert policies.discard_unreadable(ORDERS) is False
+        assert policies.read(ORDERS).policies == FULL
+
+    def test_what_somebody_repairs_meanwhile_is_not_discarded(self, policies, store, monkeypatch):
+        version = store.metadata.put(ORDERS.path, b"{", expected_version=ABSENT)
+        delete = type(store.metadata).delete
+
+        def and_somebody_writes(metadata, path, *, expected_version):
+            metadata.put(path, encode_policies(FULL), expected_version=version)
+            delete(metadata, path, expected_version=expected_version)
+
+        monkeypatch.setattr(type(store.metadata), "delete", and_somebody_writes)
+        with pytest.raises(VersionMismatchError):
+            policies.discard_unreadable(ORDERS)
+        assert policies.read(ORDERS).policies == FULL
 
     def test_a_damaged_name_is_no_owner(self, policies, store):
         store.metadata.put("/policies/topics/public/default/a%00", b"", expected_version=ABSENT)

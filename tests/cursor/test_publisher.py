@@ -325,3 +325,16 @@ def test_ten_thousand_messages_of_a_fixed_delay_leave_at_most_one_ack_range():
     ranges, overridden = most_ranges_while_delivering(FREE, count=10_000)
     assert ranges > 2_000
     assert overridden == 0
+
+
+def test_a_topic_that_is_removed_is_forgotten_and_may_come_again():
+    topic = Topic(FIXED)
+    topic.publisher.publish(asking((0, 7)))
+    topic.counters.add_topic("other")
+    topic.counters.remove_topic(ORDERS)
+    topic.counters.remove_topic(ORDERS)
+    assert {sample.attributes["pulsar.topic"] for sample in topic.counters.samples()} == {"other"}
+    assert len(topic.publisher.publish(asking((0, 7)))) == 1  # stored, and nobody counts
+    assert {sample.attributes["pulsar.topic"] for sample in topic.counters.samples()} == {"other"}
+    topic.counters.add_topic(ORDERS)
+    assert [sample.value for sample in topic.counters.samples()] == [0, 0, 0, 0]

@@ -54,7 +54,7 @@ def test_a_consumer_without_a_name_is_refused():
 def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
     topic = Topic(kind)
     topic.publish(2)
-    with pytest.raises(ValueError, match="max_messages is -1"):
+    with pytest.raises(ValueError, match="max_messages must be at least 0, found -1"):
         topic.dispatch("a", -1)
     assert topic.subscription.consumers == ()
     assert topic.dispatch("a", 0) == []

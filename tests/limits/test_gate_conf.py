@@ -2,7 +2,7 @@
 
 import pytest
 
-from limits import BrokerLimit, GateLimits
+from limits import Accounting, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
 
 
 def test_without_properties_the_defaults_hold():
@@ -35,11 +35,64 @@ def test_ranges_limit_dispatch_only_where_the_pause_is_enabled(properties, range
     assert GateLimits.from_pulsar_conf(properties).max_unacked_ranges == ranges
 
 
-@pytest.mark.parametrize("off", ["0", "-1"])
+@pytest.mark.parametrize("off", ["0", "-1", "-9223372036854775808"])
 def test_zero_and_below_is_off(off):
     keys = ("maxUnPersistAckRecordsBytes", "maxUnackedMessagesPerSubscription", "maxUnackedMessagesPerConsumer")
     limits = GateLimits.from_pulsar_conf(dict.fromkeys(keys, off))
     assert limits == GateLimits(0, 0, max_unacked_messages_per_consumer=0)
+
+
+WHOLE_NUMBERS = {
+    "max_unpersisted_ack_record_bytes": "maxUnPersistAckRecordsBytes",
+    "max_unacked_messages": "maxUnackedMessagesPerSubscription",
+    "max_unacked_ranges": "managedLedgerMaxUnackedRangesToPersist",
+    "max_unacked_messages_per_consumer": "maxUnackedMessagesPerConsumer",
+}
+
+
+@pytest.mark.parametrize(("name", "key"), WHOLE_NUMBERS.items())
+def test_a_whole_number_is_an_int_of_64_bits(name, key):
+    for value in (2.5, float("nan"), float("inf"), True, "9", None):
+        with pytest.raises(TypeError, match=rf"{name} \({key}\) is a whole number, found {value!r}"):
+            GateLimits(**{name: value})
+    for value in (2**63, 10**400, 10**5000, -(2**63) - 1):
+        with pytest.raises(ValueError, match=rf"{name} \({key}\) is -?0x[0-9a-f]+: it does not fit 64 bits"):
+            GateLimits(**{name: value})
+    assert getattr(GateLimits(**{name: 2**63 - 1}), name) == 2**63 - 1
+
+
+@pytest.mark.parametrize("name", ["unpersisted_release_ratio", "unacked_release_ratio"])
+def test_a_ratio_is_a_number_above_0_and_at_most_1(name):
+    for value in ("0.5", None, True, [1]):
+        with pytest.raises(TypeError, match=name):
+            GateLimits(**{name: value})
+    for value in (0, -0.5, 1.01, float("nan"), float("inf"), 10**400, 10**5000):
+        with pytest.raises(ValueError, match=f"{name} is .*: it must be above 0 and at most 1"):
+            GateLimits(**{name: value})
+    assert getattr(GateLimits(**{name: 1}), name) == 1
+
+
+def test_the_accounting_is_one_of_those_there_are():
+    with pytest.raises(TypeError, match="accounting is an Accounting, found 'exact'"):
+        GateLimits(accounting="exact")
+    assert GateLimits(accounting=Accounting.ESTIMATE_AT_PERSIST).accounting.value == "estimate at persist"
+
+
+@pytest.mark.parametrize("limits", [None, {"max_unacked_messages": 1}, GateLimits])
+def test_what_are_no_limits_is_refused_and_changes_nothing(limits):
+    with pytest.raises(TypeError, match="GateLimits"):
+        DispatchGate(limits)
+    gate = DispatchGate(GateLimits(0, 4))
+    with pytest.raises(TypeError, match="GateLimits"):
+        gate.change_limits(limits)
+    assert (gate.limits, gate.request([17] * 9, usage=Usage(0, 0, 0)).granted) == (GateLimits(0, 4), 4)
+
+
+def test_what_is_no_rule_has_no_count():
+    gate = DispatchGate(GateLimits())
+    assert [gate.blocked_count(rule) for rule in Rule] == [0, 0, 0, 0, 0]
+    with pytest.raises(TypeError, match="'x'"):
+        gate.blocked_count("x")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +136,7 @@ MAXIMUM, SHARE = "maxUnackedMessagesPerBroker", "maxUnackedMessagesPerSubscripti
         ({MAXIMUM: "200"}, (200, 0.16)),
         ({MAXIMUM: "200", SHARE: "0.1"}, (200, 0.1)),
         ({MAXIMUM: "-1", SHARE: "0.1"}, (0, 0.16)),
+        ({MAXIMUM: "-9223372036854775808"}, (0, 0.16)),
         ({MAXIMUM: "200", SHARE: "0.0"}, (0, 0.16)),
     ],
 )

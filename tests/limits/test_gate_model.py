@@ -159,6 +159,13 @@ class GateMachine(RuleBasedStateMachine):
     def share(self) -> float:
         return int(self.broker_max * 0.3) if self.broker_max else UNLIMITED
 
+    def close_broker(self, it, needed) -> None:
+        it.closings[BROKER] += 1
+        limit = self.broker_max or UNLIMITED
+        by_total = min(limit // 2 - 1, limit - needed)
+        by_share = min(self.share() // 2 - 1, self.share() - needed)
+        self.broker_closed[it] = (max(0, by_total), max(0, by_share))
+
     def broker_prefix(self, it, weights) -> int:
         """What the broker lets through of new messages; closes for one that it refuses."""
         limit = self.broker_max or UNLIMITED
@@ -167,24 +174,28 @@ class GateMachine(RuleBasedStateMachine):
         self.is_broker_blocked = True
         granted = self.longest(it.unacked(), weights, self.share(), lone=True)
         if not granted:
-            it.closings[BROKER] += 1
-            by_total = min(limit // 2 - 1, limit - weights[0])
-            by_share = min(self.share() // 2 - 1, self.share() - weights[0])
-            self.broker_closed[it] = (max(0, by_total), max(0, by_share))
+            self.close_broker(it, weights[0])
         return granted
+
+    def ask(self, it, consumer, needed) -> None:
+        """Each rule that does not stay closed opens and closes by what is needed."""
+        for r, name in it.keys(consumer):
+            used = it.used(r, consumer)
+            if used > it.closed.get((r, name), UNLIMITED):
+                continue
+            fits = self.longest(used, [needed[r]], self.max_of(r), lone=r in {MESSAGES, CONSUMER})
+            if fits and used <= self.max_of(r):
+                it.closed.pop((r, name), None)
+            else:
+                it.closings[r] += (r, name) not in it.closed
+                it.closed[r, name] = max(0, min(self.mark[r], self.limit[r] - needed[r]))
 
     def expected_grant(self, it, wanted, consumer) -> int:
         keys = it.keys(consumer)
         if self.standing(it, consumer):
             return 0
         needed = {BYTES: cost(wanted[0]), RANGES: 1, MESSAGES: weight(wanted[0]), CONSUMER: weight(wanted[0])}
-        for r, name in keys:
-            fits = self.longest(it.used(r, consumer), [needed[r]], self.max_of(r), lone=r in {MESSAGES, CONSUMER})
-            if fits and it.used(r, consumer) <= self.max_of(r):
-                it.closed.pop((r, name), None)
-            else:
-                it.closings[r] += (r, name) not in it.closed
-                it.closed[r, name] = max(0, min(self.mark[r], self.limit[r] - needed[r]))
+        self.ask(it, consumer, needed)
         if any(key in it.closed for key in keys):
             return 0
         prefix = self.longest_prefix(it, wanted, consumer, [1] * len(wanted))
@@ -232,6 +243,17 @@ class GateMachine(RuleBasedStateMachine):
         assert verdict.granted == expected
         del it.waiting[len(it.waiting) - verdict.granted :]
         self.send(it, wanted, consumer, [1] * len(wanted), verdict)
+
+    @rule(at=st.integers(0, 2), consumer=st.sampled_from(CONSUMERS), position=st.sampled_from(POSITIONS))
+    def observe(self, at=0, consumer="a", position=POSITIONS[0]):
+        it = self.dispatchers[at]
+        self.ask(it, consumer, {BYTES: cost(position), RANGES: 1, MESSAGES: 1, CONSUMER: 1})
+        if it not in self.broker_closed and (self.is_broker_blocked or self.total() >= (self.broker_max or UNLIMITED)):
+            self.is_broker_blocked = True
+            if it.unacked() >= max(1, self.share()):
+                self.close_broker(it, 1)
+        is_kept_back = it.gate.observe(it.usage(consumer), next_record_bytes=cost(position), consumer=consumer)
+        assert is_kept_back == self.is_closed_for(it, consumer)
 
     @rule(at=st.integers(0, 2), consumer=st.sampled_from(CONSUMERS), count=st.integers(1, 20))
     def redeliver(self, at=0, consumer="a", count=1):
@@ -300,13 +322,16 @@ class GateMachine(RuleBasedStateMachine):
         if not it.sent:  # the mark-delete moves past everything acked
             it.acked = DeletedRanges()
 
-    @rule(at=st.integers(0, 2))
-    def refresh(self, at=0):
+    @rule(at=st.integers(0, 2), only=st.sampled_from(["", *CONSUMERS]))
+    def refresh(self, at=0, only=""):
+        """Of one consumer, or of all."""
         it = self.dispatchers[at]
         it.closed = {
-            (r, name): released_at for (r, name), released_at in it.closed.items() if it.used(r, name) > released_at
+            (r, name): released_at
+            for (r, name), released_at in it.closed.items()
+            if it.used(r, name) > released_at or (only and name not in {"", only})
         }
-        it.gate.refresh(it.usage(), it.unacked)
+        it.gate.refresh(it.usage(), it.unacked, only)
 
     @rule(at=st.integers(0, 2), consumer=st.sampled_from(CONSUMERS))
     def wait(self, at=0, consumer="a"):
@@ -453,7 +478,7 @@ def test_the_model_catches_a_refresh_that_opens_whatever_the_use(monkeypatch):
 
 def test_the_model_catches_a_gate_that_never_opens():
     class NeverOpens(DispatchGate):
-        def refresh(self, usage, consumer_unacked=None):
+        def refresh(self, usage, consumer_unacked=None, consumer=""):
             return 0
 
     machine = machine_of(NeverOpens, messages=1)
@@ -462,6 +487,42 @@ def test_the_model_catches_a_gate_that_never_opens():
     machine.wait()
     with pytest.raises(AssertionError):
         machine.teardown()
+
+
+def test_the_model_catches_a_look_that_closes_nothing():
+    class LooksAway(DispatchGate):
+        def observe(self, usage, **named):
+            return False
+
+    machine = machine_of(LooksAway, messages=1)
+    machine.dispatch()
+    with pytest.raises(AssertionError):
+        machine.observe()
+
+
+def test_the_model_catches_a_look_that_takes_a_message():
+    class Takes(DispatchGate):
+        def observe(self, usage, *, next_record_bytes, consumer):
+            return not self.request([next_record_bytes], usage=usage, consumer=consumer).granted
+
+    machine = machine_of(Takes, broker=5)
+    machine.observe()
+    with pytest.raises(AssertionError):
+        check(machine)
+
+
+def test_the_model_catches_a_refresh_of_one_consumer_that_opens_the_rule_of_another():
+    class OpensAll(DispatchGate):
+        def refresh(self, usage, consumer_unacked=None, consumer=""):
+            return super().refresh(usage, consumer_unacked)
+
+    machine = machine_of(OpensAll, consumer=1)
+    machine.dispatch()
+    machine.dispatch()
+    machine.ack()
+    machine.refresh(only="b")
+    with pytest.raises(AssertionError):
+        check(machine)
 
 
 def test_the_model_catches_consumers_that_share_one_rule():
@@ -478,7 +539,7 @@ def test_the_model_catches_consumers_that_share_one_rule():
 
 def test_the_model_catches_a_waiter_that_is_called_twice(monkeypatch):
     def keep(self, *, closed_consumers):
-        return [waiter for consumer, waiter in self._waiting if consumer not in closed_consumers]
+        return [waiter for _, consumer, waiter in self._waiting if consumer not in closed_consumers]
 
     monkeypatch.setattr(Waiters, "take", keep)
     machine = machine_of(messages=1)
@@ -490,6 +551,20 @@ def test_the_model_catches_a_waiter_that_is_called_twice(monkeypatch):
         machine.refresh()
         machine.dispatch()
         machine.dispatch()
+    with pytest.raises(AssertionError):
+        check(machine)
+
+
+def test_the_model_catches_a_waiter_that_nobody_looks_at_again(monkeypatch):
+    monkeypatch.setattr(Waiters, "release", lambda self, consumer: None)
+    machine = machine_of(consumer=1)
+    machine.dispatch()
+    machine.dispatch()
+    machine.wait()
+    machine.refresh()
+    check(machine)
+    machine.ack()
+    machine.refresh(only="a")
     with pytest.raises(AssertionError):
         check(machine)
 

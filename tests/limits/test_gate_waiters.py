@@ -1,10 +1,12 @@
 """Who waits for the gate is told once when it opens, whatever other threads do."""
 
+import logging
 import threading
 
 import pytest
 
-from limits import DispatchGate, GateLimits, Usage
+from limits import BrokerLimit, DispatchGate, GateLimits, Usage
+from limits.waiters import Waiters
 from waiting import wait_until
 
 FULL, EMPTY = Usage(0, 0, 4), Usage(0, 0, 0)
@@ -89,13 +91,119 @@ def test_a_waiter_may_ask_and_wait_again():
     assert (calls, gate.is_closed) == ([0], True)
 
 
-def test_a_waiter_that_raises_keeps_no_other_from_its_call():
+@pytest.mark.parametrize(
+    ("opening", "returned"),
+    [
+        (lambda gate: gate.refresh(EMPTY), 2),
+        (lambda gate: gate.request([17], usage=EMPTY).granted, 1),
+        (lambda gate: gate.observe(EMPTY, next_record_bytes=17), False),
+        (lambda gate: gate.change_limits(GateLimits(0, 0)), None),
+    ],
+)
+def test_a_waiter_that_raises_disturbs_neither_the_others_nor_the_call_that_opens_the_gate(caplog, opening, returned):
     gate, calls = shut_gate(), []
     gate.when_open(lambda: 1 / 0)
     gate.when_open(lambda: calls.append(1))
+    assert (opening(gate), calls, gate.is_closed) == (returned, [1], False)
+    (record,) = caplog.records
+    assert (record.levelno, record.name, record.exc_info[0]) == (logging.ERROR, "limits.waiters", ZeroDivisionError)
+
+
+def test_a_waiter_that_raises_disturbs_no_consumer_that_closes():
+    gate = shut_consumers("a")
+    gate.when_open(lambda: 1 / 0, "a")
+    gate.consumer_closed("a")
+    assert gate.closed_consumers == ()
+
+
+def test_a_waiter_that_is_called_at_once_raises_to_its_caller():
     with pytest.raises(ZeroDivisionError):
-        gate.refresh(EMPTY)
-    assert (calls, gate.is_closed) == ([1], False)
+        DispatchGate(GateLimits()).when_open(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("make", [shut_gate, lambda: DispatchGate(GateLimits())])
+def test_a_waiter_that_cannot_be_called_is_refused_at_once(caplog, make):
+    gate = make()
+    with pytest.raises(TypeError, match="None"):
+        gate.when_open(None)
+    assert (gate.refresh(EMPTY), caplog.records) == (0, [])
+
+
+def shut_consumers(*names) -> DispatchGate:
+    """A gate on which each of these has 4 unacked messages, and its limit is 4."""
+    gate = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4))
+    for name in names:
+        gate.request([17], usage=Usage(0, 0, 3, consumer_unacked_messages=4), consumer=name)
+    assert gate.closed_consumers == names
+    return gate
+
+
+def test_who_waited_longest_is_called_first_whenever_its_consumer_opened():
+    gate, calls = shut_consumers("a", "b"), []
+    gate.observe(FULL, next_record_bytes=17)
+    for name in "abcab":
+        gate.when_open(lambda name=name: calls.append(name), name)
+    gate.consumer_closed("b")
+    assert (gate.refresh(EMPTY), calls) == (3, ["b", "c", "b"])
+    assert (gate.refresh(EMPTY, {"a": 0}, "a"), calls[3:]) == (2, ["a", "a"])
+
+
+def test_a_waiter_of_a_closed_consumer_can_be_forgotten():
+    gate, calls = shut_consumers("a"), []
+    for waiter in (calls.clear, calls.sort, calls.clear):
+        gate.when_open(waiter, "a")
+    assert gate.refresh(EMPTY) == 0
+    gate.forget_waiter(calls.clear)
+    assert gate.refresh(EMPTY, {}) == 1
+
+
+def test_a_refresh_of_a_consumer_looks_at_no_other():
+    gate, asked = shut_consumers("a", "b", "c"), []
+
+    def unacked(name):
+        asked.append(name)
+        return 2
+
+    assert (gate.refresh(EMPTY, unacked, "z"), asked, gate.closed_consumers) == (0, [], ("a", "b", "c"))
+    gate.refresh(EMPTY, unacked, "b")
+    assert (asked, gate.closed_consumers) == (["b"], ("a", "c"))
+    gate.refresh(EMPTY, unacked)
+    assert (asked, gate.closed_consumers) == (["b", "a", "c"], ())
+
+
+def test_waiters_are_not_looked_at_again_before_their_consumer_opened():
+    class Closed(set):
+        looks = 0
+
+        def __contains__(self, name):
+            self.looks += 1
+            return super().__contains__(name)
+
+    waiters, closed = Waiters(), Closed("ab")
+    for name in "abab":
+        waiters.add(len, name)
+    assert (waiters.take(closed_consumers=closed), closed.looks) == ([], 4)
+    assert (waiters.take(closed_consumers=closed), closed.looks) == ([], 4)
+    closed.remove("a")
+    waiters.release("a")
+    assert (waiters.take(closed_consumers=closed), closed.looks) == ([len, len], 6)
+
+
+@pytest.mark.parametrize("broker", [None, BrokerLimit(9)])
+def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(broker):
+    gate, calls = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4), broker=broker), []
+    gate.request([17], usage=Usage(0, 0, 4, consumer_unacked_messages=4), consumer="a")
+    gate.when_open(lambda: 1 / 0)
+    for name in "abab":
+        gate.when_open(lambda name=name: calls.append(name), name)
+    gate.close()
+    assert calls == ["a", "b", "a", "b"]
+    gate.close()
+    gate.refresh(EMPTY, {})
+    assert calls == ["a", "b", "a", "b"]
+    gate.request([17], usage=FULL)
+    gate.when_open(lambda: calls.append("late"))
+    assert calls[4:] == ["late"]
 
 
 class Dispatchers:

@@ -443,6 +443,56 @@ def test_what_a_namespace_may_set(namespace, broker_active, topics):
     check_namespace_settable(namespace, BrokerDelayedDelivery(active=broker_active), topics=topics)
 
 
+INACTIVE = BrokerDelayedDelivery(active=False)
+
+
+@pytest.mark.parametrize(
+    ("stored", "after", "topics"),
+    [
+        (
+            P(fixed_delivery_delay_ms=5),
+            P(fixed_delivery_delay_ms=5, tick_time_ms=1),
+            {"a": P(fixed_delivery_delay_ms=7)},
+        ),
+        (P(fixed_delivery_delay_ms=5), P(), {"a": P(fixed_delivery_delay_ms=7)}),
+        (P(), P(tick_time_ms=1), {"a": P(fixed_delivery_delay_ms=7)}),
+    ],
+)
+def test_what_was_not_kept_before_is_no_reason_to_refuse(stored, after, topics):
+    check_namespace_settable(after, INACTIVE, stored=stored, topics=topics)
+    with pytest.raises(DelayPolicyRefusedError):
+        check_namespace_settable(after, INACTIVE, topics=topics)
+
+
+@pytest.mark.parametrize(
+    ("stored", "after", "saying"),
+    [
+        (P(), P(fixed_delivery_delay_ms=5), r"5 \(of the namespace\)"),
+        (P(fixed_delivery_delay_ms=5), P(fixed_delivery_delay_ms=6), r"6 \(of the namespace\)"),
+        (P(active=True), P(tick_time_ms=1), r"7 \(of the topic\) would not be kept for topic a"),
+        (P(active=True, fixed_delivery_delay_ms=5), P(fixed_delivery_delay_ms=5), r"5 \(of the namespace\)"),
+    ],
+)
+def test_what_a_change_breaks_is(stored, after, saying):
+    with pytest.raises(DelayPolicyRefusedError, match=saying):
+        check_namespace_settable(after, INACTIVE, stored=stored, topics={"a": P(fixed_delivery_delay_ms=7)})
+
+
+def test_a_topic_whose_delay_is_not_kept_may_change_all_else():
+    stored = P(fixed_delivery_delay_ms=7)
+    check_topic_settable(P(tick_time_ms=5), P(), INACTIVE, stored=stored)
+    check_topic_settable(P(fixed_delivery_delay_ms=0), P(), INACTIVE, stored=stored)
+    check_topic_settable(P(active=True), P(), INACTIVE, stored=stored)
+    with pytest.raises(DelayPolicyRefusedError, match="8"):
+        check_topic_settable(P(fixed_delivery_delay_ms=8), P(), INACTIVE, stored=stored)
+
+
+def test_several_topics_that_stand_in_the_way_are_counted():
+    topics = {name: P(fixed_delivery_delay_ms=7) for name in "abcd"}
+    with pytest.raises(DelayPolicyRefusedError, match=r"; it would be so for 4 topics, such as a, b, c$"):
+        check_namespace_settable(P(active=False), BROKER, topics=topics)
+
+
 def test_a_namespace_finds_a_topic_that_was_allowed_to_switch_itself_off():
     topics = {"a": P(active=False)}
     namespace = P(fixed_delivery_delay_ms=60)

@@ -17,6 +17,7 @@ from limits.policies import (
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
     Level,
+    check_fixed_delay_kept,
     check_namespace_settable,
     check_topic_settable,
     effective,
@@ -109,18 +110,25 @@ class PolicyMachine(RuleBasedStateMachine):
         self.topics = {"a": DelayedDeliveryPolicies(), "b": DelayedDeliveryPolicies()}
         # What was written, field by field, and never taken back.
         self.written = {"a": {}, "b": {}, "namespace": {}}
+        # Whose fixed delays were not kept when a broker was started with other properties, and were not since.
+        self.broken = set()
+
+    @rule(broker=BROKERS)
+    def restart(self, broker):
+        self.broker = broker
+        self.broken = self.not_kept()
 
     @rule(update=POLICIES)
     def set_namespace(self, update):
         after = self.namespace.updated(update)
-        if self.is_accepted(check_namespace_settable, after, self.broker, topics=self.topics):
+        if self.is_accepted(check_namespace_settable, after, self.broker, stored=self.namespace, topics=self.topics):
             self.namespace = after
             self.note("namespace", update)
 
     @rule()
     def remove_namespace(self):
         after = DelayedDeliveryPolicies()
-        if self.is_accepted(check_namespace_settable, after, self.broker, topics=self.topics):
+        if self.is_accepted(check_namespace_settable, after, self.broker, stored=self.namespace, topics=self.topics):
             self.namespace = after
             self.written["namespace"] = {}
 
@@ -134,7 +142,13 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def remove_topic(self, name):
-        self.topics[name] = DelayedDeliveryPolicies()
+        before, after = self.applied(name), DelayedDeliveryPolicies()
+        if before.keeps_fixed_delay:
+            try:
+                check_fixed_delay_kept(before, self.resolve(after))
+            except DelayPolicyRefusedError:
+                return
+        self.topics[name] = after
         self.written[name] = {}
 
     def is_accepted(self, check, *policies, **more):
@@ -148,7 +162,15 @@ class PolicyMachine(RuleBasedStateMachine):
         self.written[where] |= {name: value for name in FIELDS if (value := getattr(update, name)) is not None}
 
     def applied(self, name):
-        return effective(self.topics[name], self.namespace, self.broker, topic_may_disable=self.may_disable)
+        return self.resolve(self.topics[name])
+
+    def resolve(self, topic):
+        return effective(topic, self.namespace, self.broker, topic_may_disable=self.may_disable)
+
+    def not_kept(self):
+        """Topics with a fixed delay in force that is not kept; None for those without policies."""
+        applied = {**{name: self.applied(name) for name in self.topics}, None: self.resolve(DelayedDeliveryPolicies())}
+        return {name for name, each in applied.items() if each.fixed_delivery_delay_ms and not each.active}
 
     def check_counts(self, name, update):
         for field in FIELDS:
@@ -163,9 +185,10 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_fixed_delay_is_kept(self):
-        for name in self.topics:
-            applied = self.applied(name)
-            assert applied.active or not applied.fixed_delivery_delay_ms, "a fixed delay is in force and not kept"
+        not_kept = self.not_kept()
+        assert not_kept <= self.broken, "a fixed delay is in force and not kept"
+        # What is kept again may not be broken again.
+        self.broken = not_kept
 
     @invariant()
     def no_topic_escapes_what_its_namespace_enforces(self):
@@ -245,8 +268,8 @@ def test_the_model_catches_a_whole_object_post(monkeypatch):
 def test_the_model_catches_a_namespace_that_forgets_its_topics(monkeypatch):
     right = check_namespace_settable
 
-    def forgetful(namespace, broker, *, topics, topic_may_disable):
-        right(namespace, broker, topic_may_disable=topic_may_disable)
+    def forgetful(namespace, broker, *, stored, topics, topic_may_disable):
+        right(namespace, broker, stored=stored, topic_may_disable=topic_may_disable)
 
     monkeypatch.setitem(globals(), "check_namespace_settable", forgetful)
     machine = machine_of()
@@ -271,3 +294,17 @@ def test_the_model_catches_a_topic_whose_words_are_taken_and_not_heard(monkeypat
     machine.set_namespace(P(fixed_delivery_delay_ms=5))
     with pytest.raises(AssertionError, match="what a topic was allowed to set does not count"):
         machine.set_topic("a", P(fixed_delivery_delay_ms=0))
+
+
+def test_the_model_catches_an_excuse_that_outlives_what_it_excused(monkeypatch):
+    """What was not kept once may not be broken for good."""
+    monkeypatch.setattr(limits.policies, "_breaks", lambda before, after: False)
+    machine = machine_of()
+    machine.set_namespace(P(fixed_delivery_delay_ms=5))
+    machine.restart(BrokerDelayedDelivery(active=False))
+    machine.a_fixed_delay_is_kept()
+    machine.set_namespace(P(active=True))
+    machine.a_fixed_delay_is_kept()
+    machine.set_namespace(P(active=False))
+    with pytest.raises(AssertionError, match="a fixed delay is in force and not kept"):
+        machine.a_fixed_delay_is_kept()

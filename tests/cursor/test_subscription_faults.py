@@ -1,0 +1,319 @@
+"""What goes wrong in a call, in a store or in a callback must not be lost, passed on to others, or hidden."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+from ackstate import Position
+from cursor import (
+    CursorConfig,
+    DeadLetterPolicy,
+    ManagedCursor,
+    Message,
+    StoreError,
+    Subscription,
+    SubscriptionOptions,
+    SubscriptionType,
+)
+from cursor.dispatch.deliveries import Sent
+from cursor.hole_report import HoleReason
+from cursor.message_log import NO_DELAY
+from limits import DispatchGate, GateLimits, Rule
+from topics import Topic
+
+KEY_SHARED, EXCLUSIVE = SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE
+BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
+
+
+def test_no_persist_begins_between_the_check_of_a_late_ack_and_the_ack(monkeypatch):
+    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(3)
+    topic.dispatch()
+    topic.nack(1)
+    was_kept_out = []
+
+    def acked_while_another_persists(position, *, now_ms, ack=topic.cursor.ack):
+        other = threading.Thread(target=topic.cursor.persist, kwargs={"now_ms": 0})
+        other.start()
+        other.join(0.1)
+        was_kept_out.append(topic.cursor.lock._is_owned() and topic.cursor.stats().persist_count == persists_before)
+        others.append(other)
+        return ack(position, now_ms=now_ms)
+
+    others = []
+    topic.ack(2)  # so that there is something to persist
+    persists_before = topic.cursor.stats().persist_count
+    monkeypatch.setattr(topic.cursor, "ack", acked_while_another_persists)
+    topic.subscription.ack(topic.positions[1], now_ms=0)
+    others[0].join(10)
+    assert was_kept_out == [True]
+    assert topic.cursor.stats().persist_count == persists_before + 1
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
+def test_a_tracker_that_fails_in_the_middle_of_a_batch_loses_no_message(kind, monkeypatch):
+    topic = Topic(kind, tick_time_ms=10)
+    topic.publish(8)
+    view, calls = topic.subscription._delays, []
+
+    def failing(position, *, deliver_at_ms, now_ms, add=view.add_message):
+        calls.append(position)
+        if len(calls) == 3:
+            raise StoreError("the tracker is away")
+        return add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+
+    monkeypatch.setattr(type(view), "add_message", lambda _, *args, **named: failing(*args, **named))
+    with pytest.raises(StoreError, match="away"):
+        topic.dispatch()
+    assert topic.subscription.unacked_messages == 0
+    assert topic.dispatch() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("bad", [None, "x", 1.5, math.nan])
+def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
+    topic = Topic()
+    topic.publish(2)
+    with pytest.raises(TypeError, match="now_ms"):
+        topic.subscription.dispatch("a", 2, now_ms=bad)
+    with pytest.raises(TypeError, match="max_messages"):
+        topic.subscription.dispatch("a", bad, now_ms=0)
+    assert topic.subscription.unacked_messages == 0
+    assert topic.dispatch() == [0, 1]
+    for wrong in (
+        lambda: topic.subscription.nack(topic.positions[0], delay_ms=bad),
+        lambda: topic.subscription.nack(Position(1, bad)),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    topic.check()
+    assert topic.subscription.unacked_messages == 2
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: SubscriptionOptions(hole_tries_max=0),
+        lambda: SubscriptionOptions(look_ahead_max=0),
+        lambda: DeadLetterPolicy(-1, print),
+        lambda: Topic().cursor.promote(-1, now_ms=0),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(refused):
+    with pytest.raises(ValueError, match="must be at least"):
+        refused()
+    with pytest.raises(TypeError, match="found 'nobody'"):
+        DeadLetterPolicy(1, "nobody")
+
+
+def young_topic():
+    return Topic(config=CursorConfig(become_old_ack_record_seconds=3_600), max_unpersisted_ack_record_bytes=1_024)
+
+
+def test_who_waits_is_woken_as_soon_as_a_dispatch_could_open_the_gate_by_promotion():
+    topic = young_topic()
+    topic.publish(400)
+    topic.dispatch("a", 400)
+    assert topic.dispatch("a", 1) == []
+    woken = []
+    topic.subscription.when_open(lambda: woken.append(1))
+    sent = topic.subscription._admission.deliveries.of("a")
+    for position in sent[1::2]:
+        topic.subscription.ack(position, now_ms=1)
+    assert woken == [1]
+    assert topic.subscription.why_blocked()[0].rule is BYTES
+    assert len(topic.dispatch("a", 5)) == 5
+
+
+def test_after_a_failed_promotion_the_time_to_try_again_is_told():
+    topic = young_topic()
+    topic.publish(400)
+    topic.dispatch("a", 400)
+    for position in topic.subscription._admission.deliveries.of("a")[1::2]:
+        topic.subscription.ack(position, now_ms=1)
+    store = topic.log._store
+    store.break_ledgers()
+    topic.cursor._persister._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
+    assert topic.dispatch("a", 1, now_ms=5) == []
+    assert topic.subscription.why_blocked()[0].store_error is not None
+    assert topic.subscription.next_wake_ms == 1_005
+    store.mend_ledgers()
+    assert len(topic.dispatch("a", 1, now_ms=1_005)) == 1
+    assert topic.subscription.next_wake_ms is None
+
+
+def test_a_limit_that_is_lowered_below_the_use_says_so_before_anybody_asks():
+    topic = Topic()
+    topic.publish(20)
+    topic.dispatch()
+    topic.ack(*range(1, 20, 2))
+    woken = []
+    topic.subscription.change_limits(GateLimits(max_unacked_ranges=5))
+    topic.subscription.when_open(lambda: woken.append(1))
+    (reason,) = topic.subscription.why_blocked()
+    assert (reason.rule, reason.used, reason.limit, woken) == (RANGES, 20, 5, [])
+
+
+def test_a_subscription_that_is_opened_above_its_limit_says_so_before_anybody_asks():
+    topic = Topic()
+    topic.publish(20)
+    topic.dispatch()
+    topic.ack(*range(1, 20, 2))
+    topic.subscription.close(now_ms=0)
+    cursor = ManagedCursor.open(topic.log._store, topic="t", subscription="s", ledgers=topic.log.ledgers, now_ms=0)
+    again = Subscription(topic.log, cursor, gate=DispatchGate(GateLimits(max_unacked_ranges=5)))
+    assert [(reason.rule, reason.used) for reason in again.why_blocked()] == [(RANGES, 10)]
+
+
+def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
+    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(300)
+    topic.dispatch("a", 40)
+    topic.ack(*range(1, 40, 2))
+    topic.cursor.persist(now_ms=0)  # those holes divide what is durable: to fill them would add to what is not
+    sent = topic.dispatch("a", 300)
+    topic.ack(*sent[1::2])
+    assert topic.dispatch("a", 1) == []
+    (reason,) = topic.subscription.why_blocked(top=100)
+    freed = {hole.first: amount for hole, amount in zip(reason.releases, reason.frees, strict=True)}
+    assert set(freed) == {topic.positions[number] for number in sent[2::2]}
+    before = topic.cursor.unpersisted_record_bytes
+    first = next(iter(freed))
+    topic.subscription.ack(first, now_ms=0)
+    assert before - topic.cursor.unpersisted_record_bytes == freed[first]
+
+
+def test_the_queues_of_consumers_that_are_gone_are_forgotten():
+    topic = Topic(KEY_SHARED, max_unacked_ranges=3)
+    topic.publish_keys("abcdefghijklmnopqrstuvwxyz")
+    for number in range(50):
+        topic.dispatch(f"c{number}", 2)
+        topic.subscription.consumer_closed(f"c{number}")
+    assert topic.subscription._dispatcher._holes == {}
+    assert len(topic.subscription._dispatcher.waiting._ready) <= 1
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
+def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, caplog):
+    topic = Topic(kind)
+    topic.publish(2)
+    (lost,) = topic.log.publish([Message(0, NO_DELAY, b"")])
+    topic.positions.append(lost)
+    topic.publish(1)
+    ledger = topic.log._store.ledgers
+    read = ledger.read
+
+    def damaged(ledger_id, first, end):
+        entries = read(ledger_id, first, end)
+        return [b"?" if first + at == lost.entry_id else entry for at, entry in enumerate(entries)]
+
+    ledger.read = damaged
+    assert topic.dispatch(now_ms=1) == [0, 1, 3]
+    assert f"message {lost} cannot be read" in caplog.text
+    assert not topic.cursor.is_acked(lost)
+    topic.ack(3)
+    topic.ack(0, 1)
+    (hole,) = topic.subscription.explain_holes()
+    assert (hole.first, hole.last, hole.why) == (lost, lost, HoleReason.DATA_LOST)
+    ledger.read = read
+    assert topic.dispatch(now_ms=60_000) == []
+    assert topic.dispatch(now_ms=60_001) == [2]
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, EXCLUSIVE])
+def test_where_nothing_is_delayed_no_hole_is_said_to_be(kind):
+    topic = Topic(kind)
+    topic.publish(2, deliver_at_ms=10**9)
+    topic.subscription.ack(topic.positions[1], now_ms=0)
+    assert topic.subscription.explain_holes(now_ms=5)[0].why is HoleReason.NEVER_DELIVERED
+
+
+def test_a_cleared_backlog_leaves_no_delayed_messages():
+    topic = Topic(tick_time_ms=10)
+    topic.publish(5, deliver_at_ms=10**6)
+    assert topic.dispatch() == []
+    topic.subscription.clear_backlog(now_ms=1)
+    assert topic.subscription._delays.delayed_message_count == 0
+
+
+def test_a_cursor_has_one_subscription():
+    topic = Topic()
+    with pytest.raises(ValueError, match="watched already"):
+        Subscription(topic.log, topic.cursor)
+    topic.cursor.unwatch(object())
+    assert topic.cursor._persister.watcher is topic.subscription
+
+
+def test_whoever_takes_dead_letters_may_ack_others():
+    taken = []
+
+    def take(delivery):
+        taken.append(delivery.position)
+        topic.subscription.ack(topic.positions[2], now_ms=0)
+
+    topic = Topic(options=SubscriptionOptions(dead_letters=DeadLetterPolicy(0, take)))
+    topic.publish(4)
+    topic.dispatch()
+    topic.nack(1, 2)
+    assert topic.dispatch() == []
+    assert (taken, topic.unacked()) == ([topic.positions[1]], [0, 3])
+
+
+def test_closing_wakes_who_waits():
+    topic = Topic(max_unacked_messages=1)
+    topic.publish(2)
+    topic.dispatch()
+    assert topic.dispatch() == []
+    woken = []
+    topic.subscription.when_open(lambda: woken.append(1))
+    topic.subscription.close(now_ms=0)
+    assert woken == [1]
+
+
+def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
+    topic = Topic(KEY_SHARED, max_unacked_messages=1)
+    topic.publish_keys("ab")
+    topic.dispatch()
+    assert topic.dispatch() == []
+
+    def failing():
+        raise OSError("nobody is there")
+
+    topic.subscription.when_open(failing)
+    topic.ack(0)
+    assert "nobody is there" in caplog.text
+    assert topic.subscription._key_holders == {}
+    assert topic.dispatch() == [1]
+
+
+def test_numbers_are_read_while_others_work():
+    topic = Topic(SubscriptionType.FAILOVER)
+    failures, seen = [], set()
+
+    def churn():
+        for number in range(300):
+            topic.subscription.consumer_opened(f"c{number % 7}")
+            topic.subscription.consumer_closed(f"c{number % 5}")
+
+    def look():
+        try:
+            while churning.is_alive():
+                seen.add(topic.subscription.active_consumer)
+                assert topic.subscription.next_wake_ms is None
+        except RuntimeError as error:
+            failures.append(error)
+
+    churning = threading.Thread(target=churn)
+    looking = threading.Thread(target=look)
+    churning.start(), looking.start()
+    churning.join(), looking.join()
+    assert failures == []
+    assert seen <= {None, *(f"c{number}" for number in range(7))}
+
+
+def test_sent_says_whether_the_worst_is_reserved():
+    assert Sent("a", record_bytes=14, range_count=1).is_covered(Position(3, 5))
+    assert not Sent("a", record_bytes=13, range_count=1).is_covered(Position(3, 5))
+    assert not Sent("a", record_bytes=14, range_count=0).is_covered(Position(3, 5))
