@@ -36,6 +36,11 @@ _BYTES_END = 2**63
 # Controls and halves of surrogate pairs; ends of lines and paragraphs would break a log in two.
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REPLACEMENT = "\ufffd"  # what is left of bytes that were no UTF-8
+# They would show a name as another one.
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_REFUSED = frozenset({"/", _REPLACEMENT}) | _BIDI_CONTROLS
+# How the text of each error about an owner's stored policies begins.
+POLICIES_OF = "policies of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,9 @@ class PolicyOwner:
     Attributes:
         tenant: Letters and digits of ASCII, and ``_-=:.``; 1 to 255 of them, and neither ``.`` nor ``..``.
         namespace: Likewise.
-        topic: The local name: any text of 1 to 1,024 bytes in UTF-8 without control characters and slashes. A topic
-            with a slash in it is, in Pulsar, one of the old form with a cluster.
+        topic: The local name: any text of 1 to 1,024 bytes in UTF-8, not of blanks alone, without slashes and without
+            control characters, those of the direction of writing included. A topic with a slash in it is, in Pulsar,
+            one of the old form with a cluster.
 
     Raises:
         ValueError: A name is not so.
@@ -136,7 +142,7 @@ class PolicyStore:
         value = self._metadata.get(owner.path)
         if value is None:
             return VersionedPolicies(Policies(), ABSENT)
-        return VersionedPolicies(decode_policies(value.data, what=f"policies of {owner}"), value.version)
+        return VersionedPolicies(decode_policies(value.data, what=f"{POLICIES_OF}{owner}"), value.version)
 
     def update(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None = None
@@ -169,6 +175,26 @@ class PolicyStore:
             return VersionedPolicies(policies, ABSENT)
         version = self._metadata.put(owner.path, encode_policies(policies), expected_version=old.version)
         return VersionedPolicies(policies, version)
+
+    def discard_unreadable(self, owner: PolicyOwner) -> bool:
+        """Delete the policies of an owner, all of them, if they cannot be read; else do nothing.
+
+        Returns:
+            Whether they were deleted.
+
+        Raises:
+            StoreError: The storage failed.
+            VersionMismatchError: Somebody wrote in between; nothing was deleted.
+        """
+        value = self._metadata.get(owner.path)
+        if value is None:
+            return False
+        try:
+            decode_policies(value.data)
+        except (CorruptStateError, UnsupportedVersionError):
+            self._metadata.delete(owner.path, expected_version=value.version)
+            return True
+        return False
 
     def namespaces(self) -> list[PolicyOwner]:
         """Return the namespaces that have policies of their own, sorted by their paths.
@@ -269,10 +295,10 @@ def _check_topic(topic: str) -> None:
     size = len(topic.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= TOPIC_BYTES_MAX:
         raise ValueError(f"topic {_shown(topic)} is not 1 to {TOPIC_BYTES_MAX} bytes long")
-    if topic in {".", ".."}:
+    if topic in {".", ".."} or topic.isspace():
         raise ValueError(f"topic {_shown(topic)} is no name")
     for character in topic:
-        if character in {"/", _REPLACEMENT} or category(character) in _REFUSED_CATEGORIES:
+        if character in _REFUSED or category(character) in _REFUSED_CATEGORIES:
             raise ValueError(f"topic {_shown(topic)} has a character that no topic may have: {character!a}")
 
 

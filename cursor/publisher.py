@@ -60,10 +60,17 @@ class PublishCounters:
             for name in (REJECTED, OVERRIDDEN):
                 self._values.setdefault((name, topic), 0)
 
-    def count(self, name: str, *, topic: str, message_count: int) -> None:
-        """Count messages of a topic that was added."""
+    def remove_topic(self, topic: str) -> None:
+        """Forget a topic, such as one that another broker has now; one that is not counted is no error."""
         with self._lock:
-            self._values[name, topic] += message_count
+            for name in (REJECTED, OVERRIDDEN):
+                self._values.pop((name, topic), None)
+
+    def count(self, name: str, *, topic: str, message_count: int) -> None:
+        """Count messages of a topic; nothing if it was not added, or was removed."""
+        with self._lock:
+            if (name, topic) in self._values:
+                self._values[name, topic] += message_count
 
     def samples(self) -> list[CounterSample]:
         """Return every counter of every topic, topics in the order they were added."""

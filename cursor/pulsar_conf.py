@@ -15,7 +15,7 @@ from ackstate.properties import flag, given, number, whole_number
 from ackstate.wire.pulsar import Compression, RangeForm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 BATCHES = "managedLedgerMaxBatchDeletedIndexToPersist"
@@ -44,6 +44,7 @@ _NEIGHBOURS = frozenset(
     }
 )
 _LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
+_BEGINNING_MIN = 0.7  # between 0 and 1: the last word or two are missing
 
 # What Pulsar takes for one of the two when only the other is given.
 _MARK_DELETE_RATE_DEFAULT = 1.0
@@ -113,8 +114,7 @@ def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
             looks like a misspelling of such a key.
         TypeError: A value of such a key is not text.
     """
-    for key in properties:
-        _check_spelling(key)
+    check_spelling(properties)
     found: dict[str, object] = {
         "range_count_max": whole_number(properties, RANGES, least=0),
         "batch_count_max": whole_number(properties, BATCHES, least=0),
@@ -184,13 +184,30 @@ def _unescaped(escaped: str, text: str) -> str:
     return _CONTROLS.get(escaped, escaped)
 
 
-def _check_spelling(key: str) -> None:
-    if key in _OURS or key in _NEIGHBOURS:
-        return
-    folded = {known.casefold(): known for known in (*_OURS, *_NEIGHBOURS)}
-    for likest in difflib.get_close_matches(key.casefold(), folded, n=1, cutoff=_LIKENESS_MIN):
-        if folded[likest] in _OURS:
-            raise ValueError(f"{key!r} is no key of Pulsar; {folded[likest]!r} was probably meant")
+def check_spelling(properties: Iterable[str], keys: Collection[str] = _OURS) -> None:
+    """Refuse a key that is not Pulsar's and looks like a misspelling of one that is read, or like its beginning.
+
+    Args:
+        properties: The keys that a file has.
+        keys: Those that are read; those that concern a cursor if not given.
+
+    Raises:
+        ValueError: There is one; the text names both.
+    """
+    folded = {known.casefold(): known for known in (*keys, *_NEIGHBOURS)}
+    for key in properties:
+        if key in keys or key in _NEIGHBOURS:
+            continue
+        meant = folded.get(_likest(key.casefold(), folded))
+        if meant in keys:
+            raise ValueError(f"{key!r} is no key of Pulsar; {meant!r} was probably meant")
+
+
+def _likest(key: str, known: Iterable[str]) -> str:
+    for each in known:
+        if each.startswith(key) and len(key) >= _BEGINNING_MIN * len(each):
+            return each
+    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=_LIKENESS_MIN)), "")
 
 
 def _compression(properties: Mapping[str, str]) -> Compression | None:

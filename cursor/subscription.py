@@ -13,7 +13,8 @@ from ackstate.position import check_position
 from cursor.dispatch.admission import AckRefusedError, Admission
 from cursor.dispatch.block_reason import BlockReason, explain_block
 from cursor.dispatch.consumers import ConsumerBusyError, Consumers, SubscriptionType
-from cursor.dispatch.dispatcher import Batch, DeadLetterPolicy, Delivery, Dispatcher
+from cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
+from cursor.dispatch.dispatcher import Dispatcher
 from cursor.dispatch.live_holes import Whereabouts, explain_holes
 from cursor.dispatch.waiting import Waiting
 from cursor.hole_report import HoleReason

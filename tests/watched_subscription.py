@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from ack_model import AckModel
 from cursor import Format, ManagedCursor, Route, StoreError, Subscription
-from cursor.dispatch.dispatcher import DeadLetterPolicy
+from cursor.dispatch.delivery import DeadLetterPolicy
 from cursor.journal import cursor_path
 from cursor.persister import PersistWatcher
 from cursor.recovery import Recovery, decode_record

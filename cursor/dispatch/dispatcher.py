@@ -3,99 +3,33 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from ackstate.errors import CorruptStateError
-from ackstate.integers import check_count
 from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
 from cursor.dispatch.consumers import ANYONE
 from cursor.dispatch.deliveries import Sent
-from cursor.dispatch.hole_queue import HoleQueue
+from cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
+from cursor.dispatch.hole_queue import HoleQueues
 from cursor.dispatch.waiting import Waiting, WaitingMessages
 from cursor.hole_report import HoleReason
 from cursor.store import LedgerNotFoundError
 from limits.rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ackstate.position import Position
     from cursor.dispatch.admission import Admission
     from cursor.dispatch.consumers import Consumers
     from cursor.managed import ManagedCursor
     from cursor.message_log import Message, MessageLog
-    from delay.position_set import PositionSet
     from delay.tracker import DelayedDeliveryTracker
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_COUNT = 1_000
-_CHANGED_COUNT_MIN = 1_000
 _HAND_OVER_RETRY_MS = 1_000
 _UNREADABLE_RETRY_MS = 60_000
-
-
-class Delivery(NamedTuple):
-    """One message on its way to a consumer.
-
-    Attributes:
-        position: Where it is in the log.
-        message: What was published.
-        redelivery_count: How often it was sent before.
-        unacked_words: Of a batch that is partly acked, which messages are not, as `BatchIndexes` has them; else empty.
-    """
-
-    position: Position
-    message: Message
-    redelivery_count: int = 0
-    unacked_words: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterPolicy:
-    """What to do with a message that is given back again and again.
-
-    Attributes:
-        max_redelivery_count: So often it is sent again, 0 or more; the next time it is handed over instead.
-        hand_over: Takes it; when this returns the message is acked. What it raises passes through `dispatch`, and the
-            message waits for a second before it is tried again. So it does if its ack would pass a limit by then, and
-            will be handed over once more.
-
-    Raises:
-        TypeError: The count is no integer, or what takes the message cannot be called.
-        ValueError: The count is negative.
-    """
-
-    max_redelivery_count: int
-    hand_over: Callable[[Delivery], object]
-
-    def __post_init__(self) -> None:
-        check_count("max_redelivery_count", self.max_redelivery_count, least=0)
-        if not callable(self.hand_over):
-            raise TypeError(f"hand_over takes a delivery, found {self.hand_over!r}")
-
-
-class Batch(NamedTuple):
-    """What one consumer asked for, and what it gets.
-
-    Attributes:
-        consumer: Who.
-        wanted: How many messages at most.
-        now_ms: The present.
-        deliveries: What it gets; grows.
-        handed_over: Dead letters that were given away meanwhile; grows.
-    """
-
-    consumer: str
-    wanted: int
-    now_ms: int
-    deliveries: list[Delivery]
-    handed_over: list[Delivery]
-
-    @property
-    def room(self) -> int:
-        """How many more messages it wants."""
-        return self.wanted - len(self.deliveries)
 
 
 @final
@@ -126,20 +60,16 @@ class Dispatcher:
         hole_tries_max: int,
         look_ahead_max: int,
     ) -> None:
-        self.waiting = WaitingMessages(consumers.owner, became_ready=self._note)
+        self._holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
+        self.waiting = WaitingMessages(consumers.owner, became_ready=self._holes.note)
         self._log = log
         self._cursor = cursor
         self._delays = delays
         self._admission = admission
         self._consumers = consumers
-        self._hole_tries_max = hole_tries_max
         self._look_ahead_max = look_ahead_max
         self._due: list[Position] = []
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
-        self._holes: dict[str, HoleQueue] = {}  # by owner
-        # What was acked, or began to wait, and some queue has not been told of; and how far each has been told.
-        self._changed: list[Position] = []
-        self._told: dict[str, int] = {}
 
     def dispatch(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
         """Send what a consumer may have, up to what it wants.
@@ -164,8 +94,7 @@ class Dispatcher:
 
     def expect(self, count: int) -> None:
         """Make ready for so many messages to wait at once: beyond some it is as well to look at the holes anew."""
-        if count > _CHANGED_COUNT_MIN:
-            self._forget_holes()
+        self._holes.expect(count)
 
     def put(self, position: Position, waiting: Waiting) -> None:
         """Let a message wait that may be sent again."""
@@ -176,7 +105,7 @@ class Dispatcher:
         """Note an ack: the message waits no longer, and the holes beside it are other ones."""
         if position in self.waiting:
             self.waiting.take(position)
-        self._note(position)
+        self._holes.note(position)
 
     def recount(self, position: Position) -> None:
         """Note that messages of a batch on its way were acked."""
@@ -189,18 +118,17 @@ class Dispatcher:
         """Note that everything up to a position was acked."""
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
-        self._note(position)  # The hole above it may have begun below it.
+        self._holes.note(position)  # The hole above it may have begun below it.
 
     def forget_owner(self, consumer: str) -> None:
         """Forget the holes of a consumer that is gone."""
-        self._holes.pop(consumer, None)
-        self._told.pop(consumer, None)
+        self._holes.forget(consumer)
 
     def clear(self) -> None:
         """Forget what waits: the reader begins anew."""
         self.waiting.clear()
         self._due.clear()
-        self._forget_holes()
+        self._holes.clear()
         if self._delays is not None:
             self._delays.clear()
 
@@ -300,7 +228,7 @@ class Dispatcher:
         counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in binding
         while batch.room:
             ready = self.waiting.ready_for(owner)
-            holes = self._holes_of(owner, ready, counts_unpersisted=counts_unpersisted)
+            holes = self._holes.of(owner, ready, counts_unpersisted=counts_unpersisted)
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):
                     self.waiting.take(position)
@@ -312,7 +240,7 @@ class Dispatcher:
                     self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
                 if not batch.room:
                     return
-            if self._told.get(owner) != len(self._changed):
+            if not self._holes.is_told(owner):
                 continue  # Whoever takes dead letters may have divided a hole.
             highest = self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
@@ -444,45 +372,6 @@ class Dispatcher:
 
     def _owner(self, consumer: str) -> str:
         return consumer if self._consumers.needs_keys else ANYONE
-
-    def _note(self, position: Position) -> None:
-        """Remember for the queues of holes that an entry was acked, or waits: each is told when it is asked next."""
-        if not self._holes:
-            return
-        self._changed.append(position)
-        if len(self._changed) > max(_CHANGED_COUNT_MIN, len(self.waiting) // 4):
-            self._trim()
-
-    def _holes_of(self, owner: str, ready: PositionSet, *, counts_unpersisted: bool) -> HoleQueue:
-        """Return the queue of an owner, told of everything."""
-        holes = self._holes.get(owner)
-        if holes is None or holes.counts_unpersisted != counts_unpersisted:
-            holes = HoleQueue(
-                self._cursor, tries_max=self._hole_tries_max, counts_unpersisted=counts_unpersisted
-            )  # fmt: skip
-            holes.fill(ready)
-            self._holes[owner] = holes
-        else:
-            holes.note_all(self._changed[self._told[owner] :], ready)
-        if len(self._holes) == 1:
-            self._changed.clear()
-        self._told[owner] = len(self._changed)
-        return holes
-
-    def _trim(self) -> None:
-        """Forget the older half of what is remembered, and the queues that were not told of it: they begin anew."""
-        gone = len(self._changed) // 2
-        del self._changed[:gone]
-        for owner, told in list(self._told.items()):
-            if told < gone:
-                del self._told[owner], self._holes[owner]
-            else:
-                self._told[owner] = told - gone
-
-    def _forget_holes(self) -> None:
-        self._holes.clear()
-        self._told.clear()
-        self._changed.clear()
 
 
 def _unacked_count(words: Sequence[int]) -> int:

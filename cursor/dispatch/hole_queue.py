@@ -10,7 +10,7 @@ from ackstate.integers import check_count
 from ackstate.position import ENTRY_ID_MAX, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.ack_hole import AckHole
     from cursor.managed import ManagedCursor
@@ -235,3 +235,81 @@ class HoleQueue:
     def _worth_of(self, hole: AckHole) -> float:
         freed_bytes = self._cursor.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
         return freed_bytes / hole.entry_count
+
+
+@final
+class HoleQueues:
+    """A queue of holes for each owner of messages, told of what changes when it is asked next.
+
+    Args:
+        cursor: Whose holes they are.
+        tries_max: As for `HoleQueue`.
+        waiting_count: How many messages wait now: beyond a part of that it is as well to look at the holes anew.
+    """
+
+    def __init__(self, cursor: ManagedCursor, *, tries_max: int, waiting_count: Callable[[], int]) -> None:
+        self._cursor = cursor
+        self._tries_max = tries_max
+        self._waiting_count = waiting_count
+        self._queues: dict[str, HoleQueue] = {}
+        # What was acked, or began to wait, and some queue has not been told of; and how far each has been told.
+        self._changed: list[Position] = []
+        self._told: dict[str, int] = {}
+
+    def note(self, position: Position) -> None:
+        """Remember that an entry was acked, or waits."""
+        if not self._queues:
+            return
+        self._changed.append(position)
+        if len(self._changed) > max(_CHANGED_COUNT_MIN, self._waiting_count() // 4):
+            self._trim()
+
+    def expect(self, count: int) -> None:
+        """Make ready for so many changes at once."""
+        if count > _CHANGED_COUNT_MIN:
+            self.clear()
+
+    def of(self, owner: str, ready: PositionSet, *, counts_unpersisted: bool) -> HoleQueue:
+        """Return the queue of an owner, told of everything.
+
+        Args:
+            owner: Whose messages wait in it.
+            ready: Those of them that may go.
+            counts_unpersisted: As for `HoleQueue`.
+        """
+        queue = self._queues.get(owner)
+        if queue is None or queue.counts_unpersisted != counts_unpersisted:
+            queue = HoleQueue(self._cursor, tries_max=self._tries_max, counts_unpersisted=counts_unpersisted)
+            queue.fill(ready)
+            self._queues[owner] = queue
+        else:
+            queue.note_all(self._changed[self._told[owner] :], ready)
+        if len(self._queues) == 1:
+            self._changed.clear()
+        self._told[owner] = len(self._changed)
+        return queue
+
+    def is_told(self, owner: str) -> bool:
+        """Tell whether nothing has changed since the queue of an owner was last asked for."""
+        return self._told.get(owner) == len(self._changed)
+
+    def forget(self, owner: str) -> None:
+        """Forget the queue of an owner that is gone."""
+        self._queues.pop(owner, None)
+        self._told.pop(owner, None)
+
+    def clear(self) -> None:
+        """Forget all queues: they begin anew."""
+        self._queues.clear()
+        self._told.clear()
+        self._changed.clear()
+
+    def _trim(self) -> None:
+        """Forget the older half of what is remembered, and the queues that were not told of it."""
+        gone = len(self._changed) // 2
+        del self._changed[:gone]
+        for owner, told in list(self._told.items()):
+            if told < gone:
+                self.forget(owner)
+            else:
+                self._told[owner] = told - gone

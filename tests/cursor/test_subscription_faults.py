@@ -191,7 +191,7 @@ def test_the_queues_of_consumers_that_are_gone_are_forgotten():
     for number in range(50):
         topic.dispatch(f"c{number}", 2)
         topic.subscription.consumer_closed(f"c{number}")
-    assert topic.subscription._dispatcher._holes == {}
+    assert topic.subscription._dispatcher._holes._queues == {}
     assert len(topic.subscription._dispatcher.waiting._ready) <= 1
 
 
