@@ -230,15 +230,10 @@ class DispatchGate:
         Raises:
             TypeError: It is no `Rule`.
         """
-        if rule is Rule.CONSUMER_UNACKED_MESSAGES:
-            return self._consumers.blocked_count
         if rule is Rule.BROKER_UNACKED_MESSAGES:
             part = self._part
             return self._part_closings if part is None else part.blocked_count
-        for state in self._rules.for_all:
-            if state.rule is rule:
-                return state.blocked_count
-        raise TypeError(f"a rule is a Rule, found {rule!r}")
+        return self._rules.blocked_count(rule)
 
     def refresh(
         self,
@@ -330,8 +325,7 @@ class DispatchGate:
     def close(self) -> None:
         """Leave the broker's limit, take this subscription's part out of it, and call all who wait.
 
-        They would wait for ever: whoever is woken looks whether the subscription is still there. Closing twice does
-        nothing.
+        They would wait for ever: whoever is woken looks what there still is. Closing twice does nothing.
         """
         with self._lock:
             part, self._part = self._part, None

@@ -131,6 +131,19 @@ class SubscriptionRules:
         """Tell of each rule whether it is closed for a consumer."""
         return tuple(state.is_closed for state in self._states(consumer))
 
+    def blocked_count(self, rule: Rule) -> int:
+        """Return how often a rule has closed.
+
+        Raises:
+            TypeError: It is none of these.
+        """
+        if rule is Rule.CONSUMER_UNACKED_MESSAGES:
+            return self.consumers.blocked_count
+        for state in self.for_all:
+            if state.rule is rule:
+                return state.blocked_count
+        raise TypeError(f"a rule of a subscription is a Rule, found {rule!r}")
+
     def refresh(self, usage: Usage) -> None:
         """Open what may open of the rules for all consumers."""
         for state, used in zip(self.for_all, self.used(usage)[:3], strict=True):

@@ -189,6 +189,16 @@ def test_waiters_are_not_looked_at_again_before_their_consumer_opened():
     assert (waiters.take(closed_consumers=closed), closed.looks) == ([len, len], 6)
 
 
+def test_all_can_be_woken_while_the_gate_stays_shut():
+    gate, calls = shut_consumers("a"), []
+    gate.observe(FULL, next_record_bytes=17)
+    for name in "ab":
+        gate.when_open(lambda name=name: calls.append(name), name)
+    gate.wake()
+    gate.wake()
+    assert (calls, gate.is_closed, gate.refresh(EMPTY, {})) == (["a", "b"], True, 0)
+
+
 @pytest.mark.parametrize("broker", [None, BrokerLimit(9)])
 def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(broker):
     gate, calls = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4), broker=broker), []
