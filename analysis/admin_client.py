@@ -40,6 +40,8 @@ _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
 _ANSWER_BYTES_MAX = 1024 * 1024
+_CONFLICT = 409
+_PAUSES_S = (0.01, 0.02, 0.04, 0.08)
 
 
 class AdminError(AckStateError):
@@ -53,7 +55,7 @@ class AdminServer:
     Attributes:
         url: Of http or https, maybe with a path, without a query and a user.
         token: Sent as a bearer token; empty for none.
-        timeout_s: Bounds the connecting, each wait for bytes, and the whole body of the answer.
+        timeout_s: Bounds, for each request sent, the connecting, each wait for bytes, and the whole body of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
         allow_insecure: Take any certificate.
     """
@@ -81,6 +83,9 @@ class AdminServer:
     ) -> Any:
         """Send one request and return the JSON of the answer, None when it is empty.
 
+        A POST or a DELETE that met another writer is sent again, a few times: an update names what it changes and no
+        more, so that the other one's is kept, and to do it twice is to do it once.
+
         Args:
             method: The verb.
             path: Below the URL, percent-encoded, beginning with a slash.
@@ -90,6 +95,16 @@ class AdminServer:
         Raises:
             AdminError: No answer came in time, or one that is no success or no JSON.
         """
+        for pause_s in (*_PAUSES_S, None):
+            response, content = self._exchange(method, path, query=query, body=body)
+            if response.status_code != _CONFLICT or method == "GET" or pause_s is None:
+                break
+            time.sleep(pause_s)
+        return _answer(response, content)
+
+    def _exchange(
+        self, method: str, path: str, *, query: Mapping[str, str] | None, body: Mapping[str, object] | None
+    ) -> tuple[httpx.Response, bytes]:
         library, trust = _httpx(), self._trust()
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         deadline_s = time.monotonic() + self.timeout_s
@@ -101,11 +116,11 @@ class AdminServer:
                     method, self.url.rstrip("/") + path, params=query, json=body, headers=headers
                 ) as response,
             ):
-                content = _content(response, deadline_s=deadline_s)
-        except (library.HTTPError, library.InvalidURL) as error:
+                return response, _content(response, deadline_s=deadline_s)
+        except (library.HTTPError, library.InvalidURL, UnicodeError) as error:
+            # A name of a host that no encoding has is a `UnicodeError`.
             why = _printable(str(error)) or type(error).__name__
             raise AdminError(f"Error connecting to: {self.url}: {why}") from error
-        return _answer(response, content)
 
     def _trust(self) -> ssl.SSLContext | bool:
         """Return what certificates are held to; reading the system's takes 30 ms, which http does not need."""

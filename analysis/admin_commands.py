@@ -66,7 +66,9 @@ FixedDelay = Annotated[
     typer.Option("--fixed-delay", "-fd", metavar="T", parser=_time, help="Delay of every message; 0 is none."),
 ]
 Applied = Annotated[bool, typer.Option("--applied", "-ap", help="What is in force, of whatever level.")]
-Global = Annotated[bool, typer.Option("--global", "-g", help="The policy of all clusters, where the server has them.")]
+Global = Annotated[
+    bool, typer.Option("--global", "-g", help="Of all clusters: `ackstate serve` has none, and sets none.")
+]
 
 
 def connection(  # noqa: PLR0913, PLR0917 -- one parameter for each option of pulsar-admin

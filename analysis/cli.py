@@ -65,13 +65,16 @@ What a store holds, and whether every cursor in it would open:
   ackstate inspect DIR/store
   ackstate explain DIR/store
 
-Policies over REST, and what sets them:
+\b
+Policies over REST, and what sets them. A topic may replace the delay or the
+maximum of its namespace by another, not switch it off:
   ackstate serve --store DIR/policies --port 8080 &
-  ackstate namespaces set-delayed-delivery public/default --enable --maxDelay 1h
+  ackstate namespaces set-delayed-delivery public/default -e --maxDelay 1h
 
 \b
 Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
-lost or invented ack), 2 it could not be done and one line says why.
+lost or invented ack), 2 it could not be done and one line says why. Of
+namespaces and topics, as of pulsar-admin: 0 it is done, 1 it is not.
 """,
 )
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from cursor.policy_store import POLICIES_OF
 from cursor.store import StoreError, VersionMismatchError
 from limits import DelayPolicyRefusedError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ackstate.admin")
 
 _REASON_LENGTH_MAX = 500
+_WAY_OUT = "; DELETE one of its policies with If-Match: * to remove them all unread"
 _MALFORMED, _NOT_FOUND, _NOT_ALLOWED, _CONFLICT, _PRECONDITION, _BROKEN, _UNAVAILABLE = (
     400,
     404,
@@ -44,7 +46,7 @@ REFUSAL_SCHEMA = {
 }
 _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
 _MEANINGS = {
-    400: "The request is malformed; the reason names the field",
+    400: "The request is malformed; the reason names the field, if it could be read so far",
     401: "The bearer token is missing or wrong",
     404: "There is no such thing",
     408: "The body did not arrive in time",
@@ -120,10 +122,16 @@ def _refused(request: Request, error: Exception) -> Response:
         return refusal(_CONFLICT, f"changed by somebody else at the same time: {error}")
     LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, CorruptStateError | UnsupportedVersionError):
-        return refusal(_BROKEN, error)
+        return refusal(_BROKEN, _with_way_out(str(error)))
     if isinstance(error, StoreError):
         return refusal(_UNAVAILABLE, f"the store does not answer: {error}")
     return refusal(_BROKEN, f"{request.method} failed; the server's log says why")
+
+
+def _with_way_out(text: str) -> str:
+    if not text.startswith(POLICIES_OF):
+        return text
+    return f"{text[: _REASON_LENGTH_MAX - len(_WAY_OUT)]}{_WAY_OUT}"
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -29,6 +29,9 @@ _DESCRIPTION = (
     "under the paths and names of Apache Pulsar's admin interface."
 )
 
+# The server leaves the body out.
+_HEAD: dict[str, Any] = {"methods": ["HEAD"], "include_in_schema": False}
+
 
 def create_app(
     store: Store,
@@ -74,6 +77,8 @@ class _StoreRoutes:
         shared: dict[str, Any] = {"tags": ["store"], "response_description": "What was asked for"}
         app.add_api_route("/healthz", self.healthz, responses=refusals(), **shared)
         app.add_api_route("/metrics", self.metrics, responses=text | refusals(), response_class=Response, **shared)
+        app.add_api_route("/healthz", self.healthz, **_HEAD)
+        app.add_api_route("/metrics", self.metrics, **_HEAD)
         app.add_api_route(
             "/admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats",
             self.internal_stats,
@@ -110,8 +115,9 @@ def _add_documents(app: FastAPI, *, has_token: bool) -> None:
     async def docs() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
-    app.add_api_route("/openapi.json", openapi_json, include_in_schema=False)
-    app.add_api_route("/docs", docs, include_in_schema=False)
+    for path, endpoint in (("/openapi.json", openapi_json), ("/docs", docs)):
+        app.add_api_route(path, endpoint, include_in_schema=False)
+        app.add_api_route(path, endpoint, **_HEAD)
 
 
 def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
@@ -122,6 +128,8 @@ def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
             operation["responses"].pop("422", None)
             if has_token and path not in OPEN_PATHS:
                 operation["security"] = [{"bearer": []}]
+            else:
+                operation["responses"].pop("401", None)
     schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

@@ -61,6 +61,9 @@ class ServeCommand:
         arguments, where every process could read it. Without one, only this
         machine can connect, and all its users can.
 
+        A topic may replace a delay or a maximum of its namespace by another, longer
+        or shorter; to switch it off with a 0 it needs --topic-may-disable.
+
         A store on a disk is open in one process at a time: not while a broker has it.
         """
         try:
@@ -76,7 +79,10 @@ class ServeCommand:
             token = read_token(token_file)
         elif TOKEN_VARIABLE in os.environ:
             token = checked_token(os.fsencode(os.environ[TOKEN_VARIABLE]), where=TOKEN_VARIABLE)
-        properties = {} if conf is None else read_properties(conf)
-        broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
+        try:
+            properties = {} if conf is None else read_properties(conf)
+            broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
+        except ValueError as error:
+            raise AckStateError(f"{conf}: {error}") from error
         settings = ServerSettings(store, port, host, token, broker)
         serve(settings, announce=lambda line: self.write(f"{line}\n"))

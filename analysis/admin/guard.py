@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 64 * 1024
-BODY_SECONDS_MAX = 10.0
+# Below the time that a server that is told to end gives to requests: each gets an answer of ours.
+BODY_SECONDS_MAX = 4.0
 
 # They tell nothing that is in the store.
 OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json"})
 _LOCAL_HOSTS = frozenset({"", "127.0.0.1", "localhost"})
 _TOKEN = re.compile(rb"[\x21-\x7e]+")
 _TOKEN_BYTES_MAX = 8 * 1024
+_FILE_BYTES_MAX = 64 * 1024
 _LENGTH_DIGITS_MAX = 20
 
 
@@ -35,7 +37,7 @@ def read_token(path: Path) -> bytes:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        return checked_token(file.read(_TOKEN_BYTES_MAX + 1), where=str(path))
+        return checked_token(file.read(_FILE_BYTES_MAX + 1), where=str(path))
 
 
 def checked_token(text: bytes, *, where: str) -> bytes:
@@ -45,7 +47,7 @@ def checked_token(text: bytes, *, where: str) -> bytes:
         AckStateError: It is empty, too long, or has characters that no header carries.
     """
     token = text.strip()
-    if len(text) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+    if len(text) > _FILE_BYTES_MAX or len(token) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
         raise AckStateError(f"{where} holds no token: one word of visible ASCII characters, up to {_TOKEN_BYTES_MAX}")
     return token
 
@@ -72,14 +74,30 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = self._refusal(scope)
-        if answer is None:
+        answer = self._refusal(scope) or await self._handle(scope, receive, send)
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Hand a request on whole, or return what to answer instead."""
+        is_answered = False
+
+        async def noted(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        try:
             body = await _read_body(receive, scope)
-            if isinstance(body, bytes):
-                await self._app(scope, _replay(body, receive), send)
-                return
-            answer = body
-        await answer(scope, receive, send)
+            if not isinstance(body, bytes):
+                return body
+            await self._app(scope, _replay(body, receive), noted)
+        except asyncio.CancelledError:
+            # The server ends and waits no longer. It would answer with a text of its own, and log a traceback.
+            if is_answered:
+                raise
+            return refusal(503, "the server is shutting down", headers={"Connection": "close"})
+        return None
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])

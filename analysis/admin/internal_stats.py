@@ -119,7 +119,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
 def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> CursorStats:
     """Return what is known of a cursor; without the topic's log nothing is said of how many entries it has left."""
     record, content = found.record, found.content
-    if record is None or content is None:
+    if record is None or content is None or found.problems:
         return CursorStats()
     read = _read_position(content, log)
     return CursorStats(

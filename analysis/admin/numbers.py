@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _UNMATCHED = "none"
 _BROKEN = 500
-_METHODS = frozenset({"GET", "POST", "DELETE"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
 
 @final

@@ -81,7 +81,9 @@ def _type(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     least = f" from {schema['minimum']:g}" if "minimum" in schema else ""
-    return f"{schema.get('type', '')}{least}"
+    length = f" of {schema.get('minLength', 0)} to {schema['maxLength']}" if "maxLength" in schema else ""
+    pattern = f", {schema['pattern']}" if "pattern" in schema else ""
+    return f"{schema.get('type', '')}{least}{length}{pattern}"
 
 
 def _table(heading: str, rows: list[tuple[str, str]]) -> str:

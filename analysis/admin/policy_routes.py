@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.admin.answers import invalid, refusals
+from analysis.admin.answers import LOG, invalid, refusals
 from analysis.admin.resolve import NumberPolicy
-from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
+from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, Policies, PolicyOwner, VersionedPolicies
 from cursor.store import ABSENT
 from limits import DelayedDeliveryPolicies
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from analysis.admin.resolve import LevelledPolicies
-    from cursor.policy_store import VersionedPolicies
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
@@ -53,10 +52,16 @@ Topic = Annotated[str, Path(json_schema_extra=_TOPIC_BOUNDS, description="The lo
 
 _Applied = Annotated[bool, Query(description="What is in force, from this level or one above.")]
 _Ignored = Annotated[bool, Query(description="Accepted from Pulsar's clients and ignored.")]
-_IsGlobal = Annotated[bool, Query(alias="isGlobal", description="Accepted from Pulsar's clients and ignored.")]
+_IsGlobal = Annotated[
+    bool, Query(alias="isGlobal", description="Of all clusters: ignored by a read, refused by a write.")
+]
 _Policy = Annotated[NumberPolicy, Path()]
 _IfMatch = Annotated[
-    str, Header(alias="If-Match", description="The ETag that the policies must still have; * for any.")
+    str | None,
+    Header(
+        alias="If-Match",
+        description="The ETag that the policies must still have; * for any, and to DELETE what cannot be read.",
+    ),
 ]
 
 
@@ -64,10 +69,14 @@ def namespace_names(tenant: Tenant, namespace: Namespace, authoritative: _Ignore
     """Declare what a path of a namespace has in it."""
 
 
-def topic_names(
-    tenant: Tenant, namespace: Namespace, topic: Topic, is_global: _IsGlobal = False, authoritative: _Ignored = False
-) -> None:
+def topic_names(tenant: Tenant, namespace: Namespace, topic: Topic, authoritative: _Ignored = False) -> None:
     """Declare what a path of a topic has in it."""
+
+
+def no_global_write(request: Request, is_global: _IsGlobal = False) -> None:
+    """Refuse to write for other clusters."""
+    if is_global and request.method in {"POST", "DELETE"}:
+        raise HTTPException(412, "isGlobal: global policies are not kept here; nothing was changed")
 
 
 def named(request: Request) -> PolicyOwner:
@@ -95,14 +104,20 @@ class PolicyRoutes:
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
-        for path, names in ((_NAMESPACE, namespace_names), (_TOPIC, topic_names)):
+        levels: dict[str, list[Callable[..., None]]] = {
+            _NAMESPACE: [namespace_names],
+            _TOPIC: [topic_names, no_global_write],
+        }
+        for path, names in levels.items():
             self._add(app, f"{path}/delayedDelivery", names, (self.delays, self.set_delays, self.remove_delays))
             self._add(app, f"{path}/{{policy}}", names, (self.number, self.set_number, self.remove_number))
 
     @staticmethod
-    def _add(app: FastAPI, path: str, names: Callable[..., None], endpoints: tuple[Callable[..., Any], ...]) -> None:
+    def _add(
+        app: FastAPI, path: str, names: list[Callable[..., None]], endpoints: tuple[Callable[..., Any], ...]
+    ) -> None:
         get, post, delete = endpoints
-        shared: dict[str, Any] = {"dependencies": [Depends(names)], "tags": ["policies"]}
+        shared: dict[str, Any] = {"dependencies": [Depends(each) for each in names], "tags": ["policies"]}
         # What says nothing is left out, as Pulsar's clients know it.
         shared |= {"response_model_exclude_none": True, "response_description": "What was asked for"}
         app.add_api_route(path, get, methods=["GET"], responses=refusals(404, 412), **shared)
@@ -119,7 +134,7 @@ class PolicyRoutes:
         delays = policies.delayed_delivery.to_json()
         return DelayedDelivery.model_validate(delays) if delays else None
 
-    def set_delays(self, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = "*") -> Response:
+    def set_delays(self, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = None) -> Response:
         """Set the fields that are named and keep the others; an explicit 0 or false disables."""
         try:
             delays = DelayedDeliveryPolicies.from_json(update.model_dump(by_alias=True))
@@ -128,8 +143,10 @@ class PolicyRoutes:
         expected_version = self._expected_version(owner, if_match)
         return _written(self._policies.update_delays(owner, delays, expected_version=expected_version))
 
-    def remove_delays(self, owner: NamedOwner, if_match: _IfMatch = "*") -> Response:
-        """Remove the delayed delivery policies of this level."""
+    def remove_delays(self, owner: NamedOwner, if_match: _IfMatch = None) -> Response:
+        """Remove the delayed delivery policies of this level; with If-Match: *, all that cannot be read."""
+        if self._is_discarded(owner, if_match):
+            return _written(_NO_POLICIES)
         expected_version = self._expected_version(owner, if_match)
         return _written(self._policies.remove_delays(owner, expected_version=expected_version))
 
@@ -142,16 +159,18 @@ class PolicyRoutes:
         return policy.of(policies)
 
     def set_number(
-        self, owner: NamedOwner, policy: _Policy, number: Annotated[int, Body(strict=True)], if_match: _IfMatch = "*"
+        self, owner: NamedOwner, policy: _Policy, number: Annotated[int, Body(strict=True)], if_match: _IfMatch = None
     ) -> Response:
         """Set the number: seconds, 0 for none; or bytes, at least 1024, below 1 for no limit."""
         return self._put_number(owner, policy, number, if_match)
 
-    def remove_number(self, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = "*") -> Response:
-        """Remove the number of this level."""
+    def remove_number(self, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = None) -> Response:
+        """Remove the number of this level; with If-Match: *, all policies that cannot be read."""
+        if self._is_discarded(owner, if_match):
+            return _written(_NO_POLICIES)
         return self._put_number(owner, policy, None, if_match)
 
-    def _put_number(self, owner: PolicyOwner, policy: _Policy, number: int | None, if_match: str) -> Response:
+    def _put_number(self, owner: PolicyOwner, policy: _Policy, number: int | None, if_match: str | None) -> Response:
         expected_version = self._expected_version(owner, if_match)
         try:
             return _written(
@@ -162,15 +181,30 @@ class PolicyRoutes:
         except ValueError as error:
             raise invalid(error) from None
 
-    def _expected_version(self, owner: PolicyOwner, if_match: str) -> int | None:
+    def _is_discarded(self, owner: PolicyOwner, if_match: str | None) -> bool:
+        """Remove policies that nobody can read, for who asks for it; of nobody else is known that he knows of them."""
+        is_discarded = (
+            if_match is not None and "*" in _tags(if_match) and self._policies.store.discard_unreadable(owner)
+        )
+        if is_discarded:
+            LOG.warning("removed the policies of %s, which could not be read", owner)
+        return is_discarded
+
+    def _expected_version(self, owner: PolicyOwner, if_match: str | None) -> int | None:
         """Return at which version the policies must be, None for any."""
-        tags = [tag.strip() for tag in if_match.split(",")]
-        if "*" in tags:
+        if if_match is None or "*" in (tags := _tags(if_match)):
             return None
         version = self._policies.store.read(owner).version
         if _etag(version) not in tags:
             raise HTTPException(412, f"If-Match: the policies of {owner} are at {_etag(version)}; nothing was changed")
         return version
+
+
+_NO_POLICIES = VersionedPolicies(Policies(), ABSENT)
+
+
+def _tags(if_match: str) -> list[str]:
+    return [tag.strip() for tag in if_match.split(",")]
 
 
 def _etag(version: int) -> str:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, final
 
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from cursor.config import CursorConfig
-from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
-from limits.policies import check_namespace_settable, check_topic_settable, effective
+from cursor.pulsar_conf import check_spelling
+from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits, Rule
+from limits.policies import (
+    ENABLED_KEY,
+    MAX_DELAY_KEY,
+    TICK_KEY,
+    check_fixed_delay_kept,
+    check_namespace_settable,
+    check_topic_settable,
+    effective,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cursor.policy_store import Policies, PolicyOwner, PolicyStore, VersionedPolicies
+    from limits import EffectiveDelayedDelivery
+
+LOG = logging.getLogger("ackstate.admin")
+
+_NOTHING = DelayedDeliveryPolicies()
+# What `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read of a broker's properties.
+_KEYS = (
+    *(rule.value for rule in Rule), "maxUnackedMessagesPerSubscriptionOnBrokerBlocked",
+    "dispatcherPauseOnAckStatePersistentEnabled", ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY,
+)  # fmt: skip
 
 
 class NumberPolicy(StrEnum):
@@ -62,6 +84,7 @@ class BrokerPolicies:
         Raises:
             ValueError: A value is malformed, or a key is misspelt; the text names it.
         """
+        check_spelling(properties, _KEYS)
         seconds = CursorConfig.from_pulsar_conf(properties).become_old_ack_record_seconds
         assert isinstance(seconds, int)  # a file cannot say AUTO
         return cls(
@@ -82,25 +105,46 @@ class BrokerPolicies:
 class LevelledPolicies:
     """The stored policies of namespaces and topics beside those of the broker.
 
-    What one level may say depends on the others, and these are other values of the store: they are looked at as they
-    stand just before the write. Where two levels are changed at the same instant, each may be allowed and both together
-    not; what is in force then is what `limits.policies.effective` says, a disabling topic unheard.
+    What one level may say of delays depends on the others, and these are other values of the store: one change of
+    delays is looked at and written at a time, so that no two are allowed that contradict each other. Of topics whose
+    policies cannot be read nothing is known; they stand in the way of no other.
 
-    All methods raise what `PolicyStore` raises.
+    All methods raise what `PolicyStore` raises. Safe for any number of threads.
     """
 
     def __init__(self, store: PolicyStore, broker: BrokerPolicies) -> None:
         self.store = store
         self._broker = broker
+        # Held from when the other levels are read until the write is done.
+        self._changes = threading.Lock()
 
     def applied_delays(self, owner: PolicyOwner) -> dict[str, bool | int]:
         """Return the delays in force, by Pulsar's JSON names; every field is there."""
-        topic = self._own_delays(owner) if owner.topic is not None else DelayedDeliveryPolicies()
-        namespace = self._own_delays(owner.of_namespace)
-        broker = self._broker
-        return effective(
-            topic, namespace, broker.delayed_delivery, topic_may_disable=broker.topic_may_disable
-        ).to_json()
+        return self._effective(owner).to_json()
+
+    def log_not_kept(self) -> None:
+        """Warn of each owner with a fixed delay in force while delayed delivery is not active.
+
+        A change that would lead there is refused; a broker that is started with other properties can.
+
+        Complexity: O(owners of policies).
+        """
+        try:
+            owners = [*self.store.namespaces(), *self.store.topics()]
+        except AckStateError as error:
+            LOG.error("the policies cannot be listed: %s", error)
+            return
+        for owner in owners:
+            try:
+                applied = self._effective(owner)
+            except AckStateError as error:
+                LOG.error("%s", error)
+                continue
+            if not applied.keeps_fixed_delay:
+                LOG.warning(
+                    "the fixed delay of %s, %d ms, is not kept: delayed delivery is not active (says the %s)",
+                    owner, applied.fixed_delivery_delay_ms, applied.levels.active.value,
+                )  # fmt: skip
 
     def applied_number(self, owner: PolicyOwner, policy: NumberPolicy) -> int:
         """Return the number in force: the owner's, else that of its namespace, else the broker's."""
@@ -122,26 +166,31 @@ class LevelledPolicies:
         def change(policies: Policies) -> Policies:
             stored = policies.delayed_delivery
             if owner.topic is None:
-                self._check_namespace(owner, stored.updated(update))
+                self._check_namespace(owner, stored.updated(update), stored)
             else:
                 self._check_topic(owner, update, stored)
             return replace(policies, delayed_delivery=stored.updated(update))
 
-        return self.store.update(owner, change, expected_version=expected_version)
+        with self._changes:
+            return self.store.update(owner, change, expected_version=expected_version)
 
     def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> VersionedPolicies:
         """Let an owner say nothing of delays.
 
         Raises:
-            DelayPolicyRefusedError: A namespace's removal would leave a topic with a fixed delay that is not kept.
+            DelayPolicyRefusedError: A fixed delay that is kept would not be any more.
         """
 
         def change(policies: Policies) -> Policies:
+            stored = policies.delayed_delivery
             if owner.topic is None:
-                self._check_namespace(owner, DelayedDeliveryPolicies())
-            return replace(policies, delayed_delivery=DelayedDeliveryPolicies())
+                self._check_namespace(owner, _NOTHING, stored)
+            else:
+                self._check_removal(owner, stored)
+            return replace(policies, delayed_delivery=_NOTHING)
 
-        return self.store.update(owner, change, expected_version=expected_version)
+        with self._changes:
+            return self.store.update(owner, change, expected_version=expected_version)
 
     def _check_topic(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies
@@ -154,14 +203,39 @@ class LevelledPolicies:
             topic_may_disable=self._broker.topic_may_disable,
         )
 
-    def _check_namespace(self, owner: PolicyOwner, delays: DelayedDeliveryPolicies) -> None:
-        topics = {str(topic): self._own_delays(topic) for topic in self.store.topics(owner)}
+    def _check_removal(self, topic: PolicyOwner, stored: DelayedDeliveryPolicies) -> None:
+        namespace = self._known_delays(topic.of_namespace)
+        if namespace is None or not (before := self._resolve(stored, namespace)).keeps_fixed_delay:
+            return
+        check_fixed_delay_kept(before, self._resolve(_NOTHING, namespace))
+
+    def _check_namespace(
+        self, owner: PolicyOwner, delays: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies
+    ) -> None:
+        known = ((str(topic), self._known_delays(topic)) for topic in self.store.topics(owner))
         check_namespace_settable(
             delays,
             self._broker.delayed_delivery,
-            topics=topics,
+            stored=stored,
+            topics={name: topic for name, topic in known if topic is not None},
             topic_may_disable=self._broker.topic_may_disable,
         )
+
+    def _effective(self, owner: PolicyOwner) -> EffectiveDelayedDelivery:
+        topic = self._own_delays(owner) if owner.topic is not None else _NOTHING
+        return self._resolve(topic, self._own_delays(owner.of_namespace))
+
+    def _resolve(self, topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> EffectiveDelayedDelivery:
+        broker = self._broker
+        return effective(topic, namespace, broker.delayed_delivery, topic_may_disable=broker.topic_may_disable)
+
+    def _known_delays(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
+        """Return what an owner says, None if that cannot be read."""
+        try:
+            return self._own_delays(owner)
+        except (CorruptStateError, UnsupportedVersionError) as error:
+            LOG.error("left out of the check: %s", error)
+            return None
 
     def _own_delays(self, owner: PolicyOwner) -> DelayedDeliveryPolicies:
         return self.store.read(owner).policies.delayed_delivery

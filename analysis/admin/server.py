@@ -15,8 +15,8 @@ import uvicorn
 
 from ackstate.errors import AckStateError
 from analysis.admin.app import create_app
-from analysis.admin.resolve import BrokerPolicies
-from cursor import SqliteStore
+from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from cursor import PolicyStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class ServerSettings:
         broker: What holds where no policy says anything.
 
     Raises:
-        AckStateError: There is no token, and others than this machine could connect.
+        AckStateError: There is no token, and others than this machine could connect; or the host is empty.
     """
 
     store: Path
@@ -49,6 +49,8 @@ class ServerSettings:
     broker: BrokerPolicies = field(default_factory=BrokerPolicies)
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise AckStateError("the host to listen at is empty: for every address say 0.0.0.0 or ::")
         if self.token is None and self.host != LOCAL_HOST:
             raise AckStateError(f"without a token only {LOCAL_HOST} is listened at, not {self.host}: see --token-file")
 
@@ -66,6 +68,7 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
     """
     _log_to_stderr()
     with _listening(settings) as listener, closing(SqliteStore(settings.store)) as store:
+        LevelledPolicies(PolicyStore(store.metadata), settings.broker).log_not_kept()
         app = create_app(store, broker=settings.broker, token=settings.token)
         config = uvicorn.Config(
             app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,

@@ -48,6 +48,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests = []
         self.answer = (204, b"")
+        self.first_answers = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     @property
@@ -62,7 +63,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): text for name, text in self.headers.items()}
         self.server.requests.append(Request(self.command, self.path, body, headers))
-        status, content = self.server.answer
+        first = self.server.first_answers
+        status, content = first.pop(0) if first else self.server.answer
         self.send_response(status)
         if status != 204:
             self.send_header("Content-Length", str(len(content)))
@@ -285,6 +287,31 @@ def test_a_refusal_is_told_with_its_reason(server, admin, answer, reason):
     assert admin("namespaces", "set-delayed-delivery", "-e", "a/b") == expected
 
 
+CONFLICT = (409, b'{"reason": "changed by somebody else"}')
+
+
+@pytest.mark.parametrize(
+    ("words", "method"), [("set-delayed-delivery -e", "POST"), ("remove-delayed-delivery", "DELETE")]
+)
+def test_what_meets_another_writer_is_sent_again(server, admin, words, method):
+    server.first_answers = [CONFLICT] * 3
+    assert admin("topics", *words.split(), "orders") == (0, "", "")
+    assert [request.method for request in server.requests] == [method] * 4
+    assert len({request.body for request in server.requests}) == 1
+
+
+def test_it_is_not_sent_for_ever(server, admin):
+    server.answer = CONFLICT
+    assert admin("topics", "remove-delayed-delivery", "orders").status == 1
+    assert len(server.requests) == 5
+
+
+def test_what_is_read_is_asked_for_once(server, admin):
+    server.first_answers = [CONFLICT]
+    assert admin("topics", "get-delayed-delivery", "orders").status == 1
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("verb", ["get", "remove"])
 def test_every_command_tells_of_a_refusal(server, admin, verb):
     server.answer = (404, b'{"reason": "Topic not found"}')
@@ -470,6 +497,14 @@ def test_what_is_no_url(capsys, url):
     assert err == f"{url!r} is no URL of a server such as http://localhost:8080\n"
 
 
+@pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 300}", "http://xn--a"])
+def test_a_host_that_no_name_server_knows(capsys, url):
+    status, out, err = run(capsys, "--admin-url", url, "namespaces", "get-delayed-delivery", "a/b")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"Error connecting to: {url}: ")
+    assert err.count("\n") == 1
+
+
 def test_a_password_in_a_url_is_refused_and_not_shown(capsys):
     url = "http://user:s3cr3t@localhost:8080"
     status, _, err = run(capsys, "--admin-url", url, "namespaces", "get-delayed-delivery", "a/b")
@@ -604,6 +639,15 @@ def test_a_fixed_delay_while_delayed_delivery_is_off_is_refused_with_the_reason(
     assert (again, empty, end) == (f"Reason: {reason}", "", "")
     assert "fixed" in reason
     assert ask("namespaces get-delayed-delivery a/fourth") == (0, "null\n", "")
+
+
+@pytest.mark.slow
+def test_a_policy_of_all_clusters_is_not_set(ask):
+    for words in ("set-delayed-delivery -e", "remove-delayed-delivery"):
+        status, out, err = ask(f"topicPolicies {words} -g a/global/orders")
+        assert (status, out) == (1, "")
+        assert err.startswith("isGlobal: global policies are not kept here")
+    assert ask("topicPolicies get-delayed-delivery -g a/global/orders") == (0, "null\n", "")
 
 
 @pytest.mark.slow

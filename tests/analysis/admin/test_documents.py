@@ -53,7 +53,8 @@ class TestOpenApi:
             for method, operation in methods.items():
                 statuses = set(operation["responses"])
                 assert "422" not in statuses
-                assert {"400", "401", "500", "503"} <= statuses
+                assert {"400", "500", "503"} <= statuses
+                assert "401" not in statuses
                 if method == "post":
                     assert {"204", "409", "412", "413", "415"} <= statuses
         assert set(document["components"]["schemas"]["Refusal"]["properties"]) == {"reason"}
@@ -74,6 +75,8 @@ class TestOpenApi:
         assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
         assert document["paths"]["/metrics"]["get"]["security"] == [{"bearer": []}]
         assert "security" not in document["paths"]["/healthz"]["get"]
+        assert "401" in document["paths"]["/metrics"]["get"]["responses"]
+        assert "401" not in document["paths"]["/healthz"]["get"]["responses"]
 
 
 class TestPage:
@@ -99,6 +102,7 @@ class TestPage:
             "isGlobal",
             "412",
             "integer from 0",
+            "string of 1 to 255, ^[-=:._a-zA-Z0-9]+$",
         ):
             assert word in words
 
@@ -160,3 +164,18 @@ class TestNumbers:
 def test_a_healthy_server_says_so(ask, path):
     assert ask("GET", path).status_code == 200
     assert ask("GET", "/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/healthz", "/metrics"])
+def test_what_may_be_asked_for_may_be_asked_about(ask, path):
+    answer = ask("HEAD", path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, ask("GET", path).headers["content-type"])
+    assert ask("POST", path, json=1).headers["allow"] == "GET, HEAD"
+
+
+def test_questions_are_counted(ask_with):
+    ask = ask_with()
+    ask("HEAD", "/healthz")
+    assert (
+        'ackstate_admin_requests_total{method="HEAD",route="/healthz",status="200"} 1.0' in ask("GET", "/metrics").text
+    )

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ackstate import AckStateError
-from analysis.admin import guard
+from analysis.admin import guard, server
 from analysis.admin.app import create_app
 from analysis.admin.guard import BODY_BYTES_MAX, Guard, checked_token, read_token
 from analysis.admin.server import ServerSettings
@@ -83,11 +83,26 @@ class TestTokenFiles:
     def test_settings_do_not_show_it(self, tmp_path):
         assert TOKEN.decode() not in repr(ServerSettings(tmp_path, token=TOKEN))
 
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", ""])
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost"])
     def test_without_one_only_this_machine_is_served(self, tmp_path, host):
         with pytest.raises(AckStateError, match=r"without a token only 127\.0\.0\.1"):
             ServerSettings(tmp_path, host=host)
         assert ServerSettings(tmp_path, host=host, token=TOKEN).host == host
+
+    @pytest.mark.parametrize("token", [None, TOKEN])
+    def test_an_empty_host_is_not_every_address(self, tmp_path, token):
+        with pytest.raises(AckStateError, match="the host to listen at is empty"):
+            ServerSettings(tmp_path, host="", token=token)
+
+    @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n" * 100])
+    def test_the_longest_token_may_end_in_blanks(self, tmp_path, ending):
+        (tmp_path / "token").write_bytes(b"x" * 8_192 + ending)
+        assert read_token(tmp_path / "token") == b"x" * 8_192
+
+    def test_a_file_that_is_no_tokens_is_not_read_in_part(self, tmp_path):
+        (tmp_path / "token").write_bytes(b"token".ljust(65_537) + b"another")
+        with pytest.raises(AckStateError, match="holds no token"):
+            read_token(tmp_path / "token")
 
 
 class TestHosts:
@@ -140,8 +155,48 @@ class TestBodies:
         monkeypatch.setattr(guard, "BODY_SECONDS_MAX", 0.05)
         assert exchange([b"{"], is_endless=True) == (408, 1, None)
 
+    def test_it_is_waited_for_less_long_than_a_server_that_ends_waits_for_requests(self):
+        assert guard.BODY_SECONDS_MAX + 1 <= server._GRACE_SECONDS
 
-def exchange(pieces, *, headers=(), is_endless=False):
+    def test_a_server_that_ends_meanwhile_says_so(self):
+        assert exchange([b"{"], is_endless=True, cancelled_after_s=0.01) == (503, 1, None)
+
+    def test_a_server_that_ends_while_the_store_is_waited_for_says_so(self):
+        async def stuck(*_):
+            await asyncio.Event().wait()
+
+        sent = asyncio.run(cancelled(stuck))
+        assert (sent[0]["status"], (b"connection", b"close") in sent[0]["headers"]) == (503, True)
+        assert json.loads(sent[1]["body"]) == {"reason": "the server is shutting down"}
+
+    def test_what_was_answered_in_part_is_not_answered_again(self):
+        async def half(_, __, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.Event().wait()
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancelled(half))
+
+
+async def cancelled(app):
+    """Send a GET, cancel it while it waits, and return what was sent."""
+    sent = []
+    scope = {"type": "http", "method": "GET", "path": PATH, "raw_path": PATH.encode(), "headers": []}
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    task = asyncio.create_task(Guard(app, token=None)(scope, receive, send))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await task
+    return sent
+
+
+def exchange(pieces, *, headers=(), is_endless=False, cancelled_after_s=None):
     """Send a POST piece by piece, None for a lost connection.
 
     Return the status, how many pieces were read, and the body that was let through.
@@ -168,7 +223,14 @@ def exchange(pieces, *, headers=(), is_endless=False):
         let_through.append(message["body"])
         await send({"type": "http.response.start", "status": 204, "headers": []})
 
-    asyncio.run(Guard(app, token=None)(scope, receive, send))
+    async def run():
+        task = asyncio.create_task(Guard(app, token=None)(scope, receive, send))
+        if cancelled_after_s is not None:
+            await asyncio.sleep(cancelled_after_s)
+            task.cancel()
+        await task
+
+    asyncio.run(run())
     if not let_through:
         assert set(json.loads(sent[1]["body"])) == {"reason"}
     return sent[0]["status"], len(pieces) - len(left), *(let_through or [None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
+from ackstate import LedgerMap, Position
 from cursor import ManagedCursor, Message, MessageLog
 from cursor.journal import cursor_path
 
@@ -134,6 +134,15 @@ def test_a_cursor_that_cannot_be_opened_is_named_and_no_more(ask, store):
     store.metadata.put(path, b"ACKPgarbage", expected_version=store.metadata.get(path).version)
     stats = ask("GET", PATH).json()["cursors"]["billing"]
     assert (stats["state"], stats["markDeletePosition"]) == ("Uninitialized", "-1:-1")
+
+
+def test_a_cursor_beyond_the_end_of_its_log_is_named_and_no_more(ask, store):
+    log = publish(store, counts=[10])
+    cursor = subscribe(store, LedgerMap.from_counts({log.current_ledger_id: 20}), "billing")
+    cursor.ack_entries(log.current_ledger_id, [15], now_ms=0)
+    cursor.persist(now_ms=0)
+    stats = ask("GET", PATH).json()["cursors"]["billing"]
+    assert (stats["state"], stats["individuallyDeletedMessages"]) == ("Uninitialized", "[]")
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from analysis.admin.resolve import BrokerPolicies
-from cursor import StoreError
+from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from cursor import PolicyStore, StoreError
 from cursor.policy_store import PolicyOwner
 from cursor.store import ABSENT
-from limits import BrokerDelayedDelivery
+from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, DelayPolicyRefusedError, check_namespace_settable
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"
@@ -78,7 +80,7 @@ class TestDelays:
         assert ask("GET", path).json() is None
 
     def test_what_pulsars_clients_send_besides_is_ignored(self, ask, level):
-        query = "isGlobal=true&authoritative=false&unheardOf=1"
+        query = "isGlobal=false&authoritative=false&unheardOf=1"
         wrote(ask("POST", f"{level}/delayedDelivery?{query}", json={"tickTime": 100}))
         assert ask("GET", f"{level}/delayedDelivery?{query}").json() == {"tickTime": 100}
         wrote(ask("DELETE", f"{level}/delayedDelivery?{query}"))
@@ -185,9 +187,107 @@ class TestLevels:
         wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
         wrote(ask("DELETE", f"{NAMESPACE}/delayedDelivery"))
 
+    def test_a_topic_may_replace_what_its_namespace_enforces(self, ask):
+        enforced = {"fixedDeliveryDelayInMillis": 5_000, "maxDeliveryDelayInMillis": 1_000}
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json=enforced))
+        own = {"fixedDeliveryDelayInMillis": 1, "maxDeliveryDelayInMillis": 2**63 - 1}
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json=own))
+        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json() == PULSARS_DEFAULTS | own
+
+    def test_a_refusal_names_three_topics_and_counts_all(self, ask):
+        for name in "abcde":
+            path = f"/admin/v2/persistent/public/default/{name}/delayedDelivery"
+            wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 7}))
+        answer = ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False, "fixedDeliveryDelayInMillis": 0})
+        assert answer.status_code == 412
+        assert reason(answer) == (
+            "fixedDeliveryDelayInMillis 7 (of the topic) would not be kept for topic persistent://public/default/a: "
+            "delayed delivery is not active (says the namespace); it would be so for 5 topics, such as "
+            "persistent://public/default/a, persistent://public/default/b, persistent://public/default/c"
+        )
+
+
+class TestAnotherBroker:
+    """Policies that were set under one broker.conf stand under another, which switches delayed delivery off."""
+
+    @pytest.fixture
+    def inactive(self, ask, ask_with):
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}))
+        return ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(active=False)))
+
+    @pytest.mark.parametrize(
+        ("method", "level", "body"),
+        [
+            ("POST", NAMESPACE, {"tickTime": 5}),
+            ("POST", NAMESPACE, {"maxDeliveryDelayInMillis": 10}),
+            ("POST", NAMESPACE, {"active": True}),
+            ("POST", NAMESPACE, {"fixedDeliveryDelayInMillis": 0}),
+            ("DELETE", NAMESPACE, None),
+            ("POST", TOPIC, {"tickTime": 5}),
+            ("POST", TOPIC, {"active": True}),
+            ("DELETE", TOPIC, None),
+        ],
+    )
+    def test_what_breaks_nothing_more_is_done(self, inactive, method, level, body):
+        wrote(inactive(method, f"{level}/delayedDelivery", json=body))
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_another_delay_that_is_not_kept_is_refused(self, inactive, level):
+        answer = inactive("POST", f"{level}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 7})
+        assert answer.status_code == 412
+        assert "fixedDeliveryDelayInMillis 7" in reason(answer)
+        assert "says the broker" in reason(answer)
+
+    def test_what_is_kept_again_may_not_be_broken(self, inactive):
+        wrote(inactive("POST", f"{NAMESPACE}/delayedDelivery", json={"active": True}))
+        for method, body in (("POST", {"active": False}), ("DELETE", None)):
+            answer = inactive(method, f"{NAMESPACE}/delayedDelivery", json=body)
+            assert answer.status_code == 412
+            assert "fixedDeliveryDelayInMillis" in reason(answer)
+
+    def test_a_topic_may_not_remove_what_keeps_its_delay(self, inactive):
+        wrote(inactive("POST", f"{TOPIC}/delayedDelivery", json={"active": True}))
+        answer = inactive("DELETE", f"{TOPIC}/delayedDelivery")
+        assert answer.status_code == 412
+        assert "fixedDeliveryDelayInMillis 5000 (of the namespace) would not be kept" in reason(answer)
+
+    def test_each_owner_is_logged_at_the_start(self, inactive, store, caplog):
+        other = "/admin/v2/namespaces/public/other/delayedDelivery"
+        wrote(inactive("POST", other, json={"active": True, "fixedDeliveryDelayInMillis": 9}))
+        store.metadata.put(PolicyOwner("public", "default", "bad").path, b"{", expected_version=ABSENT)
+        broker = BrokerPolicies(BrokerDelayedDelivery(active=False))
+        LevelledPolicies(PolicyStore(store.metadata), broker).log_not_kept()
+        assert [(each.levelname, each.getMessage().partition(", is")[0]) for each in caplog.records[:2]] == [
+            ("WARNING", "the fixed delay of public/default, 5000 ms"),
+            ("ERROR", caplog.records[1].getMessage()),
+        ]
+        assert "policies of persistent://public/default/bad" in caplog.records[1].getMessage()
+        assert [each.getMessage() for each in caplog.records[2:]] == [
+            "the fixed delay of persistent://public/default/orders, 1 ms, is not kept: "
+            "delayed delivery is not active (says the broker)"
+        ]
+
+    def test_all_that_is_kept_is_not_logged(self, inactive, store, caplog):
+        LevelledPolicies(PolicyStore(store.metadata), BrokerPolicies()).log_not_kept()
+        assert caplog.records == []
+
+    def test_names_that_cannot_be_read_are_logged(self, store, caplog):
+        store.metadata.put("/policies/topics/public/default/a%00", b"", expected_version=ABSENT)
+        LevelledPolicies(PolicyStore(store.metadata), BrokerPolicies()).log_not_kept()
+        assert "the policies cannot be listed: metadata below" in caplog.text
+
 
 @pytest.mark.parametrize("policy", ["becomeOldAckRecordSeconds", "maxUnPersistAckRecordsBytes"])
 class TestNumbers:
+    def test_global_policies_are_read_as_local_and_not_written(self, ask, policy):
+        path = f"{TOPIC}/{policy}"
+        wrote(ask("POST", path, json=4_096))
+        for method, body in (("POST", 5_000), ("DELETE", None)):
+            answer = ask(method, f"{path}?isGlobal=true", json=body)
+            assert (answer.status_code, "global policies are not kept here" in reason(answer)) == (412, True)
+        assert ask("GET", f"{path}?isGlobal=true").json() == 4_096
+
     def test_set_read_and_removed_at_each_level(self, ask, policy):
         default = {"becomeOldAckRecordSeconds": 0, "maxUnPersistAckRecordsBytes": 5_242_880}[policy]
         for level in LEVELS:
@@ -314,6 +414,87 @@ class TestConcurrentWriters:
         assert "somebody else" in reason(answer)
         assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").json() == 3
         assert ask("GET", f"{TOPIC}/delayedDelivery").json() is None
+
+    @pytest.mark.parametrize("is_removed", [False, True])
+    def test_two_levels_at_once_do_not_contradict_each_other(self, store, monkeypatch, is_removed):
+        """While a namespace is switched off, and has been looked at, one of its topics asks for a fixed delay."""
+        policies = LevelledPolicies(PolicyStore(store.metadata), BrokerPolicies(BrokerDelayedDelivery(active=False)))
+        looked, written, refused = threading.Event(), threading.Event(), []
+        namespace, topic = PolicyOwner("public", "default"), PolicyOwner("public", "default", "orders")
+        policies.update_delays(namespace, DelayedDeliveryPolicies(active=True), expected_version=None)
+
+        def and_time_passes(*arguments, **more):
+            check_namespace_settable(*arguments, **more)
+            looked.set()
+            written.wait(0.1)
+
+        def from_the_topic():
+            looked.wait(5)
+            try:
+                delays = DelayedDeliveryPolicies(fixed_delivery_delay_ms=5_000)
+                policies.update_delays(topic, delays, expected_version=None)
+            except DelayPolicyRefusedError as error:
+                refused.append(error)
+            written.set()
+
+        monkeypatch.setattr("analysis.admin.resolve.check_namespace_settable", and_time_passes)
+        thread = threading.Thread(target=from_the_topic)
+        thread.start()
+        if is_removed:
+            policies.remove_delays(namespace, expected_version=None)
+        else:
+            policies.update_delays(namespace, DelayedDeliveryPolicies(active=False), expected_version=None)
+        thread.join()
+        assert policies.applied_delays(topic)["fixedDeliveryDelayInMillis"] == 0
+        assert len(refused) == 1
+
+
+class TestUnreadable:
+    """A document that no release writes so, or that a newer one wrote."""
+
+    BAD = pytest.mark.parametrize("document", [b'{"version":1,"x":2}', b'{"version":2}'])
+
+    @BAD
+    @pytest.mark.parametrize(
+        "path", [f"{level}/{policy}" for level in LEVELS for policy in ("delayedDelivery", "becomeOldAckRecordSeconds")]
+    )
+    def test_who_asks_for_it_removes_it(self, ask, store, caplog, document, path):
+        owner = PolicyOwner("public", "default", "orders" if path.startswith(TOPIC) else None)
+        store.metadata.put(owner.path, document, expected_version=ABSENT)
+        for method, headers in (("GET", {}), ("DELETE", {}), ("DELETE", {"If-Match": '"0"'})):
+            answer = ask(method, path, headers=headers)
+            assert answer.status_code == 500
+            assert f"policies of {owner}: " in reason(answer)
+            assert reason(answer).endswith("DELETE one of its policies with If-Match: * to remove them all unread")
+        answer = ask("DELETE", path, headers={"If-Match": "*"})
+        wrote(answer)
+        assert answer.headers["etag"] == '"none"'
+        assert f"removed the policies of {owner}, which could not be read" in caplog.text
+        assert ask("GET", path).text == "null"
+
+    def test_what_can_be_read_is_not_removed_as_a_whole(self, ask):
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1}))
+        wrote(ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=5))
+        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery", headers={"If-Match": "*"}))
+        assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").json() == 5
+
+    @BAD
+    def test_a_topic_is_in_nobody_elses_way(self, ask, store, caplog, document):
+        store.metadata.put(PolicyOwner("public", "default", "bad").path, document, expected_version=ABSENT)
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 7}))
+        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"tickTime": 1}))
+        assert "left out of the check: policies of persistent://public/default/bad" in caplog.text
+        assert ask("GET", f"{NAMESPACE}/delayedDelivery").json() == {"tickTime": 1}
+        answer = ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False})
+        assert (answer.status_code, "default/orders" in reason(answer)) == (412, True)
+        wrote(ask("DELETE", f"{NAMESPACE}/delayedDelivery"))
+
+    @BAD
+    def test_a_namespace_lets_its_topics_be_removed(self, ask, store, document):
+        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1}))
+        store.metadata.put(PolicyOwner("public", "default").path, document, expected_version=ABSENT)
+        assert "policies of public/default: " in reason(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 2}))
+        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
 
 
 class TestTrouble:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from analysis.admin import server
+from analysis.admin.resolve import BrokerPolicies
 from analysis.cli import main
 from command_line import assert_one_line, run, run_apart
 from cursor import SqliteStore, VersionMismatchError
@@ -114,6 +115,27 @@ class TestLife:
         store.close()
         assert found.policies.delayed_delivery.tick_time_ms == 7
 
+    def test_a_body_that_does_not_come_holds_up_no_end(self, start, tmp_path):
+        with start(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(
+                f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                "Content-Length: 50\r\nExpect: 100-continue\r\n\r\n{".encode()
+            )
+            assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
+            assert server.stop() == (0, "")
+            answer = b"".join(iter(lambda: connection.recv(10_000), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.endswith(b'{"reason": "the body did not arrive within 4 s"}')
+
+    def test_what_another_broker_conf_breaks_is_told(self, start, tmp_path):
+        with start(tmp_path / "store") as server, server.client() as client:
+            assert client.post(f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}).status_code == 204
+        (tmp_path / "broker.conf").write_text("delayedDeliveryEnabled=false\n")
+        with start(tmp_path / "store", "--conf", tmp_path / "broker.conf") as server:
+            status, errors = server.stop()
+        assert (status, errors.count("\n")) == (0, 1)
+        assert "WARNING the fixed delay of persistent://public/default/orders, 1 ms, is not kept" in errors
+
 
 def is_listening(port):
     try:
@@ -160,7 +182,37 @@ class TestRefusals:
     def test_a_bad_conf_is_named(self, capsys, tmp_path):
         (tmp_path / "broker.conf").write_text("maxUnPersistAckRecordsBytes=5")
         outcome = run(capsys, "serve", "--store", tmp_path / "store", "--conf", tmp_path / "broker.conf")
-        assert_one_line(outcome, "maxUnPersistAckRecordsBytes", "5")
+        assert_one_line(outcome, tmp_path / "broker.conf", "maxUnPersistAckRecordsBytes", "5")
+
+    @pytest.mark.parametrize(
+        ("misspelt", "meant"),
+        [
+            ("maxUnpersistAckRecordsBytes", "maxUnPersistAckRecordsBytes"),
+            ("maxUnPersistAckRecordBytes", "maxUnPersistAckRecordsBytes"),
+            ("delayedDeliveryEnable", "delayedDeliveryEnabled"),
+            ("delayedDeliveryMaxDelay", "delayedDeliveryMaxDelayInMillis"),
+            ("delayedDeliveryFixedDelayInMillis", "delayedDeliveryMaxDelayInMillis"),
+            ("becomeOldAckRecordsSeconds", "becomeOldAckRecordSeconds"),
+            ("maxUnackedMessagesPerConsumers", "maxUnackedMessagesPerConsumer"),
+        ],
+    )
+    def test_a_misspelt_key_is_named(self, misspelt, meant):
+        with pytest.raises(ValueError, match=f"'{misspelt}' is no key of Pulsar; '{meant}' was probably meant"):
+            BrokerPolicies.from_pulsar_conf({misspelt: "5000"})
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("delayedDeliveryTrackerFactoryClassName", "isDelayedDeliveryDeliverAtTimeStrict"),
+            *("delayedDeliveryFixedDelayDetectionLookahead", "delayedDeliveryMinIndexCountPerBucket"),
+            *("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "delayedDeliveryMaxNumBuckets"),
+            "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds",
+            *("dispatcherPauseOnAckStatePersistentEnabled", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"),
+            *("maxMessageSizeCheckIntervalInSeconds", "maxConsumersPerSubscription", "maxUnackedMessagesPerBroker"),
+        ],
+    )
+    def test_another_key_of_pulsar_is_left_alone(self, key):
+        assert BrokerPolicies.from_pulsar_conf({key: ""}) == BrokerPolicies()
 
     def test_a_port_that_is_taken_is_named(self, capsys, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as taken:
