@@ -163,7 +163,7 @@ class LevelledPolicies:
             DelayPolicyRefusedError: They would contradict what another level says.
         """
 
-        def change(policies: Policies) -> Policies:
+        def _changed(policies: Policies) -> Policies:
             stored = policies.delayed_delivery
             if owner.topic is None:
                 self._check_namespace(owner, stored.updated(update), stored)
@@ -172,7 +172,7 @@ class LevelledPolicies:
             return replace(policies, delayed_delivery=stored.updated(update))
 
         with self._changes:
-            return self.store.update(owner, change, expected_version=expected_version)
+            return self.store.update(owner, _changed, expected_version=expected_version)
 
     def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> VersionedPolicies:
         """Let an owner say nothing of delays.
@@ -181,7 +181,7 @@ class LevelledPolicies:
             DelayPolicyRefusedError: A fixed delay that is kept would not be any more.
         """
 
-        def change(policies: Policies) -> Policies:
+        def _changed(policies: Policies) -> Policies:
             stored = policies.delayed_delivery
             if owner.topic is None:
                 self._check_namespace(owner, _NOTHING, stored)
@@ -190,7 +190,7 @@ class LevelledPolicies:
             return replace(policies, delayed_delivery=_NOTHING)
 
         with self._changes:
-            return self.store.update(owner, change, expected_version=expected_version)
+            return self.store.update(owner, _changed, expected_version=expected_version)
 
     def _check_topic(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies
