@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -367,6 +368,8 @@ class LimitedRangesMachine(KeyOrderMachine):
 
 
 TestKeyOrderUnderALimit = pytest.mark.slow(LimitedRangesMachine.TestCase)
+# Its steps take three times as long.
+TestKeyOrderUnderALimit.settings = settings(max_examples=settings().max_examples // 3)
 
 
 def machine_of(kind=KeyOrderMachine, **settings):
