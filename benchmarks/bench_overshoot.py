@@ -247,7 +247,7 @@ def measure_overshoot(report: Report) -> list[Panel]:
         what = f"{setting.name}, {workload.name}{persists}"
         _report_costs(report, what, setting, exact, estimate)
         curves = (Curve("estimate", estimate.curve), Curve("exact", exact.curve))
-        panels.append(Panel(what, f"{setting.messages_per_s:,} messages/s", setting.limit, setting.unit, curves))
+        panels.append(Panel(what, f"{setting.messages_per_s:,} messages/s", setting.limit, curves))
     return panels
 
 

@@ -48,7 +48,6 @@ class Panel(NamedTuple):
     title: str
     rate: str
     limit: int
-    unit: str
     curves: Sequence[Curve]
 
 
@@ -89,7 +88,7 @@ def _panel(panel: Panel) -> list[str]:
     seconds = max(len(curve.by_second) for curve in panel.curves)
     limit_y = _y(panel.limit, most)
     highest = {curve.name: max(curve.by_second) for curve in panel.curves}
-    said = f"exact {highest['exact']:,}, estimate {highest['estimate']:,} of {panel.limit:,} {panel.unit}"
+    said = f"exact {highest['exact']:,}, estimate {highest['estimate']:,}; limit {panel.limit:,}"
     return [
         f'<text y="-24">{escape(panel.title)}</text>',
         f'<text class="soft" y="-9">{said}</text>',

@@ -65,12 +65,12 @@ def test_the_log_of_one_message_deals_out_keys_in_turn():
 
 
 def test_a_curve_is_drawn_to_scale_of_the_highest():
-    panel = Panel("<t>", "1 message/s", 10, "ranges", (Curve("estimate", [0, 20]), Curve("exact", [0, 10])))
+    panel = Panel("<t>", "1 message/s", 10, (Curve("estimate", [0, 20]), Curve("exact", [0, 10])))
     root = ET.fromstring(drawn([panel]))
     svg = "{http://www.w3.org/2000/svg}"
     lines = {line.get("class"): line.get("points") for line in root.iter(f"{svg}polyline")}
     assert lines == {"estimate": "0.0,130.0 290.0,0.0", "exact": "0.0,130.0 290.0,65.0"}
     said = [text.text for text in root.iter(f"{svg}text")]
     assert "<t>" in said
-    assert "exact 10, estimate 20 of 10 ranges" in said
+    assert "exact 10, estimate 20; limit 10" in said
     assert "2 s at 1 message/s" in said
