@@ -8,9 +8,9 @@
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
-# Every test is in exactly one of these two.
-REST := slow or spark or root or browser
-FAST := not slow and not spark and not root and not browser
+# What waits for other programs more than it computes: it runs beside the rest.
+HEAVY := spark or root or browser
+FAST  := not slow and not spark and not root and not browser
 
 define LINT
 .venv/bin/ruff format --check .
@@ -31,8 +31,11 @@ demo: setup ## run the demo; ARGS='...' passes options on
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	$(LINT)
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(FAST)'
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(REST)'
+	@beside=$$(mktemp); \
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(HEAVY)' >"$$beside" 2>&1 & heavy=$$!; \
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m 'not ($(HEAVY))'; others=$$?; \
+	wait $$heavy; heavy=$$?; cat "$$beside"; rm -f "$$beside"; \
+	exit $$((others ? others : heavy))
 
 check: setup ## format, lint, types, imports and the fast tests, in under a minute
 	$(LINT)
