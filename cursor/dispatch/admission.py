@@ -78,10 +78,9 @@ class Admission:
             return set()
         usage = self.usage(consumer)
         rules = self._closed_by(usage, consumer) & ACK_STATE_RULES if self._gate.is_closed else set()
-        bytes_max, ranges_max = self._bytes_limit, self._ranges_limit
-        cost = isolated_range_bytes(*self._cursor.read_position)
-        if bytes_max is not None and usage.unpersisted_record_bytes + usage.reserved_bytes + cost > bytes_max:
+        if not self._has_bytes_for(isolated_range_bytes(*self._cursor.read_position)):
             rules.add(Rule.UNPERSISTED_ACK_RECORD_BYTES)
+        ranges_max = self._ranges_limit
         if ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max:
             rules.add(Rule.UNACKED_RANGES)
         return rules
@@ -118,9 +117,11 @@ class Admission:
         if self._gate is None:
             self.deliveries.add(position, sent)
             return True
-        self._promote_for(isolated_range_bytes(*position), now_ms=now_ms, waits_for_room=True)
+        cost = isolated_range_bytes(*position)
+        if not self._has_bytes_for(cost):
+            self._promote_for(cost, now_ms=now_ms)
         with self._cursor.lock:
-            reserved = sent._replace(record_bytes=isolated_range_bytes(*position), range_count=1)
+            reserved = sent._replace(record_bytes=cost, range_count=1)
             verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNACKED_RANGES:
                 reserved = reserved._replace(range_count=max(0, self._cursor.ack_effect(position).range_count))
@@ -263,15 +264,19 @@ class Admission:
         self._gate.count_unacked(sent.message_count)
         return True
 
-    def _promote_for(self, cost: int, *, now_ms: int, waits_for_room: bool = False) -> None:
+    def _has_bytes_for(self, cost: int) -> bool:
+        limit = self._bytes_limit
+        return limit is None or self._cursor.unpersisted_record_bytes + self.deliveries.reserved_bytes + cost <= limit
+
+    def _promote_for(self, cost: int, *, now_ms: int) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
         limit = self._bytes_limit
         if limit is None or not self._promotes_young:
             return
         assert self._gate is not None
         reserved = self.deliveries.reserved_bytes
-        if self._cursor.unpersisted_record_bytes + reserved + cost <= limit:
-            if waits_for_room or not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
+        if self._has_bytes_for(cost):
+            if not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
         elif reserved + cost > limit or not self._may_promote(now_ms=now_ms):
             return  # To persist everything would not make room, or nothing young is there to persist.
