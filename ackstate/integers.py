@@ -27,3 +27,19 @@ def check_count(name: str, value: object, *, least: int) -> None:
         raise TypeError(f"{name} is a whole number, found {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, found {value}")
+
+
+def check_within(name: str, value: object, *, least: int, most: int, unit: str = "") -> None:
+    """Refuse what is no whole number (`TypeError`), booleans too, or out of bounds (`ValueError`), both included.
+
+    Args:
+        name: What the caller calls it.
+        value: What was given.
+        least: The lowest that is allowed.
+        most: The highest.
+        unit: What it counts, for the text of the error; empty for nothing in particular.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number{unit and f' of {unit}'}, found {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be in {least}..{most}, found {value}")

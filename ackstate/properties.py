@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-INT_MAX = 2**31 - 1  # Java's, as the next
+INT_MAX = 2**31 - 1  # Java's, as the next two
 LONG_MAX = 2**63 - 1
+LONG_MIN = -LONG_MAX - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")

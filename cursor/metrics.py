@@ -6,7 +6,6 @@ left out. Needs the extra ``ackstate[metrics]``.
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from ackstate.errors import CursorClosedError
 from cursor.outcome import Route, Source
+from cursor.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from cursor.managed import ManagedCursor
     from cursor.outcome import CursorStats, PersistResult
-
-_TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>.+)", re.DOTALL)
 
 
 class _Labels(NamedTuple):
@@ -267,9 +265,9 @@ def _labels(topic: str, subscription: str) -> _TopicLabels:
 
     Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
     """
-    parts = _TOPIC.fullmatch(topic)
-    namespace = parts["namespace"] if parts else ""
-    ledger_name = f"{namespace}/{parts['domain']}/{_encode(parts['local'])}" if parts else topic
+    parts = parse_topic(topic)
+    namespace = parts.namespace if parts else ""
+    ledger_name = f"{namespace}/{parts.domain}/{_encode(parts.local)}" if parts else topic
     return _TopicLabels(namespace, topic, subscription, ledger_name, _encode(subscription))
 
 

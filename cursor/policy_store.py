@@ -14,6 +14,8 @@ from unicodedata import category
 from urllib.parse import quote, unquote
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.integers import check_within
+from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN
 from cursor.store import ABSENT, VersionMismatchError
 from limits import DelayedDeliveryPolicies, GateLimits
 
@@ -31,8 +33,6 @@ NAME_LENGTH_MAX = 255
 TOPIC_BYTES_MAX = 1024
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
-_SECONDS_END = 2**31
-_BYTES_END = 2**63
 # Controls and halves of surrogate pairs; ends of lines and paragraphs would break a log in two.
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REPLACEMENT = "\ufffd"  # what is left of bytes that were no UTF-8
@@ -111,9 +111,9 @@ class Policies:
 
     def __post_init__(self) -> None:
         if (seconds := self.become_old_ack_record_seconds) is not None:
-            _check_integer("becomeOldAckRecordSeconds", seconds, least=0, end=_SECONDS_END)
+            check_within("becomeOldAckRecordSeconds", seconds, least=0, most=INT_MAX)
         if (limit_bytes := self.max_unpersisted_ack_record_bytes) is not None:
-            _check_integer("maxUnPersistAckRecordsBytes", limit_bytes, least=-_BYTES_END, end=_BYTES_END)
+            check_within("maxUnPersistAckRecordsBytes", limit_bytes, least=LONG_MIN, most=LONG_MAX)
             GateLimits(max_unpersisted_ack_record_bytes=limit_bytes)
 
 
@@ -282,13 +282,6 @@ def _check_version(document: object, what: str) -> None:
         raise ValueError(f"version {version!r}")
     if version > VERSION:
         raise UnsupportedVersionError(f"{what}: version {str(version)[:20]}, this release reads up to {VERSION}")
-
-
-def _check_integer(label: str, value: object, *, least: int, end: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{label} is a whole number, found {value!r}")
-    if not least <= value < end:
-        raise ValueError(f"{label} must be in {least}..{end - 1}, found {value}")
 
 
 def _check_topic(topic: str) -> None:

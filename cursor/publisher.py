@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.integers import check_count
+from cursor.topic_name import parse_topic
 from limits.policies import DeliveryDelayExceededError
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class PublishCounters:
         return [CounterSample(name, self._attributes(topic), value) for (name, topic), value in values.items()]
 
     def _attributes(self, topic: str) -> dict[str, str]:
-        return {"pulsar.cluster": self._cluster, "pulsar.namespace": _namespace(topic), "pulsar.topic": topic}
+        parts = parse_topic(topic)
+        namespace = parts.namespace if parts else ""
+        return {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
 
 
 class _Decided(NamedTuple):
@@ -214,10 +217,3 @@ class PublishTransaction:
     def _end(self, how: str) -> None:
         self._ended_by = how
         self._staged = []
-
-
-def _namespace(topic: str) -> str:
-    """Return the tenant and the namespace of a topic, or nothing if its name has none."""
-    _, separator, name = topic.partition("://")
-    parts = name.split("/", 2)
-    return "/".join(parts[:2]) if separator and len(parts) == 3 else ""

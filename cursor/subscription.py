@@ -114,7 +114,6 @@ class Subscription(PersistWatcher):
         self._log = log
         self._gate = None if kind.is_single_active else gate or DispatchGate(GateLimits())
         self._delays = None if kind.is_single_active else delays
-        self._options = options
         self._now_ms = 0
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
@@ -124,6 +123,7 @@ class Subscription(PersistWatcher):
         self._dispatcher = Dispatcher(
             log, cursor, delays=self._delays, admission=self._admission, consumers=self._consumers,
             hole_tries_max=options.hole_tries_max, look_ahead_max=options.look_ahead_max,
+            dead_letters=options.dead_letters,
         )  # fmt: skip
         cursor.watch(self)
         self._admission.observe(now_ms=0)
@@ -216,9 +216,9 @@ class Subscription(PersistWatcher):
                 self.consumer_opened(consumer)
             if self.kind.is_single_active and self._consumers.active != consumer:
                 return []
-            batch = Batch(consumer, max_messages, now_ms, [], [])
+            batch = Batch(consumer, max_messages, now_ms, [])
             try:
-                self._dispatcher.dispatch(batch, self._options.dead_letters)
+                self._dispatcher.dispatch(batch)
                 if batch.deliveries:
                     highest = max(delivery.position for delivery in batch.deliveries)
                     self.cursor.delivered(highest, now_ms=now_ms)

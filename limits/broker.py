@@ -5,9 +5,9 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from ackstate.properties import LONG_MAX, number, whole_number
+from ackstate.properties import LONG_MAX, LONG_MIN, number, whole_number
 from limits.rule_state import NO_LIMIT, fitting_count, total_of
-from limits.rules import LONG_MIN, Rule, Verdict, check_not_negative, check_ratio, check_whole
+from limits.rules import Rule, Verdict, check_not_negative, check_ratio, check_whole
 from limits.waiters import call_all
 
 if TYPE_CHECKING:

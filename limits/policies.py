@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from ackstate.errors import AckStateError
+from ackstate.integers import check_within
 from ackstate.properties import LONG_MAX, flag, whole_number
 
 # The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
@@ -222,8 +223,8 @@ class EffectiveDelayedDelivery:
             ValueError: A time is out of range.
             TypeError: A time is no integer.
         """
-        _check_milliseconds("publish_time_ms", publish_time_ms, least=0)
-        _check_milliseconds("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1)
+        check_within("publish_time_ms", publish_time_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
+        check_within("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX, unit="milliseconds")
         if not self.active:
             return Decision(-1, overrides_client=False)
         if self.fixed_delivery_delay_ms:
@@ -387,13 +388,6 @@ def _check_fields(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         label = name if name == _JSON_NAMES[name] else f"{name} ({_JSON_NAMES[name]})"
         if name != "active":
-            _check_milliseconds(label, value, least=_LEAST[name])
+            check_within(label, value, least=_LEAST[name], most=TIME_MS_MAX, unit="milliseconds")
         elif not isinstance(value, bool):
             raise TypeError(f"{label} is true or false, found {value!r}")
-
-
-def _check_milliseconds(label: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{label} is a whole number of milliseconds, found {value!r}")
-    if not least <= value <= TIME_MS_MAX:
-        raise ValueError(f"{label} must be in {least}..{TIME_MS_MAX}, found {value}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.properties import LONG_MAX, flag, whole_number
+from ackstate.properties import LONG_MAX, LONG_MIN, flag, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,6 @@ RECORD_BYTES_LIMIT_MIN = 1024
 
 _PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
 _RANGES_DEFAULT = 10_000
-LONG_MIN = -LONG_MAX - 1
 
 
 class Rule(Enum):

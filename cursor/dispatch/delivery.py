@@ -62,14 +62,12 @@ class Batch(NamedTuple):
         wanted: How many messages at most.
         now_ms: The present.
         deliveries: What it gets; grows.
-        handed_over: Dead letters that were given away meanwhile; grows.
     """
 
     consumer: str
     wanted: int
     now_ms: int
     deliveries: list[Delivery]
-    handed_over: list[Delivery]
 
     @property
     def room(self) -> int:

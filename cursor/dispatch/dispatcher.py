@@ -47,6 +47,7 @@ class Dispatcher:
         consumers: Who is there.
         hole_tries_max: How often a message is sent to fill a hole before others that were sent less often.
         look_ahead_max: With keys, how many messages may be read ahead for other consumers.
+        dead_letters: What to do with messages that are given back again and again; None sends them for ever.
     """
 
     def __init__(  # noqa: PLR0913 - what it is made of
@@ -59,6 +60,7 @@ class Dispatcher:
         consumers: Consumers,
         hole_tries_max: int,
         look_ahead_max: int,
+        dead_letters: DeadLetterPolicy | None,
     ) -> None:
         self._holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
         self.waiting = WaitingMessages(consumers.owner, became_ready=self._holes.note)
@@ -68,10 +70,11 @@ class Dispatcher:
         self._admission = admission
         self._consumers = consumers
         self._look_ahead_max = look_ahead_max
+        self._dead_letters = dead_letters
         self._due: list[Position] = []
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
 
-    def dispatch(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+    def dispatch(self, batch: Batch) -> None:
         """Send what a consumer may have, up to what it wants.
 
         Raises:
@@ -83,14 +86,14 @@ class Dispatcher:
         if not self._admission.binding(batch.consumer):
             self._binds = False
             self._admission.refused_by = None
-            if self._send_waiting(batch, dead_letters) and batch.room and not self._holds_order():
-                self._send_unread(batch, dead_letters)
+            if self._send_waiting(batch) and batch.room and not self._holds_order():
+                self._send_unread(batch)
             if self._admission.refused_by not in ACK_STATE_RULES:
                 return
         else:
             self._ask_for_unread(batch)
         if batch.room:
-            self._fill_holes(batch, dead_letters)
+            self._fill_holes(batch)
 
     def expect(self, count: int) -> None:
         """Make ready for so many messages to wait at once: beyond some it is as well to look at the holes anew."""
@@ -152,7 +155,7 @@ class Dispatcher:
         for position, key in due:
             self.put(position, Waiting(HoleReason.DELAYED, key=key))
 
-    def _send_waiting(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> bool:
+    def _send_waiting(self, batch: Batch) -> bool:
         """Send what waits, the lowest first; tell whether nothing that waits was refused."""
         while batch.room:
             positions = self._lowest_waiting(batch)
@@ -160,7 +163,7 @@ class Dispatcher:
                 return True
             for position, message in self._readable(positions, now_ms=batch.now_ms):
                 # Whoever takes dead letters may have acked others.
-                if position in self.waiting and not self._send(position, message, batch, dead_letters):
+                if position in self.waiting and not self._send(position, message, batch):
                     return False
         return True
 
@@ -178,9 +181,9 @@ class Dispatcher:
             self.waiting.take(position)
         return positions
 
-    def _send_unread(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+    def _send_unread(self, batch: Batch) -> None:
         if self._consumers.needs_keys:
-            self._look_ahead(batch, dead_letters)
+            self._look_ahead(batch)
             return
         while batch.room:
             before = self._cursor.read_position
@@ -211,16 +214,16 @@ class Dispatcher:
             batch.deliveries.append(self._delivery(position, message, 0))
         return True
 
-    def _look_ahead(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+    def _look_ahead(self, batch: Batch) -> None:
         """Read on for all consumers: the messages of one who is slow wait, and hold nobody else up."""
         while batch.room and len(self.waiting) < self._look_ahead_max:
             room = self._look_ahead_max - len(self.waiting)
             if not self._read_ahead(batch.now_ms, count=min(max(batch.room, 100), room)):
                 return
-            if not self._send_waiting(batch, dead_letters):
+            if not self._send_waiting(batch):
                 return
 
-    def _fill_holes(self, batch: Batch, dead_letters: DeadLetterPolicy | None) -> None:
+    def _fill_holes(self, batch: Batch) -> None:
         """Send what fills holes, that which frees most first."""
         self._binds = True
         owner = self._owner(batch.consumer)
@@ -237,7 +240,7 @@ class Dispatcher:
                     continue  # Those of a key go out in order, whatever they would free.
                 fills_hole = self._cursor.hole_at(position) is not None
                 for _, message in self._readable([position], now_ms=batch.now_ms):
-                    self._send(position, message, batch, dead_letters, fills_hole=fills_hole)
+                    self._send(position, message, batch, fills_hole=fills_hole)
                 if not batch.room:
                     return
             if not self._holes.is_told(owner):
@@ -277,15 +280,16 @@ class Dispatcher:
         position: Position,
         message: Message,
         batch: Batch,
-        dead_letters: DeadLetterPolicy | None,
         *,
         fills_hole: bool = False,
     ) -> bool:
         """Send a message that waits; tell whether it waits no longer."""
         waiting = self.waiting.get(position)
         assert waiting is not None
+        dead_letters = self._dead_letters
         if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
-            return self._hand_over(self._delivery(position, message, waiting.delivery_count), batch, dead_letters)
+            delivery = self._delivery(position, message, waiting.delivery_count)
+            return self._hand_over(delivery, dead_letters, now_ms=batch.now_ms)
         key = self._consumers.sticky_key(position, message.key)
         sent = Sent(batch.consumer, key, waiting.delivery_count + 1, self._unacked_in(position, message))
         is_new = waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole
@@ -300,13 +304,13 @@ class Dispatcher:
         words = self._cursor.batch.get(position) if message.message_count > 1 else None
         return Delivery(position, message, redelivery_count, tuple(words or ()))
 
-    def _hand_over(self, delivery: Delivery, batch: Batch, dead_letters: DeadLetterPolicy) -> bool:
+    def _hand_over(self, delivery: Delivery, dead_letters: DeadLetterPolicy, *, now_ms: int) -> bool:
         """Give a message away and ack it; if a limit has no room for the ack, or either fails, it waits on."""
+        position = delivery.position
         try:
-            self._admission.make_room(delivery.position, now_ms=batch.now_ms)
+            self._admission.make_room(position, now_ms=now_ms)
         except AckRefusedError:
             return False
-        position, now_ms = delivery.position, batch.now_ms
         try:
             dead_letters.hand_over(delivery)
             self._admission.ack(position, lambda: self._cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
@@ -319,7 +323,6 @@ class Dispatcher:
                 return True
             raise
         self.acked(position)
-        batch.handed_over.append(delivery)
         return True
 
     def _is_delayed(self, position: Position, message: Message, *, now_ms: int) -> bool:

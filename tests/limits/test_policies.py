@@ -160,19 +160,25 @@ def test_each_field_comes_from_the_nearest_level_that_speaks_of_it():
     }
 
 
+# What a topic and its namespace say, of which one says something; whose word counts, if enforced and if not.
+SAID = [
+    (0, None, (0, TOPIC), (0, TOPIC)),
+    (7, None, (7, TOPIC), (7, TOPIC)),
+    (None, 0, (0, NAMESPACE), (0, NAMESPACE)),
+    (0, 0, (0, TOPIC), (0, TOPIC)),
+    (7, 0, (7, TOPIC), (7, TOPIC)),
+    (None, 60, (60, NAMESPACE), (60, NAMESPACE)),
+    (0, 60, (60, NAMESPACE), (0, TOPIC)),
+    (7, 60, (7, TOPIC), (7, TOPIC)),
+    (90, 60, (90, TOPIC), (90, TOPIC)),
+]
+
+
 @pytest.mark.parametrize(
     ("topic", "namespace", "enforcing", "lenient"),
     [
         (None, None, (0, OF_BROKER), (0, OF_BROKER)),
-        (0, None, (0, TOPIC), (0, TOPIC)),
-        (7, None, (7, TOPIC), (7, TOPIC)),
-        (None, 0, (0, NAMESPACE), (0, NAMESPACE)),
-        (0, 0, (0, TOPIC), (0, TOPIC)),
-        (7, 0, (7, TOPIC), (7, TOPIC)),
-        (None, 60, (60, NAMESPACE), (60, NAMESPACE)),
-        (0, 60, (60, NAMESPACE), (0, TOPIC)),
-        (7, 60, (7, TOPIC), (7, TOPIC)),
-        (90, 60, (90, TOPIC), (90, TOPIC)),
+        *SAID,
     ],
 )
 def test_a_fixed_delay_in_every_combination(topic, namespace, enforcing, lenient):
@@ -190,15 +196,7 @@ def test_a_fixed_delay_in_every_combination(topic, namespace, enforcing, lenient
     ("topic", "namespace", "enforcing", "lenient"),
     [
         (None, None, (30, OF_BROKER), (30, OF_BROKER)),
-        (0, None, (0, TOPIC), (0, TOPIC)),
-        (7, None, (7, TOPIC), (7, TOPIC)),
-        (None, 0, (0, NAMESPACE), (0, NAMESPACE)),
-        (0, 0, (0, TOPIC), (0, TOPIC)),
-        (7, 0, (7, TOPIC), (7, TOPIC)),
-        (None, 60, (60, NAMESPACE), (60, NAMESPACE)),
-        (0, 60, (60, NAMESPACE), (0, TOPIC)),
-        (7, 60, (7, TOPIC), (7, TOPIC)),
-        (90, 60, (90, TOPIC), (90, TOPIC)),
+        *SAID,
     ],
 )
 def test_a_maximum_in_every_combination_over_one_of_the_broker(topic, namespace, enforcing, lenient):

@@ -1,0 +1,28 @@
+"""The parts of a topic's name, where it is one of Pulsar's."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>.+)", re.DOTALL)
+
+
+class TopicName(NamedTuple):
+    """The parts of a name like ``persistent://public/default/orders``.
+
+    Attributes:
+        domain: ``persistent``.
+        namespace: The tenant and the namespace: ``public/default``.
+        local: ``orders``; it may have slashes.
+    """
+
+    domain: str
+    namespace: str
+    local: str
+
+
+def parse_topic(topic: str) -> TopicName | None:
+    """Return the parts of a topic's name; None of any other text."""
+    parts = _TOPIC.fullmatch(topic)
+    return None if parts is None else TopicName(*parts.groups())
