@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+from dataclasses import replace
 
 import google_crc32c
+import numpy as np
 import pytest
 
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
 from ackstate.wire import native, native_pointer, pulsar
+from ackstate.wire.pulsar import delay_snapshot
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
 LEDGERS = LedgerMap.from_counts({3: 100, 5: 0, 6: 70_000, 9: 10})
@@ -66,6 +70,32 @@ def pointer_seeds():
     yield native_pointer.encode_pointer(native_pointer.Pointer(None, snapshot.epoch, 9, None, {}, snapshot))
 
 
+def delayed(*rows):
+    return delay_snapshot.DelayedIndexes(*np.array(rows).T)
+
+
+DELAYED = [
+    delayed((300, 3, 7), (300, 5, 0), (1_700_000_000_000, 3, 70_000)),
+    delayed((2**63 - 1, 2**63 - 1, 2**32 - 1)),
+]
+SEGMENTS = [*map(delay_snapshot.encode_segment, DELAYED)]
+SEGMENT_METADATA = [*map(delay_snapshot.segment_metadata, DELAYED, SEGMENTS)]
+
+
+def delay_metadata_seeds():
+    yield delay_snapshot.encode_metadata([])
+    for checksum in (None, 0xDEADBEEF):
+        for segments in (SEGMENT_METADATA, SEGMENT_METADATA[:1]):
+            yield delay_snapshot.encode_metadata([replace(segment, checksum=checksum) for segment in segments])
+
+
+def decode_both_ways(data):
+    without = replace(SEGMENT_METADATA[0], checksum=None)
+    with contextlib.suppress(AckStateError):
+        delay_snapshot.decode_segment(data, what="segment", metadata=without)
+    return delay_snapshot.decode_segment(data, what="segment")
+
+
 def mutated(choose, seeds):
     """One of the seeds after one to four small changes."""
     data = bytearray(choose.choice(seeds))
@@ -100,6 +130,11 @@ def sealed_as_a_rule(choose, data):
     return resealed(data) if len(data) >= 4 and choose.random() < 0.9 else data
 
 
+def sealed_in_front(choose, data):
+    has_seal = data[:3] == b"\x85\x86\x31" and choose.random() < 0.9
+    return data[:3] + google_crc32c.value(data[7:]).to_bytes(4, "little") + data[7:] if has_seal else data
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decode", "seeds", "finish"),
@@ -108,8 +143,10 @@ def sealed_as_a_rule(choose, data):
         (native_pointer.decode_pointer, pointer_seeds, sealed_as_a_rule),
         (lambda data: pulsar.decode_position_info(data, LEDGERS), position_info_seeds, never_sealed),
         (lambda data: pulsar.decode_cursor_info(data, LEDGERS), cursor_info_seeds, never_sealed),
+        (lambda data: delay_snapshot.decode_metadata(data, what="snapshot"), delay_metadata_seeds, sealed_in_front),
+        (decode_both_ways, lambda: SEGMENTS, never_sealed),
     ],
-    ids=["native record", "cursor pointer", "PositionInfo", "ManagedCursorInfo"],
+    ids=["native record", "cursor pointer", "PositionInfo", "ManagedCursorInfo", "delay snapshot", "delay segment"],
 )
 def test_mutated_bytes_give_a_sound_state_or_our_own_error(decode, seeds, finish):
     seeds = list(seeds())

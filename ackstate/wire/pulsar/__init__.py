@@ -1,6 +1,7 @@
 """Pulsar's own bytes: what it wrote is read here, and what is written here it reads.
 
 A `PositionInfo` is an entry of a cursor ledger, a `CursorInfo` the cursor's record in the metadata store.
+The snapshots of delayed messages are in `delay_snapshot`.
 """
 
 from ackstate.wire.pulsar.codec import (
