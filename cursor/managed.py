@@ -188,6 +188,34 @@ class ManagedCursor:
         with self._lock:
             return self._state.is_acked(position)
 
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Take out of some entries of a ledger those that are acked. Complexity: O(containers of the bitmaps)."""
+        with self._lock:
+            mark_delete = self._state.mark_delete
+            if ledger_id < mark_delete.ledger_id:
+                entries.clear()
+            elif ledger_id == mark_delete.ledger_id:
+                entries.remove_range(0, mark_delete.entry_id + 1)
+            entries -= self._state.deleted.entries(ledger_id)
+
+    def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
+        """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger.
+
+        Complexity: O(ledgers, and containers of their bitmaps).
+        """
+        with self._lock:
+            first = max(first, self._state.mark_delete)
+            found = []
+            for ledger_id in self._ledgers.ledgers_between(first.ledger_id - 1, end.ledger_id + 1):
+                entry_count = self._ledgers.entry_count(ledger_id)
+                low = max(first.entry_id, 0) if ledger_id == first.ledger_id else 0
+                high = min(end.entry_id, entry_count) if ledger_id == end.ledger_id else entry_count
+                entries = BitMap(range(low, max(low, high)))
+                self.discard_acked(ledger_id, entries)
+                if entries:
+                    found.append((ledger_id, entries))
+            return found
+
     def hole_at(self, position: Position) -> AckHole | None:
         """Return the ack hole that an entry lies in; see `ackstate.ack_hole.hole_at`."""
         with self._lock:

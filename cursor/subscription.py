@@ -84,8 +84,7 @@ class Subscription(PersistWatcher):
 
     Driven by calls; no threads and no clock of its own: where the present may be left out, it is that of the latest
     call. Safe for any number of threads, one call at a time; but no call may overlap with one that publishes to the
-    log, nor with one of another subscription whose delays are of the same `TopicDelayIndex`. It is the one watcher of
-    its cursor.
+    log. It is the one watcher of its cursor.
 
     Args:
         log: The topic's messages.

@@ -1,43 +1,78 @@
 """Which messages of a topic are not yet due, and in what order do they fall due?
 
-However many subscriptions a topic has, a message is delayed for all of them alike, so it is held once: in a
-bucket for its due time, rounded up to the tick. When a bucket falls due its positions leave the index for the
-*due log*, a linked list of batches that never change, which every view reads at its own pace. The index keeps
-only the log's end: a batch lives as long as some view has yet to read it.
-
-A subscription that neither reads messages nor polls keeps the batches since its last call alive.
+However many subscriptions a topic has, a message is delayed for all of them alike, so it is held once: in a calendar
+by its due time, rounded up to the tick, and in one bitmap for each ledger, which says what is held. When a message
+falls due it leaves the index for the *due log*, which every view reads at its own pace.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING, final
+import threading
+from array import array
+from typing import TYPE_CHECKING, Protocol, final
 
+import numpy as np
+from pyroaring import BitMap
+
+from ackstate.integers import check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
+from delay.calendar import Calendar
+from delay.due_log import DueLog
 from delay.position_set import PositionSet
-from delay.tracker import TIME_MS_MAX
+from delay.tracker import TIME_MS_MAX, check_deliver_at, check_time
 from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+DUE_LOG_BYTES_MAX = 1 << 20
 
 
-@final
-class DueBatch:
-    """A link of the due log: what fell due at one moment. The last link is empty and waits to be filled.
+class DelayIndex(Protocol):
+    """What a view needs of its topic's index, with the lock held but for `memory_bytes` and `reset_tick_time`.
 
     Attributes:
-        number: Rises by one from link to link.
-        positions: What fell due; not changed once `next` is there.
-        next: The link behind; None for the last.
+        lock: Guards the index and what its views have to do with it; held for short, and no callback runs under it.
+        due_log: What has fallen due.
+        held: What is not yet due; to be read, not changed.
+        is_fed: Whether one reader puts in the messages, for all subscriptions.
+        outlives_restarts: Whether it knows messages from before a restart.
     """
 
-    __slots__ = ("next", "number", "positions")
+    lock: threading.Lock
+    due_log: DueLog
+    held: PositionSet
+    is_fed: bool
+    outlives_restarts: bool
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.positions = PositionSet()
-        self.next: DueBatch | None = None
+    @property
+    def now_ms(self) -> int:
+        """The latest time seen."""
+        ...
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message falls due, at the earliest; None if none is held."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the messages take that are not yet due or that some view has yet to read."""
+        ...
+
+    def hold(self, position: Position, *, deliver_at_ms: int) -> bool:
+        """Hold a message until it is due, after `move_due`; False if it is due already."""
+        ...
+
+    def move_due(self, now_ms: int) -> None:
+        """Move what has fallen due to the due log."""
+        ...
+
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """Round the times of messages added from now on to another tick."""
+        ...
 
 
 @final
@@ -53,30 +88,46 @@ class TopicDelayIndex:
     >>> view.scheduled_messages(10, now_ms=1_100)
     [Position(ledger_id=3, entry_id=7)]
 
-    A message is never due early, and late by less than a tick. Subscriptions use it through their views. The
-    index and its views are one whole, not safe for concurrent mutation.
+    Or one reader of the topic feeds it for all subscriptions, and no dispatcher has to add:
+
+    >>> fed = TopicDelayIndex(tick_time_ms=100)
+    >>> view = fed.open_view(is_acked=set().__contains__)
+    >>> fed.feed(Position(3, 8), deliver_at_ms=1_200, now_ms=1_150)
+    True
+    >>> view.scheduled_messages(10, now_ms=1_200)
+    [Position(ledger_id=3, entry_id=8)]
+
+    A message is never due early, and late by less than a tick. It takes 8 to 9 bytes while it waits, however many
+    subscriptions there are. Safe for any number of threads, and so are its views, each used by one thread at a time.
 
     Args:
         tick_time_ms: What due times are rounded up to a multiple of, at least 1.
+        due_log_bytes_max: How much memory, about, what has fallen due may take before subscriptions that lag behind
+            are cut off from it.
+
+    Raises:
+        ValueError: The tick is below 1 ms, or the bound negative.
+        TypeError: One of them is not an integer.
     """
 
-    def __init__(self, *, tick_time_ms: int) -> None:
-        self.reset_tick_time(tick_time_ms)
-        # Invariant: _due_times is a heap of the keys of _buckets, all above _now_ms; the buckets are disjoint
-        # and not empty, and _not_due is their union: a position is found there without knowing its bucket.
-        self._buckets: dict[int, PositionSet] = {}
-        self._due_times: list[int] = []
-        self._not_due = PositionSet()
+    def __init__(self, *, tick_time_ms: int, due_log_bytes_max: int = DUE_LOG_BYTES_MAX) -> None:
+        check_within("due_log_bytes_max", due_log_bytes_max, least=0, most=TIME_MS_MAX, unit="bytes")
+        self.lock = threading.Lock()
+        self.due_log = DueLog(bytes_max=due_log_bytes_max)
+        self.is_fed = self.outlives_restarts = False
+        self.held = PositionSet()
+        # Invariant: what is held is in the calendar. That may also have what was found to be overdue, and is not held.
+        self._calendar = Calendar()
         self._now_ms = 0
-        self._log_end = DueBatch(0)
-        self._views: set[SubscriptionDelayView] = set()
+        self._tick_time_ms = self._tick_time_ms_max = 1
+        self.reset_tick_time(tick_time_ms)
 
     def __len__(self) -> int:
         """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
-        return len(self._not_due)
+        return len(self.held)
 
     def __contains__(self, position: Position) -> bool:
-        return 0 <= position[1] <= ENTRY_ID_MAX and position in self._not_due
+        return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
 
     @property
     def now_ms(self) -> int:
@@ -85,18 +136,14 @@ class TopicDelayIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next bucket falls due, or None. Complexity: O(1)."""
-        return self._due_times[0] if self._due_times else None
-
-    @property
-    def log_end(self) -> DueBatch:
-        """The batch that will be filled next: where a view that starts now begins to read."""
-        return self._log_end
+        """When the next message falls due, or None. Complexity: O(1)."""
+        return self._calendar.first_due_ms
 
     @property
     def unread_batch_count(self) -> int:
         """How many batches of the due log some view has yet to read. Complexity: O(views)."""
-        return self._log_end.number - self._first_unread().number
+        with self.lock:
+            return self.due_log.unread_batch_count
 
     @property
     def memory_bytes(self) -> int:
@@ -104,12 +151,8 @@ class TopicDelayIndex:
 
         Complexity: O(bitmaps + views).
         """
-        total = self._not_due.memory_bytes + sum(bucket.memory_bytes for bucket in self._buckets.values())
-        batch = self._first_unread()
-        while batch.next is not None:
-            total += batch.positions.memory_bytes
-            batch = batch.next
-        return total
+        with self.lock:
+            return self.held.memory_bytes + self._calendar.memory_bytes + self.due_log.memory_bytes
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
         """Return a view for a subscription that is about to read the message log.
@@ -117,13 +160,7 @@ class TopicDelayIndex:
         Args:
             is_acked: Whether the subscription has acked a position, at the moment it is asked.
         """
-        view = SubscriptionDelayView(self, is_acked=is_acked)
-        self._views.add(view)
-        return view
-
-    def detach(self, view: SubscriptionDelayView) -> None:
-        """Wait for a view no longer; `SubscriptionDelayView.close` calls it."""
-        self._views.discard(view)
+        return SubscriptionDelayView(self, is_acked=is_acked)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Round the times of messages added from now on to another tick; those held keep theirs.
@@ -132,36 +169,69 @@ class TopicDelayIndex:
             ValueError: The tick is below 1 ms.
             TypeError: The tick is not an integer.
         """
-        check_time(tick_time_ms, name="tick_time_ms")
+        tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
         if tick_time_ms < 1:
             raise ValueError(f"tick_time_ms is {tick_time_ms}: it must be at least 1")
-        self._tick_time_ms = tick_time_ms
+        with self.lock:
+            self._tick_time_ms = tick_time_ms
+            self._tick_time_ms_max = max(self._tick_time_ms_max, tick_time_ms)
 
     def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Hold a message until it is due and return True, or return False if it is due already.
 
-        A message that is held stays where it is, whatever time is given this time. One whose time has come
-        but whose bucket has not is held too, else it would be delivered both now and with its bucket.
+        A message that is held stays where it is, whatever time is given this time. One whose time has come but whose
+        tick has not is held too, else it would be delivered both now and then. But if even its tick is over, the index
+        is wrong about it, and it falls due at once, for all.
 
         Raises:
             ValueError: An id or a time is out of range.
             TypeError: An id or a time is not an integer.
         """
-        check_position(position, entry_id_min=0)
-        check_time(max(deliver_at_ms, 0), name="deliver_at_ms")
-        self.advance(now_ms)
-        if position in self._not_due:
-            return True
-        if deliver_at_ms <= self._now_ms:
-            return False
-        due_ms = self._bucket_time(deliver_at_ms)
-        bucket = self._buckets.get(due_ms)
-        if bucket is None:
-            bucket = self._buckets[due_ms] = PositionSet()
-            heappush(self._due_times, due_ms)
-        bucket.add(position)
-        self._not_due.add(position)
-        return True
+        position = check_position(position, entry_id_min=0)
+        if not (type(deliver_at_ms) is type(now_ms) is int and 0 <= deliver_at_ms <= TIME_MS_MAX >= now_ms >= 0):
+            deliver_at_ms, now_ms = check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
+        with self.lock:
+            self.move_due(now_ms)
+            return self.hold(position, deliver_at_ms=deliver_at_ms)
+
+    def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
+        """Do as `add`, for all subscriptions: from now on none of them has to add.
+
+        A view whose dispatcher neither offers what it reads nor says how far it is gets everything that falls due.
+
+        Raises:
+            As `add`.
+        """
+        is_held = self.add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+        self.is_fed = True
+        return is_held
+
+    def feed_many(self, ledger_id: int, entry_ids: Iterable[int], deliver_at_ms: Iterable[int], *, now_ms: int) -> int:
+        """Do as `feed` for messages of one ledger, and return how many are held now that were not.
+
+        Args:
+            ledger_id: Their ledger.
+            entry_ids: Their entries: arrays of numpy are fastest.
+            deliver_at_ms: The time of each, in the same order; negative means no delay.
+            now_ms: The time now.
+
+        Raises:
+            ValueError: An id or a time is out of range, or there are not as many times as entries; nothing is held.
+            TypeError: One is not an integer.
+
+        Complexity: O(n log n) for n messages.
+        """
+        check_position(Position(ledger_id, 0))
+        ledger_id = integer("ledger_id", ledger_id)
+        entries = _integers("entry_ids", entry_ids, least=0, most=ENTRY_ID_MAX)
+        times = _integers("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX, most=TIME_MS_MAX)
+        if len(entries) != len(times):
+            raise ValueError(f"{len(entries)} entries and {len(times)} times")
+        now_ms = check_time(now_ms, name="now_ms")
+        with self.lock:
+            self.move_due(now_ms)
+            self.is_fed = True
+            return self._hold_many(ledger_id, entries, times)
 
     def advance(self, now_ms: int) -> None:
         """Move what has fallen due to the due log; a time below one seen before changes nothing.
@@ -170,61 +240,88 @@ class TopicDelayIndex:
             ValueError: The time is out of range.
             TypeError: The time is not an integer.
         """
-        check_time(now_ms, name="now_ms")
-        if now_ms <= self._now_ms:
-            return
-        self._now_ms = now_ms
-        if not self._due_times or self._due_times[0] > now_ms:
-            return
-        batch = self._log_end
-        while self._due_times and self._due_times[0] <= now_ms:
-            batch.positions.update(self._buckets.pop(heappop(self._due_times)))
-        self._not_due.difference_update(batch.positions)
-        self._log_end = batch.next = DueBatch(batch.number + 1)
+        now_ms = check_time(now_ms, name="now_ms")
+        with self.lock:
+            self.move_due(now_ms)
 
     def count_between(self, first: Position, end: Position) -> int:
         """Count the messages not yet due from `first` (included) to `end` (excluded).
 
         Complexity: O(ledgers).
         """
-        return self._not_due.count_between(first, end)
+        with self.lock:
+            return self.held.count_between(first, end)
 
-    def _bucket_time(self, deliver_at_ms: int) -> int:
-        """Round up, but not past the end of time, where it would never fall due."""
-        ticks = -(-deliver_at_ms // self._tick_time_ms)
-        return min(ticks * self._tick_time_ms, TIME_MS_MAX)
+    def hold(self, position: Position, *, deliver_at_ms: int) -> bool:
+        """See `DelayIndex`."""
+        if deliver_at_ms > self._now_ms:
+            if self.held.include(*position):
+                tick_ms = self._tick_time_ms
+                # Not past the end of time, where it would never fall due.
+                self._calendar.add(position, min(-(-deliver_at_ms // tick_ms) * tick_ms, TIME_MS_MAX))
+            return True
+        is_held = position in self.held
+        if is_held and deliver_at_ms + self._tick_time_ms_max <= self._now_ms:
+            self._let_go(position)
+        return is_held
 
-    def _first_unread(self) -> DueBatch:
-        # A copy, since a registry may open a view of this topic meanwhile.
-        unread = (view.unread for view in tuple(self._views))
-        return min(unread, key=lambda batch: batch.number, default=self._log_end)
+    def move_due(self, now_ms: int) -> None:
+        """See `DelayIndex`."""
+        if now_ms <= self._now_ms:
+            return
+        self._now_ms = now_ms
+        first_due_ms = self._calendar.first_due_ms
+        if first_due_ms is None or first_due_ms > now_ms:
+            return
+        due = PositionSet()
+        self._calendar.take_into(due, now_ms)
+        if len(self._calendar) + len(due) != len(self.held):
+            due.intersection_update(self.held)
+        if len(due):
+            self.held.difference_update(due)
+            self.due_log.append(due)
+
+    def _let_go(self, position: Position) -> None:
+        due = PositionSet()
+        due.add(position)
+        self.held.discard(position)
+        self.due_log.append(due)
+
+    def _hold_many(self, ledger_id: int, entry_ids: NDArray[np.int64], deliver_at_ms: NDArray[np.int64]) -> int:
+        wait = deliver_at_ms > self._now_ms
+        if not wait.all():
+            entry_ids, deliver_at_ms = entry_ids[wait], deliver_at_ms[wait]
+        fresh = BitMap(array("I", entry_ids.astype(np.uint32).tobytes()))
+        held = self.held.entries_of(ledger_id)
+        if held is not None and held.intersect(fresh):
+            fresh -= held
+        if len(fresh) < len(entry_ids):
+            # Of an entry that was given twice the first time counts.
+            entry_ids, first_at = np.unique(entry_ids, return_index=True)
+            deliver_at_ms = deliver_at_ms[first_at]
+            is_fresh = np.isin(entry_ids, np.array(fresh.to_array(), dtype=np.int64), assume_unique=True)
+            entry_ids, deliver_at_ms = entry_ids[is_fresh], deliver_at_ms[is_fresh]
+        tick_ms = self._tick_time_ms
+        late_ms = deliver_at_ms % tick_ms
+        due_ms = deliver_at_ms + np.where(late_ms, np.minimum(tick_ms - late_ms, TIME_MS_MAX - deliver_at_ms), 0)
+        self._calendar.add_many(ledger_id, entry_ids, due_ms)
+        return self.held.update_entries(ledger_id, fresh) if fresh else 0
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(bitmaps)."""
-        assert sorted(self._due_times) == sorted(self._buckets)
-        assert self.next_due_ms == min(self._buckets, default=None)
+        """Assert every invariant. Complexity: O(messages)."""
+        self._calendar._check()
+        self.held._check()
+        assert len(self._calendar) >= len(self.held)
         assert self.next_due_ms is None or self.next_due_ms > self._now_ms
-        union = PositionSet()
-        for bucket in self._buckets.values():
-            bucket._check()
-            assert len(bucket) > 0
-            union.update(bucket)
-        # Equal sums mean that no position stands in two buckets.
-        assert len(union) == sum(map(len, self._buckets.values()))
-        assert list(union) == list(self._not_due)
-        self._not_due._check()
-        assert self._log_end.next is None
-        assert len(self._log_end.positions) == 0
+        assert self.due_log.end.next is None
+        assert len(self.due_log.end.positions) == 0
 
 
-def check_time(time_ms: int, *, name: str) -> None:
-    """Refuse a time that is not an integer from 0 to 2**63 - 1.
-
-    Raises:
-        ValueError: The time is out of range.
-        TypeError: The time is not an integer.
-    """
-    if not isinstance(time_ms, int):
-        raise TypeError(f"{name} is {time_ms!r}: times are integers, in milliseconds")
-    if not 0 <= time_ms <= TIME_MS_MAX:
-        raise ValueError(f"{name} is {time_ms}: it must be in 0..{TIME_MS_MAX}")
+def _integers(name: str, numbers: Iterable[int], *, least: int, most: int) -> NDArray[np.int64]:
+    """Return numbers as an array, after a look at their bounds, both included."""
+    given = numbers if isinstance(numbers, np.ndarray) else np.array([integer(name, each) for each in numbers], object)
+    if given.dtype != object and given.dtype.kind not in "iu":
+        raise TypeError(f"{name} are integers, found {given.dtype}")
+    if len(given) and not least <= int(given.min()) <= int(given.max()) <= most:
+        raise ValueError(f"{name} must be in {least}..{most}, found {given.min()} to {given.max()}")
+    return given.astype(np.int64)

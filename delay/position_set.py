@@ -9,7 +9,8 @@ from pyroaring import BitMap
 from ackstate import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from array import array
+    from collections.abc import Callable, Iterator
 
 _ENTRY_ID_END = 2**32
 
@@ -18,6 +19,7 @@ _ENTRY_ID_END = 2**32
 _BITMAP_BYTES = 200
 _CONTAINER_BYTES = 90
 _SET_BYTES = 350
+_NOTHING = BitMap()
 
 
 @final
@@ -63,6 +65,18 @@ class PositionSet:
             bitmap.add(entry_id)
         self._count += 1
 
+    def include(self, ledger_id: int, entry_id: int) -> bool:
+        """Put in a position that may be in; tell whether it was not."""
+        bitmap = self._bitmaps.get(ledger_id)
+        if bitmap is None:
+            self._bitmaps[ledger_id] = BitMap((entry_id,))
+        elif entry_id in bitmap:
+            return False
+        else:
+            bitmap.add(entry_id)
+        self._count += 1
+        return True
+
     def discard(self, position: Position) -> None:
         """Take a position out, if it is in."""
         ledger_id, entry_id = position
@@ -94,6 +108,43 @@ class PositionSet:
             return None
         return Position(ledger_id, bitmap[below - 1])
 
+    def entries_of(self, ledger_id: int) -> BitMap | None:
+        """Return the entries of a ledger, to be read and not changed; None if there is none."""
+        return self._bitmaps.get(ledger_id)
+
+    def update_entries(self, ledger_id: int, entry_ids: array[int] | BitMap) -> int:
+        """Put in entries of a ledger, and return how many were not in."""
+        before = self._count
+        self._put(ledger_id, entry_ids if isinstance(entry_ids, BitMap) else BitMap(entry_ids))
+        return self._count - before
+
+    def take_lowest(self, count: int) -> tuple[int, BitMap]:
+        """Take out up to so many of the lowest ledger's lowest entries, at least one of each, and return them.
+
+        Complexity: O(ledgers + containers of the bitmap).
+        """
+        ledger_id = min(self._bitmaps)
+        bitmap = self._bitmaps[ledger_id]
+        if count >= len(bitmap):
+            del self._bitmaps[ledger_id]
+            self._count -= len(bitmap)
+            return ledger_id, bitmap
+        end = bitmap[count]
+        taken = bitmap.copy()
+        taken.remove_range(end, _ENTRY_ID_END)
+        bitmap.remove_range(0, end)
+        self._count -= count
+        return ledger_id, taken
+
+    def apply(self, discard: Callable[[int, BitMap], None]) -> None:
+        """Let a function take entries out of each ledger's bitmap."""
+        for ledger_id, bitmap in list(self._bitmaps.items()):
+            self._count -= len(bitmap)
+            discard(ledger_id, bitmap)
+            self._count += len(bitmap)
+            if not bitmap:
+                del self._bitmaps[ledger_id]
+
     def update(self, other: PositionSet) -> None:
         """Put in all positions of another set."""
         for ledger_id, bitmap in other._bitmaps.items():
@@ -122,6 +173,16 @@ class PositionSet:
                 self._count += len(held)
                 if not held:
                     del self._bitmaps[ledger_id]
+
+    def intersection_update(self, other: PositionSet) -> None:
+        """Take out all positions that another set does not have."""
+        for ledger_id in list(self._bitmaps):
+            bitmap = self._bitmaps[ledger_id]
+            self._count -= len(bitmap)
+            bitmap &= other._bitmaps.get(ledger_id, _NOTHING)
+            self._count += len(bitmap)
+            if not bitmap:
+                del self._bitmaps[ledger_id]
 
     def remove_below(self, end: Position) -> None:
         """Take out all positions below `end`."""
@@ -163,6 +224,11 @@ class PositionSet:
             total += sizes["n_bytes_run_containers"]
             total += sizes["n_bytes_bitset_containers"]
         return total
+
+    @property
+    def memory_bytes_max(self) -> int:
+        """How much memory the set takes at most, roughly. Complexity: O(1)."""
+        return _SET_BYTES + (_BITMAP_BYTES + _CONTAINER_BYTES) * len(self._bitmaps) + _CONTAINER_BYTES * self._count
 
     def _put(self, ledger_id: int, bitmap: BitMap) -> None:
         held = self._bitmaps.get(ledger_id)

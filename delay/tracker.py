@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ackstate.integers import integer
 
 if TYPE_CHECKING:
     from ackstate import Position
@@ -14,9 +16,9 @@ TIME_MS_MAX = 2**63 - 1
 class DelayedDeliveryTracker(Protocol):
     """The delayed messages of one subscription, from when the dispatcher meets them until it takes them.
 
-    All times are milliseconds since the epoch, 0 to 2**63 - 1. Time never runs back: a `now_ms` below one
-    seen before counts as that one. What was handed out is forgotten; that it is sent and acked is the
-    dispatcher's care.
+    All times are milliseconds since the epoch, 0 to 2**63 - 1. A clock may jump back: a tracker either holds on to the
+    latest time seen, or takes each as it comes, and says so. What was handed out is forgotten; that it is sent and
+    acked, and that its own time has come, is the dispatcher's care.
 
     Source: ``DelayedDeliveryTracker`` of Apache Pulsar.
     """
@@ -26,7 +28,7 @@ class DelayedDeliveryTracker(Protocol):
 
         Args:
             position: The message.
-            deliver_at_ms: Not before this time; negative means no delay.
+            deliver_at_ms: Not before this time, but for what the tracker says of its rounding; negative means no delay.
             now_ms: The time now.
 
         Returns:
@@ -43,10 +45,14 @@ class DelayedDeliveryTracker(Protocol):
         ...
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
-        """Hand out, and forget, the lowest due positions that are not acked, at most so many, in order.
+        """Hand out, and forget, positions that are due, at most so many, in position order.
+
+        Which of them if there are more, whether acked ones are left out, and what a negative maximum means, is the
+        tracker's to say.
 
         Raises:
-            ValueError: `max_messages` is negative, or the time out of range.
+            ValueError: A number is out of range.
+            TypeError: A number is not an integer.
         """
         ...
 
@@ -70,10 +76,11 @@ class DelayedDeliveryTracker(Protocol):
         ...
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Round the times of messages added from now on to another tick.
+        """Deliver by another tick: what that does to messages that wait is the tracker's to say.
 
         Raises:
-            ValueError: The tick is below 1 ms.
+            ValueError: The tick is below the tracker's least.
+            TypeError: The tick is not an integer.
         """
         ...
 
@@ -84,3 +91,50 @@ class DelayedDeliveryTracker(Protocol):
     def close(self) -> None:
         """Let go of everything. Any later call but `close` raises `ValueError`."""
         ...
+
+
+@runtime_checkable
+class SkippingTracker(DelayedDeliveryTracker, Protocol):
+    """A tracker that may know a message before the dispatcher has read it."""
+
+    @property
+    def outlives_restarts(self) -> bool:
+        """Whether it knows messages from before a restart, so that it is worth the dispatcher's while to ask."""
+        ...
+
+    def skip(self, position: Position, *, now_ms: int) -> bool:
+        """Say whether a message that the reader comes to is known to wait, so that it need not be read.
+
+        If not it is to be read, and offered.
+
+        Raises:
+            ValueError: An id or the time is out of range.
+            TypeError: One is not an integer.
+        """
+        ...
+
+
+def check_time(time_ms: int, *, name: str) -> int:
+    """Return a time as a plain integer; refuse what is none from 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: The time is out of range.
+        TypeError: The time is not an integer.
+    """
+    if type(time_ms) is not int:
+        time_ms = integer(name, time_ms)
+    if not 0 <= time_ms <= TIME_MS_MAX:
+        raise ValueError(f"{name} is {time_ms}: it must be in 0..{TIME_MS_MAX}")
+    return time_ms
+
+
+def check_deliver_at(deliver_at_ms: int) -> int:
+    """Return when a message is to be delivered as a plain integer, -1 for one without a delay.
+
+    Raises:
+        ValueError: The time is above 2**63 - 1.
+        TypeError: The time is not an integer.
+    """
+    if type(deliver_at_ms) is not int:
+        deliver_at_ms = integer("deliver_at_ms", deliver_at_ms)
+    return check_time(deliver_at_ms, name="deliver_at_ms") if deliver_at_ms >= 0 else -1

@@ -1,138 +1,203 @@
 """Which delayed messages are due for one subscription?
 
-The index forgets a message when it falls due, whether or not this subscription's reader has met it. Of the
-due log a view therefore keeps what its reader has passed, since the reader skipped it; what lies ahead it
-drops, since the reader will meet it, and then as a message that is due. So a view remembers no message before
-it is due, only how far its reader is.
+The index forgets a message when it falls due, whether or not this subscription's reader has met it. Of the due log a
+view therefore keeps what its reader has passed, since the reader skipped it; what lies ahead it drops, since the
+reader will meet it, and then as a message that is due. So a view remembers no message before it is due, only how far
+its reader is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from functools import partial
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Protocol, final
 
-from ackstate import Position
+from pyroaring import BitMap
+
+from ackstate.integers import check_count
+from ackstate.position import Position, check_position
+from delay.due_log import batches_from
 from delay.position_set import PositionSet
-from delay.tracker import DelayedDeliveryTracker
+from delay.tracker import TIME_MS_MAX, SkippingTracker, check_deliver_at, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delay.index import DueBatch, TopicDelayIndex
+    from delay.due_log import DueBatch
+    from delay.index import DelayIndex
 
 # Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
 _BELOW_ALL = Position(0, 0)
 
+_position = partial(tuple.__new__, Position)  # of two plain integers; in half the time of the class itself
+
+
+class AckedAndSent(Protocol):
+    """What a subscription can tell its view beyond whether one position is acked. A cursor with a dispatcher can."""
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Take out of some entries of a ledger those that are acked."""
+        ...
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """Return what the reader has passed from `first` (included) to `end` (excluded) and nobody has.
+
+        That is every entry below the read position that is not acked, not in flight and not about to be sent again.
+        """
+        ...
+
 
 @final
-class SubscriptionDelayView(DelayedDeliveryTracker):
+class SubscriptionDelayView(SkippingTracker):
     """The delayed messages of one subscription: a view of its topic's index, made by `open_view` of that.
 
-    Each message that is not acked is handed out once between two calls of `clear`, or was answered with
-    "deliver it now", if the dispatcher keeps to this:
+    Each message that is not acked is handed out once between two calls of `clear`, or was answered with "deliver it
+    now", if the dispatcher keeps to this:
 
-    - It offers by `add_message` every message that it reads, delayed or not, in reading order. A message may
-    be offered
-      again at any time: one that waits is answered True again and still handed out once, one that was handed
-      out or delivered False.
-    - It offers a message with the same `deliver_at_ms` always, and all subscriptions of the topic give the
-    same. - When it begins to read anew from further back it calls `clear` first.
+    - It offers by `add_message`, or names by `skip`, every message that it reads, delayed or not, in reading order. A
+      message may be offered again at any time: one that waits is answered True again and still handed out once, one
+      that was handed out or delivered False. Where the index is fed it may offer nothing, and then is handed out
+      whatever falls due, or whatever it has passed if it says by `passed` how far it is.
+    - It offers a message with the same `deliver_at_ms` always, and all subscriptions of the topic give the same.
+    - When it begins to read anew from further back it calls `clear` first.
 
-    Use after `close` raises `ValueError`. Not safe for concurrent mutation, with the index and its other
-    views.
+    A view that lags far behind the due log is cut off from it. What fell due since is then either gathered in the
+    view's own memory or, if it is attached to its subscription, found out when it is asked: every message that the
+    reader has passed, that nobody has, and that is not in the index, is due.
+
+    Use after `close` raises `ValueError`. One thread at a time, whatever the other views of the topic do.
     """
 
-    def __init__(self, index: TopicDelayIndex, *, is_acked: Callable[[Position], bool]) -> None:
-        self._open_index: TopicDelayIndex | None = index
+    def __init__(self, index: DelayIndex, *, is_acked: Callable[[Position], bool]) -> None:
+        self._open_index: DelayIndex | None = index
         self._is_acked = is_acked
-        # The positions passed by the reader since it began: from _first, included, to _end, excluded.
-        self._first = _ABOVE_ALL
-        self._end = _BELOW_ALL
-        # Due, passed by the reader, not handed out.
-        self._due = PositionSet()
-        self._unread = index.log_end
+        self._subscription: AckedAndSent | None = None
+        self._due = PositionSet()  # read from the log; only the view's own thread comes by it
+        # What follows is guarded by the index's lock.
+        self._caught_up = PositionSet()  # read from the log on behalf of the view
+        self._is_cut_off = False
+        # What the reader has passed, first included, end excluded; while nothing is known of the reader, nothing.
+        self._first, self._end = _ABOVE_ALL, _BELOW_ALL
+        with index.lock:
+            self.unread: DueBatch = index.due_log.end
+            index.due_log.readers.add(self)
 
-    @property
-    def unread(self) -> DueBatch:
-        """The first batch of the due log that this view has yet to read."""
-        return self._unread
+    def attach(self, subscription: AckedAndSent) -> None:
+        """Let the view ask its subscription for more than `is_acked`: faster, and O(1) memory however far it lags."""
+        self._subscription = subscription
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Say whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
 
-        Complexity: O(log buckets), and once for each batch of the due log what reading it costs.
+        Complexity: O(1), and once for each batch of the due log what reading it costs.
         """
-        is_held = self._index.add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-        # Before the window grows: what fell due ahead of the reader is dropped, and this may be among it.
-        self._read_due_log()
-        if position < self._first:
-            self._first = Position(*position)
-        if position >= self._end:
-            self._end = Position(position[0], position[1] + 1)
+        position = check_position(position, entry_id_min=0)
+        if not (type(deliver_at_ms) is type(now_ms) is int and 0 <= deliver_at_ms <= TIME_MS_MAX >= now_ms >= 0):
+            deliver_at_ms, now_ms = check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
+        index = self._index
+        while True:
+            with index.lock:
+                index.move_due(now_ms)
+                if not self._is_cut_off:
+                    is_held = index.hold(position, deliver_at_ms=deliver_at_ms)
+                    # Before the window grows: what fell due ahead of the reader is dropped, and this may be among it.
+                    self._read_due_log()
+                    self._pass(position)
+                    return is_held or position in self._due
+            self._derive()
+
+    @property
+    def outlives_restarts(self) -> bool:
+        """Whether the index knows messages from before a restart; see `SkippingTracker`."""
+        return self._index.outlives_restarts
+
+    def skip(self, position: Position, *, now_ms: int) -> bool:
+        """Say whether a message that the reader comes to is known to wait; see `SkippingTracker.skip`."""
+        position = check_position(position, entry_id_min=0)
+        self._advance(now_ms)
+        index = self._index
+        with index.lock:
+            is_held = position in index.held
+            if is_held:
+                self._pass(position)
         return is_held or position in self._due
+
+    def passed(self, end: Position) -> None:
+        """Note that the reader has passed every message below a position, as a dispatcher does that offers none.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+        """
+        end = check_position(end)
+        with self._index.lock:
+            self._read_due_log()
+            self._first, self._end = _BELOW_ALL, max(self._end, end)
 
     def has_message_available(self, *, now_ms: int) -> bool:
         """Say whether `scheduled_messages` would hand out anything now."""
-        self._index.advance(now_ms)
-        self._read_due_log()
-        for position in self._due:
-            if not self._is_acked(position):
-                self._due.remove_below(position)
-                return True
-        self._due.clear()
-        return False
+        self._advance(now_ms)
+        found = self._take_unacked(1)
+        self._put_back(found)
+        return bool(found)
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out the lowest due positions that are not acked, at most `max_messages`, in order.
 
-        An error from `is_acked` passes through and nothing is handed out.
+        An error of the subscription passes through and nothing is handed out.
+
+        Complexity: O(ledgers + messages looked at).
         """
-        if max_messages < 0:
-            raise ValueError(f"max_messages is {max_messages}: it cannot be negative")
-        self._index.advance(now_ms)
-        self._read_due_log()
-        handed_out: list[Position] = []
-        for position in self._due:
-            if self._is_acked(position):
-                continue
-            if len(handed_out) == max_messages:
-                self._due.remove_below(position)
-                return handed_out
-            handed_out.append(position)
-        self._due.clear()
-        return handed_out
+        found = self.scheduled_entries(max_messages, now_ms=now_ms)
+        return list(
+            map(_position, chain.from_iterable(zip(repeat(ledger_id), entries) for ledger_id, entries in found))
+        )
+
+    def scheduled_entries(self, max_messages: int, *, now_ms: int) -> list[tuple[int, BitMap]]:
+        """Do as `scheduled_messages`, but return the entries of each ledger in a bitmap: without a position each."""
+        check_count("max_messages", max_messages, least=0)
+        self._advance(now_ms)
+        return self._take_unacked(max_messages)
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages the reader has passed that wait to be due or to be handed out.
+        """How many messages the reader has passed that wait to be due or to be handed out, without those acked.
 
-        One that was acked meanwhile counts until it is due and a poll comes by it.
-
-        Complexity: O(ledgers).
+        Complexity: O(ledgers) if attached, else O(messages counted).
         """
-        self._read_due_log()
-        return self._index.count_between(self._first, self._end) + len(self._due)
+        self._catch_up_now()
+        waiting = PositionSet()
+        with self._index.lock:
+            first, end = self._window()
+            waiting.update_between(self._index.held, first=first, end=end)
+        waiting.update(self._due)
+        waiting.apply(self._discard_acked)
+        return len(waiting)
 
     @property
     def memory_bytes(self) -> int:
         """About how much memory the topic's index and this view take.
 
-        The index is shared: for a topic's total add `TopicDelayIndex.memory_bytes` once, not this of each
-        view.
+        The index is shared: for a topic's total add `TopicDelayIndex.memory_bytes` once, not this of each view.
 
         Complexity: O(bitmaps + views).
         """
-        self._read_due_log()
-        return self._index.memory_bytes + self._due.memory_bytes
+        return self._index.memory_bytes + self.own_memory_bytes
+
+    @property
+    def own_memory_bytes(self) -> int:
+        """About how much memory what is due takes that was not yet handed out. Complexity: O(bitmaps)."""
+        self._catch_up_now()
+        return self._due.memory_bytes
 
     def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
         """Return False always: a view does not look for a fixed delay.
 
-        To pause is safe only while all the delays that a reader met were equal, and a view keeps no such
-        history. So with a long fixed delay the reader goes through the whole backlog, where Pulsar's own
-        tracker would stop it.
+        To pause is safe only while all the delays that a reader met were equal, and a view keeps no such history. So
+        with a long fixed delay the reader goes through the whole backlog, where Pulsar's own tracker would stop it.
         """
-        self._index.advance(now_ms)
+        self._advance(now_ms)
         return False
 
     @property
@@ -141,7 +206,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Nothing of this subscription is due before. What is due then may be another's: a spare wake-up.
         """
-        self._read_due_log()
+        self._catch_up_now()
         return self._index.now_ms if self._due else self._index.next_due_ms
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
@@ -153,27 +218,101 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         What is not yet due stays in the index, where it may stand for other subscriptions, until it is due.
         """
-        self._unread = self._index.log_end
-        self._first, self._end = _ABOVE_ALL, _BELOW_ALL
+        with self._index.lock:
+            self.unread = self._index.due_log.end
+            self._first, self._end = _ABOVE_ALL, _BELOW_ALL
+            self._is_cut_off = False
+            self._caught_up.clear()
         self._due.clear()
 
     def close(self) -> None:
         """Let go of the index, which waits for this view no longer; once closed, do nothing."""
         if self._open_index is not None:
             self.clear()
-            self._open_index.detach(self)
+            with self._open_index.lock:
+                self._open_index.due_log.readers.discard(self)
             self._open_index = None
 
+    def catch_up(self) -> None:
+        """See `DueLogReader`; called by whoever holds the index's lock."""
+        if self._subscription is None:
+            self._read_into(self._caught_up)
+        elif self.unread.next is not None:
+            self._is_cut_off = True
+            self.unread = self._index.due_log.end
+
     @property
-    def _index(self) -> TopicDelayIndex:
+    def _index(self) -> DelayIndex:
         if self._open_index is None:
             raise ValueError("the view is closed; open another one from the topic's index")
         return self._open_index
 
+    def _advance(self, now_ms: int) -> None:
+        now_ms = check_time(now_ms, name="now_ms")
+        with self._index.lock:
+            self._index.move_due(now_ms)
+        self._catch_up_now()
+
+    def _catch_up_now(self) -> None:
+        with self._index.lock:
+            self._read_due_log()
+        if self._is_cut_off:
+            self._derive()
+
+    def _pass(self, position: Position) -> None:
+        if position < self._first:  # noqa: PLR1730 - faster than `min`
+            self._first = position
+        if position >= self._end:
+            self._end = Position(position[0], position[1] + 1)
+
+    def _window(self) -> tuple[Position, Position]:
+        """Return what the view is to be told of: first included, end excluded."""
+        knows_nothing = self._first > self._end
+        return (_BELOW_ALL, _ABOVE_ALL) if knows_nothing and self._index.is_fed else (self._first, self._end)
+
     def _read_due_log(self) -> None:
         """Take from the due log what the reader has passed."""
-        batch = self._unread
-        while batch.next is not None:
-            self._due.update_between(batch.positions, first=self._first, end=self._end)
-            batch = batch.next
-        self._unread = batch
+        if len(self._caught_up):
+            self._due.update(self._caught_up)
+            self._caught_up.clear()
+        if self.unread.next is not None:
+            self._read_into(self._due)
+
+    def _read_into(self, due: PositionSet) -> None:
+        first, end = self._window()
+        for batch in batches_from(self.unread):
+            due.update_between(batch.positions, first=first, end=end)
+        self.unread = self._index.due_log.end
+
+    def _derive(self) -> None:
+        """Find out what has fallen due since the view was cut off: what nobody has and the index does not hold."""
+        assert self._subscription is not None
+        # In this order: what falls due in between is then in both, the log and what is found, and not in neither.
+        missed = self._subscription.not_sent_between(*self._window())
+        with self._index.lock:
+            self._is_cut_off = False
+            missed.difference_update(self._index.held)
+        self._due.update(missed)
+
+    def _take_unacked(self, count: int) -> list[tuple[int, BitMap]]:
+        """Remove the lowest that are due, up to so many that are not acked, and return those."""
+        taken: list[tuple[int, BitMap]] = []
+        try:
+            while count and self._due:
+                taken.append(self._due.take_lowest(count))
+                self._discard_acked(*taken[-1])
+                count -= len(taken[-1][1])
+        except BaseException:
+            self._put_back(taken)
+            raise
+        return [(ledger_id, entries) for ledger_id, entries in taken if entries]
+
+    def _put_back(self, taken: list[tuple[int, BitMap]]) -> None:
+        for ledger_id, entries in taken:
+            self._due.update_entries(ledger_id, entries)
+
+    def _discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        if self._subscription is not None:
+            self._subscription.discard_acked(ledger_id, entries)
+        else:
+            entries -= BitMap([each for each in entries if self._is_acked(Position(ledger_id, each))])

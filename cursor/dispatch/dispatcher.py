@@ -14,10 +14,15 @@ from cursor.dispatch.hole_queue import HoleQueues
 from cursor.dispatch.waiting import Waiting, WaitingMessages
 from cursor.hole_report import HoleReason
 from cursor.store import LedgerNotFoundError
+from delay.position_set import PositionSet
+from delay.tracker import SkippingTracker
+from delay.view import SubscriptionDelayView
 from limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from pyroaring import BitMap
 
     from ackstate.position import Position
     from cursor.dispatch.admission import Admission
@@ -72,6 +77,9 @@ class Dispatcher:
         self._look_ahead_max = look_ahead_max
         self._dead_letters = dead_letters
         self._due: list[Position] = []
+        self._skip = delays.skip if isinstance(delays, SkippingTracker) and delays.outlives_restarts else None
+        if isinstance(delays, SubscriptionDelayView):
+            delays.attach(self)
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
 
     def dispatch(self, batch: Batch) -> None:
@@ -135,6 +143,21 @@ class Dispatcher:
         if self._delays is not None:
             self._delays.clear()
 
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """See `AckedAndSent`."""
+        self._cursor.discard_acked(ledger_id, entries)
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """See `AckedAndSent`."""
+        found = PositionSet()
+        for ledger_id, entries in self._cursor.unacked_between(first, min(end, self._cursor.read_position)):
+            found.update_entries(ledger_id, entries)
+        found.difference_update(self._admission.deliveries.in_order())
+        found.difference_update(self.waiting.in_order())
+        for position in self._due:
+            found.discard(position)
+        return found
+
     def _collect_due(self, batch: Batch) -> None:
         """Let those wait to be sent whose time has come."""
         self.waiting.release(now_ms=batch.now_ms)
@@ -187,7 +210,7 @@ class Dispatcher:
             return
         while batch.room:
             before = self._cursor.read_position
-            positions = [*self._not_sent(self._cursor.read(batch.room))]
+            positions = [*self._not_sent(self._cursor.read(batch.room), now_ms=batch.now_ms)]
             if not positions:
                 if self._cursor.read_position == before:
                     return
@@ -258,7 +281,7 @@ class Dispatcher:
         if last is not None and read and read[-1] > last:
             self._cursor.rewind(next(position for position in read if position > last))
             read = [position for position in read if position <= last]
-        positions = [*self._not_sent(read)]
+        positions = [*self._not_sent(read, now_ms=now_ms)]
         for position, message in self._read(positions, before, now_ms=now_ms):
             try:
                 is_delayed = self._is_delayed(position, message, now_ms=now_ms)
@@ -286,6 +309,11 @@ class Dispatcher:
         """Send a message that waits; tell whether it waits no longer."""
         waiting = self.waiting.get(position)
         assert waiting is not None
+        # What handed it out early rounds, or was wrong: then it is told again what the message itself says.
+        is_early = waiting.reason is HoleReason.DELAYED and message.deliver_at_ms > batch.now_ms
+        if is_early and self._is_delayed(position, message, now_ms=batch.now_ms):
+            self.waiting.take(position)
+            return True
         dead_letters = self._dead_letters
         if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
             delivery = self._delivery(position, message, waiting.delivery_count)
@@ -357,10 +385,12 @@ class Dispatcher:
                 readable.append((position, message))
         return readable
 
-    def _not_sent(self, positions: Iterable[Position]) -> Iterable[Position]:
-        """Leave out what a hole was filled with before its turn."""
+    def _not_sent(self, positions: Iterable[Position], *, now_ms: int) -> Iterable[Position]:
+        """Leave out what a hole was filled with before its turn, and what is known to be delayed without a look."""
         deliveries = self._admission.deliveries
-        return (each for each in positions if each not in deliveries and each not in self.waiting)
+        unsent = (each for each in positions if each not in deliveries and each not in self.waiting)
+        skip = self._skip
+        return unsent if skip is None else (each for each in unsent if not skip(each, now_ms=now_ms))
 
     def _unacked_in(self, position: Position, message: Message) -> int:
         """Return how many messages of an entry are not acked."""

@@ -76,6 +76,10 @@ class WaitingMessages:
         """Return why a message waits; None if it does not."""
         return self._all.get(position)
 
+    def in_order(self) -> PositionSet:
+        """Return all positions: to be read, not changed."""
+        return self._in_order
+
     def ready_for(self, owner: str) -> PositionSet:
         """Return what an owner may have now: to be read, not changed.
 

@@ -3,9 +3,12 @@
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pyroaring import BitMap
 
 from ackstate import Position
 from delay import TopicDelayIndex
+from delay.due_log import batches_from
+from delay.position_set import PositionSet
 from delay.view import SubscriptionDelayView
 from planted import assert_caught
 
@@ -21,13 +24,27 @@ delays = st.sampled_from([NO_DELAY, 0, 9, 64]) | st.integers(1, 200)
 class Reader:
     """A subscription's dispatcher: reads the log in order, skips what it is told to, polls for it later."""
 
-    def __init__(self, index: TopicDelayIndex) -> None:
+    def __init__(self, index: TopicDelayIndex, log: list[Position], *, is_attached: bool) -> None:
         self.acked: set[Position] = set()
+        self.log = log
+        self.is_attached = is_attached
         self.begin_anew(index)
 
     def begin_anew(self, index: TopicDelayIndex) -> None:
         self.view = index.open_view(lambda position: position in self.acked)
+        if self.is_attached:
+            self.view.attach(self)
         self.begin_pass()
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        entries -= BitMap([entry_id for acked_ledger_id, entry_id in self.acked if acked_ledger_id == ledger_id])
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        found = PositionSet()
+        for position in self.log[: self.next_read]:
+            if first <= position < end and position not in self.acked and position not in self.delivered:
+                found.add(position)
+        return found
 
     def begin_pass(self) -> None:
         self.next_read = 0
@@ -43,17 +60,17 @@ class Reader:
 class DelayMachine(RuleBasedStateMachine):
     """One topic, three subscriptions, a growing log; `seen_ms` is the latest time told to the index."""
 
-    @initialize(tick_ms=st.sampled_from([1, 10, 64, 100]))
-    def open(self, tick_ms):
+    @initialize(tick_ms=st.sampled_from([1, 10, 64, 100]), due_log_bytes_max=st.sampled_from([0, 2_000, 1 << 20]))
+    def open(self, tick_ms, due_log_bytes_max):
         self.tick_ms = tick_ms
-        self.index = TopicDelayIndex(tick_time_ms=tick_ms)
+        self.index = TopicDelayIndex(tick_time_ms=tick_ms, due_log_bytes_max=due_log_bytes_max)
         self.log: list[Position] = []
         self.deliver_at_ms: dict[Position, int] = {}
         # When each message falls due that some reader has put into the index.
         self.due_ms: dict[Position, int] = {}
         self.clock_ms = self.seen_ms = 1000
         self.index.advance(self.clock_ms)
-        self.readers = [Reader(self.index) for _ in range(3)]
+        self.readers = [Reader(self.index, self.log, is_attached=each > 0) for each in range(3)]
 
     def now(self) -> int:
         self.seen_ms = max(self.seen_ms, self.clock_ms)
@@ -155,8 +172,7 @@ class DelayMachine(RuleBasedStateMachine):
     def each_view_counts_what_its_reader_waits_for(self):
         for reader in self.readers:
             unacked = len(reader.waiting - reader.acked)
-            passed = {p for p in self.log[: reader.next_read] if p in reader.acked}
-            assert unacked <= reader.view.delayed_message_count <= len(reader.waiting | passed)
+            assert reader.view.delayed_message_count == unacked
             next_ms = reader.view.next_delivery_ms
             if unacked:
                 earliest = min(self.due_ms[position] for position in reader.waiting - reader.acked)
@@ -184,41 +200,56 @@ TestDelay = DelayMachine.TestCase
 # Planted bugs: each replaces one method.
 
 
-def keeps_all_of_the_due_log(view):
-    while view._unread.next is not None:
-        view._due.update(view._unread.positions)
-        view._unread = view._unread.next
+def keeps_all_of_the_due_log(view, due):
+    for batch in batches_from(view.unread):
+        due.update(batch.positions)
+    view.unread = view._index.due_log.end
 
 
 def widens_the_window_before_it_reads_the_log(view, position, *, deliver_at_ms, now_ms):
-    view._first = min(view._first, position)
-    view._end = max(view._end, Position(position.ledger_id, position.entry_id + 1))
-    is_held = view._index.add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-    view._read_due_log()
+    with view._index.lock:
+        view._index.move_due(now_ms)
+        is_held = view._index.hold(position, deliver_at_ms=deliver_at_ms)
+        view._pass(position)
+        view._read_due_log()
     return is_held or position in view._due
 
 
-def rounds_down(index, deliver_at_ms):
-    return max(deliver_at_ms - deliver_at_ms % index._tick_time_ms, index._now_ms + 1)
+def rounds_down(index, position, *, deliver_at_ms):
+    if deliver_at_ms > index.now_ms:
+        deliver_at_ms = max(deliver_at_ms // index._tick_time_ms * index._tick_time_ms, index.now_ms + 1)
+    return hold(index, position, deliver_at_ms=deliver_at_ms)
 
 
-def drops_a_batch_once_one_view_has_read_it(view):
-    batch = view._unread
-    while batch.next is not None:
-        view._due.update_between(batch.positions, first=view._first, end=view._end)
+def drops_a_batch_once_one_view_has_read_it(view, due):
+    first, end = view._window()
+    for batch in batches_from(view.unread):
+        due.update_between(batch.positions, first=first, end=end)
         batch.positions.clear()
-        batch = batch.next
-    view._unread = batch
+    view.unread = view._index.due_log.end
 
 
-def judges_by_time_before_it_looks_what_is_held(index, position, *, deliver_at_ms, now_ms):
-    index.advance(now_ms)
-    return deliver_at_ms > index.now_ms and add(index, position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+def judges_by_time_before_it_looks_what_is_held(index, position, *, deliver_at_ms):
+    return deliver_at_ms > index.now_ms and hold(index, position, deliver_at_ms=deliver_at_ms)
+
+
+def forgets_what_it_was_cut_off_from(view):
+    view._is_cut_off = False
+
+
+def counts_what_is_in_flight_as_due(reader, first, end):
+    return not_sent_between(reader, first, end) if not reader.delivered else everything_read(reader)
+
+
+def everything_read(reader):
+    found = PositionSet()
+    for position in reader.log[: reader.next_read]:
+        found.include(*position)
+    return found
 
 
 def hands_out_what_was_acked(view, max_messages, *, now_ms):
-    view._index.advance(now_ms)
-    view._read_due_log()
+    view._advance(now_ms)
     handed_out = list(view._due)[:max_messages]
     for position in handed_out:
         view._due.remove_below(Position(position.ledger_id, position.entry_id + 1))
@@ -230,22 +261,25 @@ def keeps_its_window_when_cleared(view):
 
 
 def follows_the_clock_back(index, now_ms):
-    advance(index, now_ms)
+    move_due(index, now_ms)
     index._now_ms = now_ms
 
 
-add = TopicDelayIndex.add
-advance = TopicDelayIndex.advance
+hold = TopicDelayIndex.hold
+move_due = TopicDelayIndex.move_due
+not_sent_between = Reader.not_sent_between
 
 PLANTED = [
-    (SubscriptionDelayView, "_read_due_log", keeps_all_of_the_due_log),
+    (SubscriptionDelayView, "_read_into", keeps_all_of_the_due_log),
     (SubscriptionDelayView, "add_message", widens_the_window_before_it_reads_the_log),
-    (TopicDelayIndex, "_bucket_time", rounds_down),
-    (SubscriptionDelayView, "_read_due_log", drops_a_batch_once_one_view_has_read_it),
-    (TopicDelayIndex, "add", judges_by_time_before_it_looks_what_is_held),
+    (TopicDelayIndex, "hold", rounds_down),
+    (SubscriptionDelayView, "_read_into", drops_a_batch_once_one_view_has_read_it),
+    (TopicDelayIndex, "hold", judges_by_time_before_it_looks_what_is_held),
     (SubscriptionDelayView, "scheduled_messages", hands_out_what_was_acked),
     (SubscriptionDelayView, "clear", keeps_its_window_when_cleared),
-    (TopicDelayIndex, "advance", follows_the_clock_back),
+    (SubscriptionDelayView, "_derive", forgets_what_it_was_cut_off_from),
+    (Reader, "not_sent_between", counts_what_is_in_flight_as_due),
+    (TopicDelayIndex, "move_due", follows_the_clock_back),
 ]
 
 

@@ -103,7 +103,7 @@ def test_a_message_is_held_once_for_all_views_and_all_offers(index, view, other)
 def test_a_held_message_is_not_moved_by_another_time(index, view):
     offer(view, A, 1500, now_ms=1000)
     assert offer(view, A, 9000, now_ms=1000)
-    assert offer(view, A, NO_DELAY, now_ms=1000)
+    assert offer(view, A, 1001, now_ms=1000)
     assert len(index) == 1
     assert poll(view, 1500) == [A]
 
@@ -115,6 +115,19 @@ def test_the_index_forgets_what_fell_due(index, view):
     assert len(index) == 1
     assert A not in index
     assert index.next_due_ms == 2500
+
+
+def test_a_message_that_is_held_for_too_late_a_time_falls_due_when_its_own_time_is_over(index, view, other):
+    for each in (view, other):
+        offer(each, A, 9000, now_ms=1000)
+    assert offer(view, A, 1500, now_ms=1500 + TICK - 1)
+    assert poll(view, 1500 + TICK - 1) == []
+    assert offer(view, A, 1500, now_ms=1500 + TICK)
+    assert len(index) == 0
+    assert poll(view, 1600) == [A]
+    assert not offer(view, A, 1500, now_ms=1600)
+    assert poll(other, 1600) == [A]
+    assert poll(view, 9000) == poll(other, 9000) == []
 
 
 # What a subscription is given.
@@ -145,8 +158,9 @@ def test_what_was_acked_while_it_waited_is_never_handed_out(index):
     for position in (A, B, C):
         offer(view, position, 1500, now_ms=1000)
     assert poll(view, 1500, max_messages=1) == [B]
-    acked.add(C)
     assert view.delayed_message_count == 1
+    acked.add(C)
+    assert view.delayed_message_count == 0
     assert not view.has_message_available(now_ms=1500)
     assert view.delayed_message_count == 0
     assert view.next_delivery_ms is None
@@ -318,7 +332,9 @@ def test_without_a_view_what_falls_due_is_dropped(index):
     assert (len(index), index.unread_batch_count, index.memory_bytes) == (0, 0, empty)
 
 
-def test_a_long_due_log_is_let_go_without_deep_recursion(index, view, other):
+def test_a_long_due_log_is_let_go_without_deep_recursion():
+    index = TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=1 << 30)
+    view, other = index.open_view(nothing_acked), index.open_view(nothing_acked)
     for tick in range(10_000):
         index.add(Position(3, tick), deliver_at_ms=tick * TICK + 1, now_ms=tick * TICK)
     assert index.unread_batch_count == 9_999
@@ -379,7 +395,7 @@ def test_a_tick_below_a_millisecond_is_refused(view, tick_time_ms):
 
 
 def test_a_poll_for_fewer_than_no_messages_is_refused(view):
-    with pytest.raises(ValueError, match="max_messages is -1"):
+    with pytest.raises(ValueError, match="max_messages must be at least 0, found -1"):
         poll(view, 1000, max_messages=-1)
 
 

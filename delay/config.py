@@ -1,0 +1,219 @@
+"""How a broker delays messages: the settings, with their units in their names.
+
+Source: ``ServiceConfiguration`` of Apache Pulsar, PIP-195 and PIP-448.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ackstate.integers import check_within
+from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, flag, given, number, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    _Reader = Callable[[Mapping[str, str], str], object]
+
+_PACKAGE = "org.apache.pulsar.broker.delayed."
+
+_FACTORY = "delayedDeliveryTrackerFactoryClassName"
+_TIME_STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"
+# The first name of PIP-195.
+_FIRST_TIME_STEP = "delayedDeliveryTimeStepPerBucketSnapshotSeconds"
+
+
+class TrackerKind(Enum):
+    """Which of Pulsar's three trackers, by the class name of its factory."""
+
+    IN_MEMORY = _PACKAGE + "InMemoryDelayedDeliveryTrackerFactory"
+    TOPIC = _PACKAGE + "InMemoryTopicDelayedDeliveryTrackerFactory"
+    BUCKETED = _PACKAGE + "BucketDelayedDeliveryTrackerFactory"
+
+
+@dataclass(frozen=True, slots=True)
+class DelayConfig:
+    """The settings of delayed delivery; each tracker acts on those that concern it. The defaults are Pulsar's.
+
+    >>> DelayConfig.from_pulsar_conf({"delayedDeliveryTickTimeMillis": "100"}).tick_time_ms
+    100
+
+    Whole numbers are at least 1, or 0 where that is said to mean something, and fit 64 bits.
+
+    Attributes:
+        enabled: Whether messages are delayed at all. Pulsar: ``delayedDeliveryEnabled``.
+        tracker: What tracks them. Pulsar: ``delayedDeliveryTrackerFactoryClassName``, one of three classes, of which
+            PIP-448 names ``InMemoryTopicDelayedDeliveryTrackerFactory``.
+        tick_time_ms: How exactly they are delivered. Pulsar: ``delayedDeliveryTickTimeMillis``.
+        is_deliver_at_time_strict: Whether none is delivered before its time, else up to a tick before.
+            Pulsar: ``isDelayedDeliveryDeliverAtTimeStrict``.
+        fixed_delay_detection_lookahead: In memory: how many messages of one fixed delay must wait for deliveries to
+            pause; 0 for never. Pulsar: ``delayedDeliveryFixedDelayDetectionLookahead``.
+        max_delivery_delay_ms: The longest delay a producer may ask for; 0 for any.
+            Pulsar: ``delayedDeliveryMaxDelayInMillis``.
+        min_index_count_per_bucket: Bucketed: a bucket is sealed at a ledger's end once it has so many messages; 0 is as
+            1. Pulsar: ``delayedDeliveryMinIndexCountPerBucket``.
+        max_time_step_per_segment_ms: Bucketed: the times of a segment span less than this.
+            Pulsar: ``delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds``.
+        max_indexes_per_segment: Bucketed: most messages of a segment; None for any number, Pulsar's -1.
+            Pulsar: ``delayedDeliveryMaxIndexesPerBucketSnapshotSegment``.
+        max_bucket_count: Bucketed: with more, buckets are merged; None for any number, Pulsar's -1.
+            Pulsar: ``delayedDeliveryMaxNumBuckets``.
+        ledger_step_per_bucket: Bucketed: a bucket is also sealed once it spans so many ledgers; None, the default, for
+            any number. ``delayedDeliveryLedgerStepPerBucket`` of PIP-195's first text, which no release reads.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+        TypeError: A field is of another type; True and False are no numbers.
+    """
+
+    enabled: bool = True
+    tracker: TrackerKind = TrackerKind.IN_MEMORY
+    tick_time_ms: int = 1_000
+    is_deliver_at_time_strict: bool = False
+    fixed_delay_detection_lookahead: int = 50_000
+    max_delivery_delay_ms: int = 0
+    min_index_count_per_bucket: int = 50_000
+    max_time_step_per_segment_ms: int = 300_000
+    max_indexes_per_segment: int | None = 5_000
+    max_bucket_count: int | None = None
+    ledger_step_per_bucket: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("enabled", "is_deliver_at_time_strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} ({_READERS[name][0]}) is a boolean, found {getattr(self, name)!r}")
+        if not isinstance(self.tracker, TrackerKind):
+            raise TypeError(f"tracker ({_FACTORY}) is a TrackerKind, found {self.tracker!r}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name not in _NULLABLE:
+                check_within(f"{name} ({_READERS[name][0]})", value, least=least, most=LONG_MAX)
+
+    @classmethod
+    def from_pulsar_conf(cls, properties: Mapping[str, object]) -> DelayConfig:
+        """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
+
+        Values are text, as in ``broker.conf``, or plain numbers and booleans. Where 0 is off, so is what is below it,
+        as in Pulsar, and of ``delayedDeliveryMaxNumBuckets`` so is 0. A tick of 0 is refused: a broker with it does
+        not start. Keys that do not concern delays are ignored.
+
+        PIP-195's ``delayedDeliveryTimeStepPerBucketSnapshotSeconds`` is another name of the time step of a segment.
+        PIP-448's ``delayedDeliveryPruneMinIntervalMillis``, ``delayedDeliveryPruneEligibleRatio`` and
+        ``delayedDeliveryTopicManagerIdleMillis`` are read and have no effect: our index holds nothing that would have
+        to be pruned, and goes with its last subscription.
+
+        Raises:
+            ValueError: A value is malformed or out of range, two names of one setting have different values, or a key
+                that begins like those of delayed delivery is none of them; the text names the key.
+            TypeError: A value is neither text nor a number nor a boolean.
+        """
+        texts = {key: _text(key, value) for key, value in properties.items() if _concerns_delays(key)}
+        for key in texts:
+            _check_known(key)
+        for key, read in _OF_NO_EFFECT.items():
+            read(texts, key)
+        _merge_time_steps(texts)
+        said: dict[str, Any] = {name: read(texts, key) for name, (key, read) in _READERS.items() if given(texts, key)}
+        return cls(**said)
+
+
+_LEAST = {
+    "tick_time_ms": 1,
+    "fixed_delay_detection_lookahead": 0,
+    "max_delivery_delay_ms": 0,
+    "min_index_count_per_bucket": 0,
+    "max_time_step_per_segment_ms": 1,
+    "max_indexes_per_segment": 1,
+    "max_bucket_count": 1,
+    "ledger_step_per_bucket": 1,
+}
+_NULLABLE = ("max_indexes_per_segment", "max_bucket_count", "ledger_step_per_bucket")
+
+
+def _number_from(least: int, most: int = LONG_MAX) -> _Reader:
+    return lambda texts, key: whole_number(texts, key, least=least, most=most)
+
+
+def _zero_if_off(texts: Mapping[str, str], key: str) -> int:
+    return max(whole_number(texts, key, least=LONG_MIN, most=LONG_MAX) or 0, 0)
+
+
+def _none_if_off(texts: Mapping[str, str], key: str) -> int | None:
+    limit = whole_number(texts, key, least=-INT_MAX - 1) or 0
+    return limit if limit > 0 else None
+
+
+def _none_if_minus_one(texts: Mapping[str, str], key: str) -> int | None:
+    limit = whole_number(texts, key, least=-1)
+    return None if limit == -1 else limit
+
+
+def _milliseconds(texts: Mapping[str, str], key: str) -> int:
+    return 1_000 * (whole_number(texts, key, least=1) or 0)
+
+
+def _tracker(texts: Mapping[str, str], key: str) -> TrackerKind:
+    name = given(texts, key)
+    try:
+        return TrackerKind(name)
+    except ValueError:
+        raise ValueError(f"{key} is one of {', '.join(each.value for each in TrackerKind)}, found {name!r}") from None
+
+
+_READERS: dict[str, tuple[str, _Reader]] = {
+    "enabled": ("delayedDeliveryEnabled", flag),
+    "tracker": (_FACTORY, _tracker),
+    "tick_time_ms": ("delayedDeliveryTickTimeMillis", _number_from(1)),
+    "is_deliver_at_time_strict": ("isDelayedDeliveryDeliverAtTimeStrict", flag),
+    "fixed_delay_detection_lookahead": ("delayedDeliveryFixedDelayDetectionLookahead", _zero_if_off),
+    "max_delivery_delay_ms": ("delayedDeliveryMaxDelayInMillis", _zero_if_off),
+    "min_index_count_per_bucket": ("delayedDeliveryMinIndexCountPerBucket", _zero_if_off),
+    "max_time_step_per_segment_ms": (_TIME_STEP, _milliseconds),
+    "max_indexes_per_segment": ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", _none_if_minus_one),
+    "max_bucket_count": ("delayedDeliveryMaxNumBuckets", _none_if_off),
+    "ledger_step_per_bucket": ("delayedDeliveryLedgerStepPerBucket", _number_from(1, INT_MAX)),
+}
+_OF_NO_EFFECT: dict[str, _Reader] = {
+    "delayedDeliveryPruneMinIntervalMillis": _zero_if_off,
+    "delayedDeliveryPruneEligibleRatio": number,
+    "delayedDeliveryTopicManagerIdleMillis": _zero_if_off,
+}
+_KNOWN = frozenset({key for key, _ in _READERS.values()} | {_FIRST_TIME_STEP, *_OF_NO_EFFECT})
+
+
+def _concerns_delays(key: str) -> bool:
+    return key.casefold().startswith(("delayeddelivery", "isdelayeddelivery"))
+
+
+def _check_known(key: str) -> None:
+    if key not in _KNOWN:
+        meant = get_close_matches(key, _KNOWN, n=1)
+        hint = f"; {meant[0]!r} was probably meant" if meant else ""
+        raise ValueError(f"{key!r} is no key of Pulsar{hint}")
+
+
+def _text(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).casefold()
+    if isinstance(value, int):
+        # Python refuses to write a very long number in decimals, and none that long is valid.
+        return str(value) if abs(value) <= 2 * LONG_MAX else hex(value)
+    if isinstance(value, float):
+        return repr(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{key}: the value is text, a number or a boolean, found {value!r}")
+    return value
+
+
+def _merge_time_steps(texts: dict[str, str]) -> None:
+    """Give the time step the name it has now."""
+    first, later = given(texts, _FIRST_TIME_STEP), given(texts, _TIME_STEP)
+    if first and later and _milliseconds(texts, _FIRST_TIME_STEP) != _milliseconds(texts, _TIME_STEP):
+        raise ValueError(f"{_TIME_STEP} is {later!r} and {_FIRST_TIME_STEP}, its older name, {first!r}")
+    if first:
+        # Its value is refused by the name it was given by.
+        texts[_TIME_STEP] = str(_milliseconds(texts, _FIRST_TIME_STEP) // 1_000)

@@ -1,0 +1,96 @@
+"""What has fallen due, in the order in which it did, for every view of a topic to read at its own pace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, final
+
+from delay.position_set import PositionSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class DueLogReader(Protocol):
+    """Somebody who reads the log.
+
+    Attributes:
+        unread: The first batch not read yet; the empty one at the end of the log if there is none.
+    """
+
+    unread: DueBatch
+
+    def catch_up(self) -> None:
+        """Go on to the end of the log now, whatever else the reader is doing."""
+        ...
+
+
+@final
+class DueBatch:
+    """A link of the log: what fell due at one moment. The last link is empty and waits to be filled.
+
+    Attributes:
+        number: Rises by one from link to link.
+        positions: What fell due; not changed once `next` is there.
+        next: The link behind; None for the last.
+    """
+
+    __slots__ = ("next", "number", "positions")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.positions = PositionSet()
+        self.next: DueBatch | None = None
+
+
+@final
+class DueLog:
+    """Batches in a linked list, of which the log itself holds only the end: what all have read is gone.
+
+    A reader who lags would keep the batches since alive. So once they may take more than a bound, all readers are
+    made to catch up: from then on what that one has to be told is in its own memory, not in everybody's.
+
+    Args:
+        bytes_max: How much memory batches may take, about, before readers who lag are made to catch up.
+    """
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0  # of the batches since all were made to catch up, also of those that are gone since
+        self.end = DueBatch(0)
+        self.readers: set[DueLogReader] = set()
+
+    @property
+    def unread_batch_count(self) -> int:
+        """How many batches some reader has yet to read. Complexity: O(readers)."""
+        return self.end.number - self._first_unread().number
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the batches take that some reader has yet to read. Complexity: O(readers + bitmaps)."""
+        return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
+
+    def append(self, positions: PositionSet) -> None:
+        """Let the readers know what has fallen due; the set is the log's from now on.
+
+        Complexity: O(ledgers), and O(readers) for each so many bytes.
+        """
+        batch = self.end
+        batch.positions = positions
+        self.end = batch.next = DueBatch(batch.number + 1)
+        self._bytes += positions.memory_bytes_max
+        if self._bytes > self._bytes_max:
+            for reader in tuple(self.readers):
+                reader.catch_up()
+            self._bytes = 0
+
+    def _first_unread(self) -> DueBatch:
+        # A copy, since a registry may open a view of this topic meanwhile.
+        unread = (reader.unread for reader in tuple(self.readers))
+        return min(unread, key=lambda batch: batch.number, default=self.end)
+
+
+def batches_from(batch: DueBatch) -> Iterator[DueBatch]:
+    """Yield the batches from one on that are filled."""
+    while batch.next is not None:
+        yield batch
+        batch = batch.next

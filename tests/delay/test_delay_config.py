@@ -1,0 +1,184 @@
+"""What a broker's properties say about delayed delivery."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from delay import DelayConfig
+from delay.config import TrackerKind
+
+PACKAGE = "org.apache.pulsar.broker.delayed."
+STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"
+FIRST_STEP = "delayedDeliveryTimeStepPerBucketSnapshotSeconds"
+
+
+def read(**properties):
+    return DelayConfig.from_pulsar_conf(properties)
+
+
+def test_the_defaults_are_pulsars():
+    config = DelayConfig()
+    assert config == DelayConfig(
+        enabled=True,
+        tracker=TrackerKind.IN_MEMORY,
+        tick_time_ms=1_000,
+        is_deliver_at_time_strict=False,
+        fixed_delay_detection_lookahead=50_000,
+        max_delivery_delay_ms=0,
+        min_index_count_per_bucket=50_000,
+        max_time_step_per_segment_ms=300_000,
+        max_indexes_per_segment=5_000,
+        max_bucket_count=None,
+        ledger_step_per_bucket=None,
+    )
+    assert read() == config
+    with pytest.raises(FrozenInstanceError):
+        config.enabled = False
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "plain", "name", "value"),
+    [
+        ("delayedDeliveryEnabled", "false", False, "enabled", False),
+        ("delayedDeliveryTickTimeMillis", "100", 100, "tick_time_ms", 100),
+        ("isDelayedDeliveryDeliverAtTimeStrict", "true", True, "is_deliver_at_time_strict", True),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "7", 7, "fixed_delay_detection_lookahead", 7),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "0", 0, "fixed_delay_detection_lookahead", 0),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "-1", -1, "fixed_delay_detection_lookahead", 0),
+        ("delayedDeliveryMaxDelayInMillis", "60000", 60_000, "max_delivery_delay_ms", 60_000),
+        ("delayedDeliveryMaxDelayInMillis", "-5", -5, "max_delivery_delay_ms", 0),
+        ("delayedDeliveryMinIndexCountPerBucket", "5", 5, "min_index_count_per_bucket", 5),
+        (STEP, "60", 60, "max_time_step_per_segment_ms", 60_000),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "9", 9, "max_indexes_per_segment", 9),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "-1", -1, "max_indexes_per_segment", None),
+        ("delayedDeliveryMaxNumBuckets", "20", 20, "max_bucket_count", 20),
+        ("delayedDeliveryMaxNumBuckets", "-1", -1, "max_bucket_count", None),
+        ("delayedDeliveryMaxNumBuckets", "0", 0, "max_bucket_count", None),
+        ("delayedDeliveryLedgerStepPerBucket", "5", 5, "ledger_step_per_bucket", 5),
+        (FIRST_STEP, "300", 300, "max_time_step_per_segment_ms", 300_000),
+        (FIRST_STEP, "30", 30, "max_time_step_per_segment_ms", 30_000),
+    ],
+)
+def test_each_key_as_text_and_as_a_plain_value(key, text, plain, name, value):
+    expected = replace(DelayConfig(), **{name: value})
+    assert read(**{key: text}) == expected
+    assert read(**{key: f" {text} "}) == expected
+    assert read(**{key: plain}) == expected
+    assert read(**{key: ""}) == DelayConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("InMemoryDelayedDeliveryTrackerFactory", TrackerKind.IN_MEMORY),
+        ("InMemoryTopicDelayedDeliveryTrackerFactory", TrackerKind.TOPIC),
+        ("BucketDelayedDeliveryTrackerFactory", TrackerKind.BUCKETED),
+    ],
+)
+def test_each_of_pulsars_trackers(name, kind):
+    assert read(delayedDeliveryTrackerFactoryClassName=PACKAGE + name).tracker is kind
+
+
+@pytest.mark.parametrize("name", ["BucketDelayedDeliveryTrackerFactory", PACKAGE + "Mine", "com.example.Mine"])
+def test_another_tracker_is_refused(name):
+    with pytest.raises(ValueError, match=f"delayedDeliveryTrackerFactoryClassName .* found '{name}'"):
+        read(delayedDeliveryTrackerFactoryClassName=name)
+
+
+def test_the_keys_of_pip_448_have_no_effect():
+    assert (
+        read(
+            delayedDeliveryPruneMinIntervalMillis="50",
+            delayedDeliveryPruneEligibleRatio=0.5,
+            delayedDeliveryTopicManagerIdleMillis="60000",
+        )
+        == DelayConfig()
+    )
+
+
+def test_what_does_not_concern_delays_is_ignored():
+    assert read(managedLedgerMaxUnackedRangesToPersist="many", brokerServicePort=None) == DelayConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("delayedDeliveryEnabled", "yes", ValueError),
+        ("delayedDeliveryEnabled", 1, ValueError),
+        ("isDelayedDeliveryDeliverAtTimeStrict", "1", ValueError),
+        ("delayedDeliveryTickTimeMillis", "0", ValueError),
+        ("delayedDeliveryTickTimeMillis", -1, ValueError),
+        ("delayedDeliveryTickTimeMillis", "1s", ValueError),
+        ("delayedDeliveryTickTimeMillis", 1.5, ValueError),
+        ("delayedDeliveryTickTimeMillis", True, ValueError),
+        ("delayedDeliveryTickTimeMillis", str(2**63), ValueError),
+        pytest.param("delayedDeliveryTickTimeMillis", 10**5_000, ValueError, id="very long"),
+        ("delayedDeliveryTickTimeMillis", None, TypeError),
+        ("delayedDeliveryTickTimeMillis", b"100", TypeError),
+        ("delayedDeliveryMinIndexCountPerBucket", "x", ValueError),
+        (STEP, "0", ValueError),
+        (STEP, "0.5", ValueError),
+        (FIRST_STEP, "0", ValueError),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "0", ValueError),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "-2", ValueError),
+        ("delayedDeliveryMaxNumBuckets", str(2**31), ValueError),
+        ("delayedDeliveryLedgerStepPerBucket", "0", ValueError),
+        ("delayedDeliveryPruneMinIntervalMillis", "soon", ValueError),
+        ("delayedDeliveryPruneEligibleRatio", "half", ValueError),
+        ("delayedDeliveryTopicManagerIdleMillis", "1m", ValueError),
+    ],
+)
+def test_a_malformed_value_is_refused_by_its_key(key, value, error):
+    with pytest.raises(error, match=key):
+        read(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("delayedDeliveryTickTimeMilis", "delayedDeliveryTickTimeMillis"),
+        ("delayedDeliveryticktimemillis", "delayedDeliveryTickTimeMillis"),
+        ("DelayedDeliveryEnabled", "delayedDeliveryEnabled"),
+        ("isDelayedDeliveryAtTimeStrict", "isDelayedDeliveryDeliverAtTimeStrict"),
+        ("delayedDeliveryMaxDeliveryDelayInMillis", "delayedDeliveryMaxDelayInMillis"),
+        ("delayedDeliveryMaxNumBucket", "delayedDeliveryMaxNumBuckets"),
+    ],
+)
+def test_a_misspelt_key_is_refused(key, meant):
+    with pytest.raises(ValueError, match=f"'{key}' is no key of Pulsar; '{meant}' was probably meant"):
+        read(**{key: "1"})
+
+
+def test_two_names_of_one_setting_may_agree():
+    assert read(**{STEP: "60", FIRST_STEP: 60}).max_time_step_per_segment_ms == 60_000
+
+
+@pytest.mark.parametrize(("later", "first"), [("60", "61"), (60, "300"), ("300", 30)])
+def test_two_names_of_one_setting_with_two_values_are_refused(later, first):
+    with pytest.raises(ValueError, match=f"{STEP} is '{later}' and {FIRST_STEP}, its older name, '{first}'"):
+        read(**{STEP: later, FIRST_STEP: first})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("enabled", "true", TypeError),
+        ("is_deliver_at_time_strict", 1, TypeError),
+        ("tracker", "InMemory", TypeError),
+        ("tick_time_ms", 0, ValueError),
+        ("tick_time_ms", 1.0, TypeError),
+        ("tick_time_ms", True, TypeError),
+        ("tick_time_ms", None, TypeError),
+        ("fixed_delay_detection_lookahead", -1, ValueError),
+        ("max_delivery_delay_ms", -1, ValueError),
+        ("min_index_count_per_bucket", -1, ValueError),
+        ("max_time_step_per_segment_ms", 0, ValueError),
+        ("max_indexes_per_segment", 0, ValueError),
+        ("max_bucket_count", -1, ValueError),
+        ("ledger_step_per_bucket", 0, ValueError),
+        ("tick_time_ms", 2**63, ValueError),
+    ],
+)
+def test_a_field_out_of_bounds_is_refused_by_its_name(name, value, error):
+    with pytest.raises(error, match=rf"{name} \(\w+\)"):
+        DelayConfig(**{name: value})
