@@ -19,7 +19,7 @@ from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from delay.calendar import Calendar
 from delay.due_log import DueLog
 from delay.position_set import PositionSet
-from delay.tracker import TIME_MS_MAX, check_deliver_at, check_time
+from delay.tracker import TIME_MS_MAX, check_message, check_time
 from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class DelayIndex(Protocol):
         """About how much memory the messages take that are not yet due or that some view has yet to read."""
         ...
 
-    def hold(self, position: Position, *, deliver_at_ms: int) -> bool:
-        """Hold a message until it is due, after `move_due`; False if it is due already."""
+    def hold(self, position: Position, deliver_at_ms: int) -> bool:
+        """Hold a message until it is due, after `move_due`; False if it is due already. Neither is checked."""
         ...
 
     def move_due(self, now_ms: int) -> None:
@@ -187,12 +187,14 @@ class TopicDelayIndex:
             ValueError: An id or a time is out of range.
             TypeError: An id or a time is not an integer.
         """
-        position = check_position(position, entry_id_min=0)
-        if not (type(deliver_at_ms) is type(now_ms) is int and 0 <= deliver_at_ms <= TIME_MS_MAX >= now_ms >= 0):
-            deliver_at_ms, now_ms = check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
-        with self.lock:
-            self.move_due(now_ms)
-            return self.hold(position, deliver_at_ms=deliver_at_ms)
+        position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
+        self.lock.acquire()  # half the time of `with`, which counts here
+        try:
+            if now_ms > self._now_ms:
+                self.move_due(now_ms)
+            return self.hold(position, deliver_at_ms)
+        finally:
+            self.lock.release()
 
     def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Do as `add`, for all subscriptions: from now on none of them has to add.
@@ -252,13 +254,14 @@ class TopicDelayIndex:
         with self.lock:
             return self.held.count_between(first, end)
 
-    def hold(self, position: Position, *, deliver_at_ms: int) -> bool:
+    def hold(self, position: Position, deliver_at_ms: int) -> bool:
         """See `DelayIndex`."""
         if deliver_at_ms > self._now_ms:
-            if self.held.include(*position):
-                tick_ms = self._tick_time_ms
+            ledger_id, entry_id = position
+            if self.held.include(ledger_id, entry_id):
+                due_ms = deliver_at_ms + -deliver_at_ms % self._tick_time_ms
                 # Not past the end of time, where it would never fall due.
-                self._calendar.add(position, min(-(-deliver_at_ms // tick_ms) * tick_ms, TIME_MS_MAX))
+                self._calendar.add(position, due_ms if due_ms < TIME_MS_MAX else TIME_MS_MAX)
             return True
         is_held = position in self.held
         if is_held and deliver_at_ms + self._tick_time_ms_max <= self._now_ms:

@@ -70,10 +70,11 @@ class PositionSet:
         bitmap = self._bitmaps.get(ledger_id)
         if bitmap is None:
             self._bitmaps[ledger_id] = BitMap((entry_id,))
-        elif entry_id in bitmap:
-            return False
         else:
-            bitmap.add(entry_id)
+            try:
+                bitmap.add_checked(entry_id)
+            except KeyError:
+                return False
         self._count += 1
         return True
 

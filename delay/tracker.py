@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ackstate.integers import integer
-
-if TYPE_CHECKING:
-    from ackstate import Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 # The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
 TIME_MS_MAX = 2**63 - 1
@@ -126,6 +124,28 @@ def check_time(time_ms: int, *, name: str) -> int:
     if not 0 <= time_ms <= TIME_MS_MAX:
         raise ValueError(f"{name} is {time_ms}: it must be in 0..{TIME_MS_MAX}")
     return time_ms
+
+
+def check_message(position: Position, deliver_at_ms: int, now_ms: int) -> tuple[Position, int, int]:
+    """Return a message that is added, its time and the time now, of plain integers; -1 is no delay.
+
+    Raises:
+        ValueError: An id or a time is out of range.
+        TypeError: An id or a time is not an integer.
+    """
+    ledger_id, entry_id = position
+    # Made for each message that is read: it calls nothing if there is nothing to be said against it.
+    if (
+        type(position) is Position
+        and type(ledger_id) is type(entry_id) is type(deliver_at_ms) is type(now_ms) is int
+        and 0 <= ledger_id <= LEDGER_ID_MAX
+        and 0 <= entry_id <= ENTRY_ID_MAX
+        and -1 <= deliver_at_ms <= TIME_MS_MAX
+        and 0 <= now_ms <= TIME_MS_MAX
+    ):
+        return position, deliver_at_ms, now_ms
+    position = check_position(position, entry_id_min=0)
+    return position, check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
 
 
 def check_deliver_at(deliver_at_ms: int) -> int:

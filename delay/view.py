@@ -18,7 +18,7 @@ from ackstate.integers import check_count
 from ackstate.position import Position, check_position
 from delay.due_log import batches_from
 from delay.position_set import PositionSet
-from delay.tracker import TIME_MS_MAX, SkippingTracker, check_deliver_at, check_time
+from delay.tracker import SkippingTracker, check_message, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,15 +92,13 @@ class SubscriptionDelayView(SkippingTracker):
 
         Complexity: O(1), and once for each batch of the due log what reading it costs.
         """
-        position = check_position(position, entry_id_min=0)
-        if not (type(deliver_at_ms) is type(now_ms) is int and 0 <= deliver_at_ms <= TIME_MS_MAX >= now_ms >= 0):
-            deliver_at_ms, now_ms = check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
+        position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         index = self._index
         while True:
             with index.lock:
                 index.move_due(now_ms)
                 if not self._is_cut_off:
-                    is_held = index.hold(position, deliver_at_ms=deliver_at_ms)
+                    is_held = index.hold(position, deliver_at_ms)
                     # Before the window grows: what fell due ahead of the reader is dropped, and this may be among it.
                     self._read_due_log()
                     self._pass(position)

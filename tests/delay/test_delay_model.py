@@ -209,16 +209,16 @@ def keeps_all_of_the_due_log(view, due):
 def widens_the_window_before_it_reads_the_log(view, position, *, deliver_at_ms, now_ms):
     with view._index.lock:
         view._index.move_due(now_ms)
-        is_held = view._index.hold(position, deliver_at_ms=deliver_at_ms)
+        is_held = view._index.hold(position, deliver_at_ms)
         view._pass(position)
         view._read_due_log()
     return is_held or position in view._due
 
 
-def rounds_down(index, position, *, deliver_at_ms):
+def rounds_down(index, position, deliver_at_ms):
     if deliver_at_ms > index.now_ms:
         deliver_at_ms = max(deliver_at_ms // index._tick_time_ms * index._tick_time_ms, index.now_ms + 1)
-    return hold(index, position, deliver_at_ms=deliver_at_ms)
+    return hold(index, position, deliver_at_ms)
 
 
 def drops_a_batch_once_one_view_has_read_it(view, due):
@@ -229,8 +229,8 @@ def drops_a_batch_once_one_view_has_read_it(view, due):
     view.unread = view._index.due_log.end
 
 
-def judges_by_time_before_it_looks_what_is_held(index, position, *, deliver_at_ms):
-    return deliver_at_ms > index.now_ms and hold(index, position, deliver_at_ms=deliver_at_ms)
+def judges_by_time_before_it_looks_what_is_held(index, position, deliver_at_ms):
+    return deliver_at_ms > index.now_ms and hold(index, position, deliver_at_ms)
 
 
 def forgets_what_it_was_cut_off_from(view):
