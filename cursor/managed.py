@@ -566,6 +566,36 @@ class ManagedCursor:
             kept = {name: text for name, text in journal.cursor_properties.items() if name.startswith(INTERNAL_PREFIX)}
             journal.write_cursor_properties({**kept, **properties})
 
+    def put_internal_property(self, name: str, text: str) -> None:
+        """Set one of the broker's own cursor properties; it is durable when this returns.
+
+        Raises:
+            ValueError: The name does not begin with ``#pulsar.internal.``, or it or the text is too long.
+            TypeError: One is not text.
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; whether it happened is unknown.
+            CursorClosedError: The cursor is closed.
+
+        Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
+        """
+        check_cursor_properties({name: text})
+        self._write_internal_property(name, {name: text})
+
+    def remove_internal_property(self, name: str) -> None:
+        """Remove one of the broker's own cursor properties, if it is there; errors as for `put_internal_property`."""
+        check_cursor_properties({name: ""})
+        self._write_internal_property(name, {})
+
+    def _write_internal_property(self, name: str, properties: Mapping[str, str]) -> None:
+        if not name.startswith(INTERNAL_PREFIX):
+            raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
+        with self._persister.writing:
+            self.check_open()
+            journal = self._persister.journal
+            others = {other: text for other, text in journal.cursor_properties.items() if other != name}
+            if {**others, **properties} != journal.cursor_properties:
+                journal.write_cursor_properties({**others, **properties})
+
     def is_dirty(self) -> bool:
         """Tell whether something was accepted that no persist has looked at."""
         return self._persister.is_dirty

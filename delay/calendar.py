@@ -32,13 +32,13 @@ _LEAF_COUNT_MAX = 32_768
 _FRONT_COUNT_MAX = 1_024
 _FRONT_COUNT = 512
 _FRESH_COUNT_MAX = 4_096
-# What a leaf takes beside its keys (the array, its bound, two list slots) and a page in its table: measured.
-_LEAF_BYTES = 140
+# What a leaf takes beside its array (its bound, two list slots) and a page in its table: measured.
+_LEAF_BYTES = 60
 _PAGE_BYTES = 130
 _FRONT_KEY_BYTES = 48
 _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
-_BULK_COUNT_MIN = 64  # Fewer are put into bitmaps faster one by one.
+_BULK_COUNT_MIN = 64  # Fewer are put into a bitmap or a leaf faster one by one.
 
 
 class Due(NamedTuple):
@@ -150,8 +150,12 @@ class Calendar:
 
         Complexity: O(messages log messages), and O(1) for each leaf that one falls into.
         """
+        self.add_all(due_ms, np.full(len(entry_ids), ledger_id), entry_ids)
+
+    def add_all(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        """Put in messages of any ledgers, three arrays as in `Due` but in any order; complexity as for `add_many`."""
         self._free_unused_pages()
-        self._put_many(due_ms, np.full(len(entry_ids), ledger_id), entry_ids)
+        self._put_many(due_ms, ledger_ids, entry_ids)
 
     def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
         """Remove and return the messages that are due at a time or before, the first of them, in order.
@@ -278,8 +282,16 @@ class Calendar:
         if eras.min() == eras.max():
             self._put_sorted(int(eras[0]), np.sort(keys))
             return
-        for era in np.unique(eras).tolist():
-            self._put_sorted(era, np.sort(keys[eras == era]))
+        order = np.lexsort((keys, eras))
+        eras, keys = eras[order], keys[order]
+        starts = [0, *(np.flatnonzero(np.diff(eras)) + 1).tolist(), len(keys)]
+        for first, end in pairwise(starts):
+            era = int(eras[first])
+            if end - first >= _BULK_COUNT_MIN:
+                self._put_sorted(era, keys[first:end])
+                continue
+            for key in keys[first:end].tolist():
+                self._put(era << _ERA_BITS | key)
 
     def _paged(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the pages of positions, and the lower halves of their entries."""

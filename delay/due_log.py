@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+DUE_LOG_BYTES_MAX = 1 << 20
+
+
 class DueLogReader(Protocol):
     """Somebody who reads the log.
 

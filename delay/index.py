@@ -17,35 +17,45 @@ from pyroaring import BitMap
 from ackstate.integers import check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from delay.calendar import Calendar
-from delay.due_log import DueLog
+from delay.config import DelayConfig
+from delay.due_log import DUE_LOG_BYTES_MAX, DueLog
 from delay.position_set import PositionSet
 from delay.tracker import TIME_MS_MAX, check_message, check_time
 from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-DUE_LOG_BYTES_MAX = 1 << 20
-
 
 class DelayIndex(Protocol):
-    """What a view needs of its topic's index, with the lock held but for `memory_bytes` and `reset_tick_time`.
+    """What a view needs of its topic's index, with the lock held but for `memory_bytes` and `reset_tick_time`."""
 
-    Attributes:
-        lock: Guards the index and what its views have to do with it; held for short, and no callback runs under it.
-        due_log: What has fallen due.
-        held: What is not yet due; to be read, not changed.
-        is_fed: Whether one reader puts in the messages, for all subscriptions.
-        outlives_restarts: Whether it knows messages from before a restart.
-    """
+    @property
+    def lock(self) -> threading.Lock:
+        """Guards the index and what its views have to do with it; no callback of a view runs under it."""
+        ...
 
-    lock: threading.Lock
-    due_log: DueLog
-    held: PositionSet
-    is_fed: bool
-    outlives_restarts: bool
+    @property
+    def due_log(self) -> DueLog:
+        """What has fallen due."""
+        ...
+
+    @property
+    def held(self) -> PositionSet:
+        """What is not yet due; to be read, not changed."""
+        ...
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether one reader puts in the messages, for all subscriptions."""
+        ...
+
+    @property
+    def outlives_restarts(self) -> bool:
+        """Whether it may know messages from before a restart."""
+        ...
 
     @property
     def now_ms(self) -> int:
@@ -121,6 +131,16 @@ class TopicDelayIndex:
         self._now_ms = 0
         self._tick_time_ms = self._tick_time_ms_max = 1
         self.reset_tick_time(tick_time_ms)
+
+    @classmethod
+    def from_config(cls, config: DelayConfig) -> TopicDelayIndex:
+        """Return an index with the tick of some settings; it is strict whatever they say, and pauses nobody."""
+        return cls(tick_time_ms=config.tick_time_ms)
+
+    @classmethod
+    def from_pulsar_conf(cls, properties: Mapping[str, object]) -> TopicDelayIndex:
+        """Return an index with the tick of a broker; see `DelayConfig.from_pulsar_conf`."""
+        return cls.from_config(DelayConfig.from_pulsar_conf(properties))
 
     def __len__(self) -> int:
         """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
@@ -233,7 +253,9 @@ class TopicDelayIndex:
         with self.lock:
             self.move_due(now_ms)
             self.is_fed = True
-            return self._hold_many(ledger_id, entries, times)
+            held_count = self._hold_many(ledger_id, entries, times)
+            self._let_go_overdue(ledger_id, entries[times <= self._now_ms - self._tick_time_ms_max])
+            return held_count
 
     def advance(self, now_ms: int) -> None:
         """Move what has fallen due to the due log; a time below one seen before changes nothing.
@@ -265,7 +287,9 @@ class TopicDelayIndex:
             return True
         is_held = position in self.held
         if is_held and deliver_at_ms + self._tick_time_ms_max <= self._now_ms:
-            self._let_go(position)
+            due = PositionSet()
+            due.add(position)
+            self._let_go(due)
         return is_held
 
     def move_due(self, now_ms: int) -> None:
@@ -280,21 +304,18 @@ class TopicDelayIndex:
         self._calendar.take_into(due, now_ms)
         if len(self._calendar) + len(due) != len(self.held):
             due.intersection_update(self.held)
+        self._let_go(due)
+
+    def _let_go(self, due: PositionSet) -> None:
         if len(due):
             self.held.difference_update(due)
             self.due_log.append(due)
-
-    def _let_go(self, position: Position) -> None:
-        due = PositionSet()
-        due.add(position)
-        self.held.discard(position)
-        self.due_log.append(due)
 
     def _hold_many(self, ledger_id: int, entry_ids: NDArray[np.int64], deliver_at_ms: NDArray[np.int64]) -> int:
         wait = deliver_at_ms > self._now_ms
         if not wait.all():
             entry_ids, deliver_at_ms = entry_ids[wait], deliver_at_ms[wait]
-        fresh = BitMap(array("I", entry_ids.astype(np.uint32).tobytes()))
+        fresh = _bitmap(entry_ids)
         held = self.held.entries_of(ledger_id)
         if held is not None and held.intersect(fresh):
             fresh -= held
@@ -310,6 +331,14 @@ class TopicDelayIndex:
         self._calendar.add_many(ledger_id, entry_ids, due_ms)
         return self.held.update_entries(ledger_id, fresh) if fresh else 0
 
+    def _let_go_overdue(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> None:
+        """Let go of what is held of some entries, as `hold` does of one."""
+        held = self.held.entries_of(ledger_id)
+        if held is not None and len(entry_ids):
+            due = PositionSet()
+            due.update_entries(ledger_id, held & _bitmap(entry_ids))
+            self._let_go(due)
+
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(messages)."""
         self._calendar._check()
@@ -320,11 +349,19 @@ class TopicDelayIndex:
         assert len(self.due_log.end.positions) == 0
 
 
+def _bitmap(entry_ids: NDArray[np.int64]) -> BitMap:
+    return BitMap(array("I", entry_ids.astype(np.uint32).tobytes()))
+
+
 def _integers(name: str, numbers: Iterable[int], *, least: int, most: int) -> NDArray[np.int64]:
     """Return numbers as an array, after a look at their bounds, both included."""
-    given = numbers if isinstance(numbers, np.ndarray) else np.array([integer(name, each) for each in numbers], object)
+    if not isinstance(numbers, np.ndarray) or numbers.dtype == object:
+        numbers = np.array([integer(name, each) for each in numbers], object)
+    given: NDArray[np.generic] = numbers
     if given.dtype != object and given.dtype.kind not in "iu":
         raise TypeError(f"{name} are integers, found {given.dtype}")
+    if given.ndim != 1:
+        raise ValueError(f"{name} are a sequence, found an array of shape {given.shape}")
     if len(given) and not least <= int(given.min()) <= int(given.max()) <= most:
         raise ValueError(f"{name} must be in {least}..{most}, found {given.min()} to {given.max()}")
     return given.astype(np.int64)

@@ -209,7 +209,7 @@ class PositionSet:
         total = 0
         for ledger_id, bitmap in self._bitmaps.items():
             if first.ledger_id <= ledger_id <= end.ledger_id:
-                low = first.entry_id if ledger_id == first.ledger_id else 0
+                low = max(first.entry_id, 0) if ledger_id == first.ledger_id else 0
                 high = end.entry_id if ledger_id == end.ledger_id else _ENTRY_ID_END
                 total += bitmap.range_cardinality(low, high) if low < high else 0
         return total

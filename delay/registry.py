@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
 from delay.index import TopicDelayIndex
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
     from ackstate import Position
     from delay.view import SubscriptionDelayView
+
+
+class ViewedIndex(Protocol):
+    """An index of a topic. Its views keep it alive, and nothing else need; it can be weakly referenced."""
+
+    def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
+        """Return a view for a subscription that is about to read the message log."""
+        ...
 
 
 @final
@@ -27,23 +36,32 @@ class DelayIndexRegistry:
     >>> len(registry)
     0
 
-    Threads may open and close views at the same time, also of one topic. The other calls of one topic's views
-    need a lock of the caller's: index and views are not safe for concurrent mutation.
+    Safe for any number of threads: those that open a topic's views at the same time, while others close theirs, get
+    the same index, and never one that was given up.
 
     Args:
         tick_time_ms: What due times are rounded up to a multiple of, at least 1.
+        make_index: What makes a topic's index instead, if its settings are others than these. The registry is locked
+            meanwhile, so it is to be quick and must not come back to the registry.
 
     Raises:
         ValueError: The tick is below 1 ms.
+        TypeError: The tick is not an integer, or not exactly one of the two is given.
     """
 
-    def __init__(self, *, tick_time_ms: int) -> None:
-        self._tick_time_ms = tick_time_ms
-        # Refused here, not only when the first topic comes.
-        TopicDelayIndex(tick_time_ms=tick_time_ms)
+    def __init__(
+        self, *, tick_time_ms: int | None = None, make_index: Callable[[str], ViewedIndex] | None = None
+    ) -> None:
+        if make_index is None and tick_time_ms is not None:
+            # Refused here, not only when the first topic comes.
+            TopicDelayIndex(tick_time_ms=tick_time_ms)
+            make_index = partial(_index, tick_time_ms=tick_time_ms)
+        elif make_index is None or tick_time_ms is not None:
+            raise TypeError(f"exactly one of tick_time_ms and make_index, found {tick_time_ms!r} and {make_index!r}")
+        self._make_index = make_index
         # The views own their index. If they were counted here, a new view could come between the last one's
         # closing and the index's removal, and join an index that is about to go.
-        self._indexes: WeakValueDictionary[str, TopicDelayIndex] = WeakValueDictionary()
+        self._indexes: WeakValueDictionary[str, ViewedIndex] = WeakValueDictionary()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -63,5 +81,9 @@ class DelayIndexRegistry:
         with self._lock:
             index = self._indexes.get(topic)
             if index is None:
-                index = self._indexes[topic] = TopicDelayIndex(tick_time_ms=self._tick_time_ms)
+                index = self._indexes[topic] = self._make_index(topic)
             return index.open_view(is_acked)
+
+
+def _index(topic: str, *, tick_time_ms: int) -> TopicDelayIndex:  # noqa: ARG001 - as any `make_index`
+    return TopicDelayIndex(tick_time_ms=tick_time_ms)

@@ -75,7 +75,7 @@ class SubscriptionDelayView(SkippingTracker):
         self._subscription: AckedAndSent | None = None
         self._due = PositionSet()  # read from the log; only the view's own thread comes by it
         # What follows is guarded by the index's lock.
-        self._caught_up = PositionSet()  # read from the log on behalf of the view
+        self._caught_up: PositionSet | None = None  # read from the log on behalf of the view
         self._is_cut_off = False
         # What the reader has passed, first included, end excluded; while nothing is known of the reader, nothing.
         self._first, self._end = _ABOVE_ALL, _BELOW_ALL
@@ -128,7 +128,8 @@ class SubscriptionDelayView(SkippingTracker):
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
         """
-        end = check_position(end)
+        ledger_id, entry_id = check_position(end)
+        end = Position(ledger_id, max(entry_id, 0))
         with self._index.lock:
             self._read_due_log()
             self._first, self._end = _BELOW_ALL, max(self._end, end)
@@ -220,7 +221,7 @@ class SubscriptionDelayView(SkippingTracker):
             self.unread = self._index.due_log.end
             self._first, self._end = _ABOVE_ALL, _BELOW_ALL
             self._is_cut_off = False
-            self._caught_up.clear()
+            self._caught_up = None
         self._due.clear()
 
     def close(self) -> None:
@@ -234,6 +235,7 @@ class SubscriptionDelayView(SkippingTracker):
     def catch_up(self) -> None:
         """See `DueLogReader`; called by whoever holds the index's lock."""
         if self._subscription is None:
+            self._caught_up = self._caught_up or PositionSet()
             self._read_into(self._caught_up)
         elif self.unread.next is not None:
             self._is_cut_off = True
@@ -270,9 +272,9 @@ class SubscriptionDelayView(SkippingTracker):
 
     def _read_due_log(self) -> None:
         """Take from the due log what the reader has passed."""
-        if len(self._caught_up):
+        if self._caught_up is not None:
             self._due.update(self._caught_up)
-            self._caught_up.clear()
+            self._caught_up = None
         if self.unread.next is not None:
             self._read_into(self._due)
 
@@ -290,6 +292,8 @@ class SubscriptionDelayView(SkippingTracker):
         with self._index.lock:
             self._is_cut_off = False
             missed.difference_update(self._index.held)
+            # Now, not after it may have been handed out.
+            self._read_due_log()
         self._due.update(missed)
 
     def _take_unacked(self, count: int) -> list[tuple[int, BitMap]]:

@@ -1,0 +1,114 @@
+"""Which snapshot belongs to which bucket of delayed messages? Two places to keep that, as `delay.BucketRegistry`.
+
+What one subscription delays stands in its cursor's properties, as in Pulsar. What all subscriptions of a topic share
+stands in the metadata store, a value for each bucket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import CorruptStateError
+from cursor.managed import INTERNAL_PREFIX
+from cursor.store import ABSENT, check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cursor.managed import ManagedCursor
+    from cursor.store import LedgerStore, MetadataStore
+    from delay.bucket_snapshots import BucketRegistry, SnapshotLedgers
+
+
+@final
+class CursorBucketRegistry:
+    """The buckets of one subscription: internal properties of its cursor, which must be open.
+
+    Names and texts are Pulsar's; in Pulsar's format the cursor writes them so that Pulsar finds its buckets again.
+    """
+
+    def __init__(self, cursor: ManagedCursor) -> None:
+        self._cursor = cursor
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return the internal properties; those of other things are among them."""
+        properties = self._cursor.cursor_properties
+        return {name: text for name, text in properties.items() if name.startswith(INTERNAL_PREFIX)}
+
+    def put(self, name: str, text: str) -> None:
+        """Set a property; errors as for `ManagedCursor.put_internal_property`."""
+        self._cursor.put_internal_property(name, text)
+
+    def remove(self, name: str) -> None:
+        """Remove a property, if it is there; errors as for `ManagedCursor.put_internal_property`."""
+        self._cursor.remove_internal_property(name)
+
+
+@final
+class MetadataBucketRegistry:
+    """The buckets of one topic: a value for each below a path that nothing else uses.
+
+    Every call reads what is there, so that a bucket of another owner is not overwritten unseen: who comes second gets
+    `VersionMismatchError`, a `StoreError`.
+
+    Args:
+        metadata: The store.
+        path: Above the values, such as ``/delayed-buckets/orders``.
+
+    Raises:
+        ValueError: It is not a path.
+    """
+
+    def __init__(self, metadata: MetadataStore, path: str) -> None:
+        check_path(path)
+        self._metadata = metadata
+        self._path = path
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return every name with its text.
+
+        Raises:
+            CorruptStateError: A value is not text.
+            StoreError: The store failed.
+        """
+        found = {name: self._metadata.get(self._value_path(name)) for name in self._metadata.children(self._path)}
+        return {name: _text(name, value.data) for name, value in found.items() if value is not None}
+
+    def put(self, name: str, text: str) -> None:
+        """Set the text of a name.
+
+        Raises:
+            ValueError: The name is empty or has a slash.
+            StoreError: The store failed; whether it happened is unknown.
+        """
+        found = self._metadata.get(self._value_path(name))
+        version = ABSENT if found is None else found.version
+        self._metadata.put(self._value_path(name), text.encode(), expected_version=version)
+
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is there; errors as for `put`."""
+        found = self._metadata.get(self._value_path(name))
+        if found is not None:
+            self._metadata.delete(self._value_path(name), expected_version=found.version)
+
+    def _value_path(self, name: str) -> str:
+        if "/" in name:
+            raise ValueError(f"a name in the registry has no slash, found {name!r}")
+        path = f"{self._path}/{name}"
+        check_path(path)
+        return path
+
+
+def _text(name: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = f"0x{data[error.start]:02x}"
+        raise CorruptStateError(f"registry entry {name}", offset=error.start, expected="UTF-8", found=found) from None
+
+
+if TYPE_CHECKING:
+    _: tuple[type[BucketRegistry], ...] = (CursorBucketRegistry, MetadataBucketRegistry)
+
+    def _is_enough(ledgers: LedgerStore) -> SnapshotLedgers:
+        return ledgers

@@ -1,0 +1,242 @@
+"""What was sealed before: which stored buckets are good, what is in them, and what became of the rest?
+
+Only the metadata of each snapshot is read, and one segment of each bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyroaring import BitMap
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.wire.pulsar.delay_snapshot import decode_metadata
+from delay.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
+    from delay.bucket_snapshots import BucketSnapshots
+
+
+class DropReason(Enum):
+    """Why a registered bucket was not recovered. But for `MALFORMED` it was unregistered and its snapshot deleted."""
+
+    MALFORMED = "its key or its id is malformed; it was left alone"
+    MISSING = "its snapshot is not there"
+    EMPTY = "its snapshot is empty"
+    DAMAGED = "its snapshot is damaged"
+    NEWER = "its snapshot was written by a newer release"
+    REPLACED = "a bucket that encloses it has all of its messages: it was merged"
+    DUE = "all of its messages are due"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedBucket:
+    """A registered bucket that was not recovered.
+
+    What it had is not in the index, so the dispatcher offers it again as it reads the log.
+
+    Attributes:
+        name: Its key as the registry had it.
+        text: What the registry held under it, the decimal id of its snapshot.
+        reason: Why.
+        detail: What was found; empty if the reason says it all.
+    """
+
+    name: str
+    text: str
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecoveryReport:
+    """What a recovery found.
+
+    Attributes:
+        bucket_count: Buckets recovered.
+        message_count: Their messages that were not yet due, each counted once.
+        segments_skipped: Segments of theirs that were due as a whole, which the dispatcher will read again.
+        dropped: What was registered and not recovered.
+        orphan_count: Snapshots that nothing registered named, all deleted unless they are referenced.
+        fell_back: Why nothing was recovered and all stays in memory; empty if the recovery went well.
+    """
+
+    bucket_count: int = 0
+    message_count: int = 0
+    segments_skipped: int = 0
+    dropped: tuple[DroppedBucket, ...] = ()
+    orphan_count: int = 0
+    fell_back: str = ""
+
+
+class FoundBucket(NamedTuple):
+    """A recovered bucket.
+
+    Attributes:
+        bucket: It, with its first segment that is not due as a whole.
+        loaded: That segment.
+        metadata: What each of its segments holds, those skipped too.
+    """
+
+    bucket: Bucket
+    loaded: DelayedIndexes
+    metadata: tuple[SegmentMetadata, ...]
+
+    def bitmaps(self) -> dict[int, BitMap]:
+        """Return the messages of its segments from the loaded one on."""
+        return _union(self.metadata[self.bucket.current - 1 :])
+
+
+class FoundBuckets(NamedTuple):
+    """All that a recovery found."""
+
+    buckets: tuple[FoundBucket, ...]
+    dropped: tuple[DroppedBucket, ...]
+    orphan_count: int
+
+    def report(self, *, message_count: int) -> BucketRecoveryReport:
+        """Return what was found, with how many messages the buckets have, each counted once."""
+        skipped = sum(each.bucket.current - 1 for each in self.buckets)
+        return BucketRecoveryReport(len(self.buckets), message_count, skipped, self.dropped, self.orphan_count)
+
+
+class RecoveryTooLongError(AckStateError):
+    """The recovery was given up since it took too long."""
+
+
+class _Unusable(Exception):  # noqa: N818 - it is a finding and leaves this module never
+    def __init__(self, reason: DropReason, detail: object = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = str(detail)
+
+
+def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]) -> FoundBuckets:
+    """Read what is stored, and delete what is of no use.
+
+    Args:
+        snapshots: The stored buckets of an index.
+        cutoff_ms: Messages due up to then are of no use: the dispatcher reads them again.
+        is_late: Asked before each bucket is read, whether to give up.
+
+    Raises:
+        RecoveryTooLongError: `is_late` said so; nothing was changed.
+        AckStateError: The storage failed; nothing was changed.
+    """
+    names = snapshots.registered()
+    stored = snapshots.stored()
+    found: dict[str, FoundBucket] = {}
+    dropped: list[DroppedBucket] = []
+    for name, text in sorted(names.items()):
+        if is_late():
+            raise RecoveryTooLongError(
+                f"recovery was given up with {len(found) + len(dropped)} of {len(names)} buckets read"
+            )
+        try:
+            found[name] = _read(snapshots, *_parse(name, text), stored=stored, cutoff_ms=cutoff_ms)
+        except _Unusable as finding:
+            dropped.append(DroppedBucket(name, text, finding.reason, finding.detail))
+    for name in _replaced(found):
+        dropped.append(DroppedBucket(name, names[name], DropReason.REPLACED))
+        del found[name]
+    orphan_count = _tidy(snapshots, names, stored, dropped)
+    return FoundBuckets(tuple(found.values()), tuple(dropped), orphan_count)
+
+
+def _parse(name: str, text: str) -> tuple[BucketKey, int]:
+    try:
+        return BucketKey.parse(name), parse_ledger_id(text)
+    except ValueError as error:
+        raise _Unusable(DropReason.MALFORMED, error) from None
+
+
+def _read(
+    snapshots: BucketSnapshots, key: BucketKey, bucket_id: int, *, stored: set[int], cutoff_ms: int
+) -> FoundBucket:
+    if bucket_id not in stored:
+        raise _Unusable(DropReason.MISSING)
+    try:
+        entry = snapshots.read_metadata(bucket_id)
+        if entry is None:
+            raise _Unusable(DropReason.EMPTY)
+        encoded, segment_count = entry
+        metadata = decode_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
+        if segment_count != len(metadata):
+            raise _Unusable(DropReason.DAMAGED, f"expected {len(metadata)} segments, found {segment_count}")
+        _check_ledgers(metadata, key)
+        due_count = _due_count(metadata, cutoff_ms)
+        if due_count == len(metadata):
+            raise _Unusable(DropReason.DUE if metadata else DropReason.EMPTY)
+        loaded = snapshots.read_segment(bucket_id, due_count + 1, metadata[due_count])
+    except UnsupportedVersionError as error:
+        raise _Unusable(DropReason.NEWER, error) from None
+    except CorruptStateError as error:
+        raise _Unusable(DropReason.DAMAGED, error) from None
+    segments = [Segment.of(each) for each in metadata]
+    return FoundBucket(
+        Bucket(key, bucket_id, segments, current=due_count + 1, boundary=Boundary.of(loaded)), loaded, metadata
+    )
+
+
+def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> None:
+    """Refuse the snapshot of another bucket: what lies beyond the range would not outlive it."""
+    ledger_ids = {ledger_id for segment in metadata for ledger_id in segment.bitmaps}
+    if ledger_ids and not key.encloses(BucketKey(min(ledger_ids), max(ledger_ids))):
+        found = f"{min(ledger_ids)} to {max(ledger_ids)}"
+        raise _Unusable(
+            DropReason.DAMAGED, f"expected ledgers {key.first_ledger_id} to {key.last_ledger_id}, found {found}"
+        )
+
+
+def _due_count(metadata: tuple[SegmentMetadata, ...], cutoff_ms: int) -> int:
+    """Return how many segments at the beginning are due as a whole."""
+    return next((at for at, each in enumerate(metadata) if each.max_deliver_at_ms > cutoff_ms), len(metadata))
+
+
+def _replaced(found: Mapping[str, FoundBucket]) -> list[str]:
+    """Return the buckets whose messages are all in one that encloses them: a crash came before they were deleted.
+
+    Pulsar drops every bucket that another encloses. But what was sealed after a recovery may enclose a recovered
+    bucket without having its messages, and then both stay.
+    """
+    replaced: list[str] = []
+    for name, each in found.items():
+        for other_name, other in found.items():
+            encloses = name != other_name and other.bucket.key.encloses(each.bucket.key)
+            if encloses and _has_all(_union(other.metadata), _union(each.metadata)):
+                replaced.append(name)
+                break
+    return replaced
+
+
+def _has_all(bitmaps: Mapping[int, BitMap], others: Mapping[int, BitMap]) -> bool:
+    return all(ledger_id in bitmaps and others[ledger_id].issubset(bitmaps[ledger_id]) for ledger_id in others)
+
+
+def _union(metadata: tuple[SegmentMetadata, ...]) -> dict[int, BitMap]:
+    by_ledger: dict[int, list[BitMap]] = {}
+    for segment in metadata:
+        for ledger_id, bitmap in segment.bitmaps.items():
+            by_ledger.setdefault(ledger_id, []).append(bitmap)
+    return {ledger_id: BitMap.union(*bitmaps) for ledger_id, bitmaps in by_ledger.items()}
+
+
+def _tidy(
+    snapshots: BucketSnapshots,
+    names: Mapping[str, str],
+    stored: set[int],
+    dropped: list[DroppedBucket],
+) -> int:
+    """Unregister and delete what was dropped, delete what nothing names, and return how many those were."""
+    for each in dropped:
+        if each.reason is not DropReason.MALFORMED:
+            snapshots.drop(int(each.text), BucketKey.parse(each.name))
+    orphans = stored - {int(text) for text in names.values() if text.isdecimal()}
+    for bucket_id in sorted(orphans):
+        snapshots.drop(bucket_id)
+    return len(orphans)

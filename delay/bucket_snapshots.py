@@ -1,0 +1,289 @@
+"""Where do sealed buckets live? Their snapshots in ledgers, which snapshot is whose in a registry of text.
+
+Every call of the storage is tried up to four times, as Pulsar does. A snapshot is written first and registered then,
+unregistered first and deleted then: whatever a crash leaves is a snapshot that no key names, and a recovery or `clear`
+finds it by its owner.
+
+Source: ``ImmutableBucket`` and ``BookkeeperBucketSnapshotStorage`` of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, final
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata, encode_segment, segment_metadata
+from delay.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ackstate.position import Position
+    from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
+    from delay.bucket import Bucket
+
+ATTEMPT_COUNT = 4
+
+_Result = TypeVar("_Result")
+
+
+class SnapshotLedgers(Protocol):
+    """Logs of entries; `cursor.store.LedgerStore` is one and states the contract. It fails with `AckStateError`."""
+
+    def create(self, owner: str) -> int:
+        """Make an empty ledger and return its id."""
+        ...
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """Append entries with one sync, all or nothing."""
+        ...
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """Return the entries from `first` (included) to `end` (excluded)."""
+        ...
+
+    def last(self, ledger_id: int) -> int:
+        """Return the id of the last entry, -1 for an empty ledger."""
+        ...
+
+    def delete(self, ledger_id: int) -> None:
+        """Delete a ledger; one that does not exist is deleted already."""
+        ...
+
+    def owned_by(self, owner: str) -> list[int]:
+        """Return the ids of an owner's ledgers."""
+        ...
+
+
+class BucketRegistry(Protocol):
+    """Names and texts, durable one by one: the internal properties of a cursor. It fails with `AckStateError`."""
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return every name with its text; names that are no bucket's may be among them."""
+        ...
+
+    def put(self, name: str, text: str) -> None:
+        """Set the text of a name; it is durable when this returns."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is there; that is durable when this returns."""
+        ...
+
+
+def nothing_referenced(_bucket_id: int) -> bool:
+    """Say that a snapshot is referenced by nobody."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStorage:
+    """Where the buckets of one index live. One index at a time uses an owner's snapshots and their registry.
+
+    Attributes:
+        ledgers: The snapshots.
+        registry: Which snapshot is which bucket's.
+        owner: Whom the ledgers belong to; nothing else has ledgers of this owner.
+        is_referenced: Whether somebody else has stored a reference to a snapshot, so that it must stay.
+        read_deliver_at_ms: What messages of the log say themselves of when to deliver them, in the order given; to make
+            good a segment that is damaged. It fails with `AckStateError`. None where the log is not at hand.
+    """
+
+    ledgers: SnapshotLedgers
+    registry: BucketRegistry
+    owner: str
+    is_referenced: Callable[[int], bool] = nothing_referenced
+    read_deliver_at_ms: Callable[[Sequence[Position]], Sequence[int]] | None = None
+
+
+@final
+class BucketSnapshots:
+    """The stored buckets of one index; not safe for concurrent use.
+
+    Attributes:
+        succeeded: How many operations of a kind (create, load, delete, merge) have succeeded.
+        failed: How many have failed, all attempts of one counted once.
+    """
+
+    def __init__(self, storage: SnapshotStorage) -> None:
+        self._storage = storage
+        self.succeeded: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        # Snapshots out of use that are still stored, since a call failed or they are referenced, and the key under
+        # which they may still be registered.
+        self._retired: dict[int, BucketKey | None] = {}
+
+    @property
+    def retired(self) -> frozenset[int]:
+        """The snapshots out of use that could not be deleted yet."""
+        return frozenset(self._retired)
+
+    def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[Segment]]:
+        """Store a bucket in a new ledger, with one sync, and return its id and what memory keeps of the segments.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        encoded = [encode_segment(segment) for segment in segments]
+        metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
+        entries = [encode_metadata(metadata), *encoded]
+        bucket_id = self._counted("create", lambda: self._write_once(entries))
+        return bucket_id, [Segment.of(each) for each in metadata]
+
+    def _write_once(self, entries: Sequence[bytes]) -> int:
+        # A new ledger for each attempt: one that failed may have happened.
+        bucket_id = self._storage.ledgers.create(self._storage.owner)
+        try:
+            self._storage.ledgers.append_all([(bucket_id, entry) for entry in entries])
+        except AckStateError:
+            self._retired[bucket_id] = None
+            raise
+        return bucket_id
+
+    def register(self, key: BucketKey, bucket_id: int) -> None:
+        """Make a snapshot the one of its bucket.
+
+        Raises:
+            AckStateError: Every attempt failed; it may be registered nevertheless.
+        """
+        attempt(lambda: self._storage.registry.put(str(key), str(bucket_id)))
+
+    def read_metadata(self, bucket_id: int) -> tuple[bytes, int] | None:
+        """Return what a snapshot says of its segments and how many are there, None if it is empty.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        ledgers = self._storage.ledgers
+        last = attempt(lambda: ledgers.last(bucket_id))
+        return None if last < 0 else (attempt(lambda: ledgers.read(bucket_id, 0, 1))[0], last)
+
+    def read_segment(self, bucket_id: int, number: int, metadata: SegmentMetadata) -> DelayedIndexes:
+        """Return a segment, the first has number 1.
+
+        Raises:
+            CorruptStateError: It is not what its metadata says.
+            UnsupportedVersionError: A newer release wrote it.
+            AckStateError: Every attempt failed.
+        """
+        entry = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, number, number + 1)[0])
+        return decode_segment(entry, what=f"delay snapshot {bucket_id}, segment {number}", metadata=metadata)
+
+    def read_all(self, bucket: Bucket) -> list[DelayedIndexes]:
+        """Return all segments of a bucket; errors as for `read_segment`."""
+        bucket_id, last = bucket.bucket_id, bucket.last
+        entries = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, 1, last + 1))
+        return [
+            decode_segment(entry, what=f"delay snapshot {bucket_id}, segment {number}", metadata=segment.metadata)
+            for number, (entry, segment) in enumerate(zip(entries, bucket.segments, strict=True), 1)
+        ]
+
+    def read_deliver_at_ms(self, positions: Sequence[Position]) -> Sequence[int] | None:
+        """Return what messages say themselves of when to deliver them, None if that cannot be found out."""
+        read = self._storage.read_deliver_at_ms
+        if read is None:
+            return None
+        try:
+            return attempt(lambda: read(positions))
+        except AckStateError:
+            return None
+
+    def is_gone(self, bucket_id: int) -> bool:
+        """Tell whether a snapshot is certainly not stored any more."""
+        try:
+            return bucket_id not in self.stored()
+        except AckStateError:
+            return False
+
+    def stored(self) -> set[int]:
+        """Return every snapshot that is stored, registered or not.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        return set(attempt(lambda: self._storage.ledgers.owned_by(self._storage.owner)))
+
+    def registered(self) -> dict[str, str]:
+        """Return what the registry holds under keys that begin as a bucket's.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        texts = attempt(self._storage.registry.get_all)
+        return {name: text for name, text in texts.items() if name.startswith(BUCKET_KEY_PREFIX)}
+
+    def drop(self, bucket_id: int, key: BucketKey | None = None) -> bool:
+        """Take a snapshot out of use: out of the registry, and deleted unless it is referenced.
+
+        What cannot be done now is left to `delete_retired`.
+
+        Args:
+            bucket_id: The snapshot.
+            key: Under which it may be registered; what another snapshot is registered under stays.
+
+        Returns:
+            Whether it is out of the registry.
+        """
+        self._retired[bucket_id] = key
+        self._try_to_drop(bucket_id)
+        return self._retired.get(bucket_id) is None
+
+    def delete_retired(self) -> None:
+        """Delete every snapshot out of use that is not referenced; a failure leaves it for the next time."""
+        for bucket_id in tuple(self._retired):
+            self._try_to_drop(bucket_id)
+
+    def delete_all(self) -> None:
+        """Unregister and delete every snapshot that the registry or the ledgers know; one that is referenced stays.
+
+        Raises:
+            AckStateError: Every attempt of a call failed; what was not reached is still there.
+        """
+        for name in self.registered():
+            attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
+        self._retired = dict.fromkeys(self.stored())
+        for bucket_id in tuple(self._retired):
+            self._delete(bucket_id)
+
+    def count(self, kind: str, *, is_done: bool) -> None:
+        """Count an operation that has succeeded or failed."""
+        (self.succeeded if is_done else self.failed)[kind] += 1
+
+    def _try_to_drop(self, bucket_id: int) -> None:
+        try:
+            key = self._retired[bucket_id]
+            if key is not None:
+                if self.registered().get(str(key)) == str(bucket_id):
+                    attempt(lambda: self._storage.registry.remove(str(key)))
+                self._retired[bucket_id] = None
+            self._delete(bucket_id)
+        except AckStateError:
+            return
+
+    def _delete(self, bucket_id: int) -> None:
+        if not self._storage.is_referenced(bucket_id):
+            self._counted("delete", lambda: self._storage.ledgers.delete(bucket_id))
+            del self._retired[bucket_id]
+
+    def _counted(self, kind: str, call: Callable[[], _Result]) -> _Result:
+        try:
+            result = attempt(call)
+        except AckStateError:
+            self.count(kind, is_done=False)
+            raise
+        self.count(kind, is_done=True)
+        return result
+
+
+def attempt(call: Callable[[], _Result]) -> _Result:
+    """Call up to four times until it does not fail; what was read damaged is not better the next time."""
+    for _ in range(ATTEMPT_COUNT - 1):
+        try:
+            return call()
+        except (CorruptStateError, UnsupportedVersionError):
+            raise
+        except AckStateError:
+            continue
+    return call()

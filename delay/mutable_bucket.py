@@ -1,0 +1,97 @@
+"""The bucket that is not sealed: the messages of the latest ledgers, in memory; and how arrays come into a calendar."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from ackstate.position import Position
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
+from delay.bucket import BucketKey
+from delay.calendar import Calendar
+from delay.tracker import TIME_MS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delay.config import DelayConfig
+
+# Up to so many messages, putting them into a calendar one by one is as fast as together.
+_FEW = 64
+_NO_LEDGER = -1
+
+
+@final
+class MutableBucket:
+    """Messages of ledgers that only go up, until they are sealed; not safe for concurrent use.
+
+    Attributes:
+        calendar: The messages.
+        first_ledger_id: The first ledger; -1 if the bucket has not begun.
+        last_ledger_id: The last one so far; the same.
+    """
+
+    __slots__ = ("calendar", "first_ledger_id", "last_ledger_id")
+
+    def __init__(self) -> None:
+        self.calendar = Calendar()
+        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
+
+    def __len__(self) -> int:
+        return len(self.calendar)
+
+    def add(self, position: Position, deliver_at_ms: int) -> None:
+        """Put in a message of the last ledger or one after it."""
+        ledger_id = position[0]
+        if ledger_id != self.last_ledger_id:
+            self.last_ledger_id = ledger_id
+            if self.first_ledger_id == _NO_LEDGER:
+                self.first_ledger_id = ledger_id
+        self.calendar.add(position, deliver_at_ms)
+
+    def is_full_before(self, ledger_id: int, config: DelayConfig) -> bool:
+        """Tell whether to seal now that the log goes on to another ledger."""
+        if not len(self.calendar):
+            return False
+        step = config.ledger_step_per_bucket
+        spans_enough = step is not None and ledger_id - self.first_ledger_id >= step
+        return spans_enough or len(self.calendar) >= config.min_index_count_per_bucket
+
+    def take_until(self, until_ms: int) -> DelayedIndexes:
+        """Take out what is due up to a time, included, in order."""
+        return DelayedIndexes(*self.calendar.take_until(until_ms))
+
+    def take_all(self) -> tuple[BucketKey, DelayedIndexes]:
+        """Take out everything, in order, with the range that it has; the bucket has not begun then."""
+        key = BucketKey(self.first_ledger_id, self.last_ledger_id)
+        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
+        return key, self.take_until(TIME_MS_MAX)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.calendar.clear()
+        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
+
+    def _check(self) -> None:
+        assert (self.first_ledger_id == _NO_LEDGER) == (self.last_ledger_id == _NO_LEDGER)
+        assert self.first_ledger_id <= self.last_ledger_id
+
+
+def by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, DelayedIndexes]]:
+    """Yield the messages of each ledger, in the order they have."""
+    order = np.argsort(indexes.ledger_ids, kind="stable")
+    times, ledger_ids, entry_ids = (column[order] for column in indexes)
+    ends = np.flatnonzero(np.diff(ledger_ids, append=_NO_LEDGER)) + 1
+    for first, end in pairwise((0, *ends.tolist())):
+        yield int(ledger_ids[first]), DelayedIndexes(times[first:end], ledger_ids[first:end], entry_ids[first:end])
+
+
+def put_into(calendar: Calendar, indexes: DelayedIndexes) -> None:
+    """Put messages into a calendar, in any order."""
+    if len(indexes.ledger_ids) > _FEW:
+        calendar.add_all(*indexes)
+        return
+    for due_ms, ledger_id, entry_id in zip(*(column.tolist() for column in indexes), strict=True):
+        calendar.add(Position(ledger_id, entry_id), due_ms)

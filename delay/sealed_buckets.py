@@ -1,0 +1,302 @@
+"""The sealed buckets of an index: their ledger ranges, which segment comes next, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+from intervaltree import Interval, IntervalTree
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.position import Position
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
+from delay.bucket import Boundary, Bucket, BucketKey
+from delay.bucket_merge import buckets_to_merge, cut_segments, in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from delay.bucket import Segment
+    from delay.bucket_snapshots import BucketSnapshots
+    from delay.config import DelayConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSegment:
+    """A stored segment that could not be read while the index was in use.
+
+    Its messages are not lost: the log was asked when each is due or, where it could not be, they are due when the last
+    of the segment was to be.
+
+    Attributes:
+        bucket_id: The snapshot.
+        key: The message ledgers of its bucket.
+        segment: Which one, from 1.
+        reason: What was found.
+    """
+
+    bucket_id: int
+    key: BucketKey
+    segment: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStats:
+    """Numbers of a bucketed index, all of one instant.
+
+    Attributes:
+        bucket_count: Sealed buckets.
+        mutable_count: Messages in the bucket that is not sealed, those that have been handed out from it included.
+        shared_count: The same for the messages in memory of the sealed ones.
+        retired_count: Snapshots out of use that are still stored, since they are referenced or a call failed.
+        succeeded: How many operations on snapshots have succeeded, by kind: create, load, delete, merge.
+        failed: How many have failed.
+        damaged: Segments that could not be read.
+    """
+
+    bucket_count: int
+    mutable_count: int
+    shared_count: int
+    retired_count: int
+    succeeded: Mapping[str, int]
+    failed: Mapping[str, int]
+    damaged: tuple[DamagedSegment, ...]
+
+
+@final
+class SealedBuckets:
+    """Buckets whose snapshots are stored; what of them is to be in memory is handed to the caller.
+
+    The ranges of buckets may overlap: what is sealed after a recovery may cover the range of a recovered bucket. Not
+    safe for concurrent use.
+
+    Args:
+        snapshots: Where they are stored; None if none is ever sealed.
+        config: The settings.
+
+    Attributes:
+        snapshots: Where they are stored.
+        damaged: Every segment that could not be read, oldest first.
+    """
+
+    def __init__(self, snapshots: BucketSnapshots | None, config: DelayConfig) -> None:
+        self.snapshots = snapshots
+        self.damaged: list[DamagedSegment] = []
+        self._config = config
+        # Invariant: an interval for each live bucket, with the ledger after its last as its end. Of two live buckets
+        # each has another first ledger: a bucket begins at a ledger that none covers, or where its first source did.
+        self._tree = IntervalTree()
+        # A heap with the boundary of each live bucket, and some that are over.
+        self._boundaries: list[tuple[Boundary, int, Bucket]] = []
+        self._numbers = count()
+        self.durable: tuple[tuple[int, int], ...] = ()
+        """Id and current segment of each live bucket that is stored and registered. Replaced, never changed."""
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """Yield the buckets in order of their ledgers."""
+        return (interval.data for interval in sorted(self._tree, key=lambda interval: interval.begin))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the buckets take beside their messages. Complexity: O(segments)."""
+        return sum(bucket.memory_bytes for bucket in self)
+
+    def covers(self, ledger_id: int) -> bool:
+        """Tell whether a message ledger is in the range of a bucket. Complexity: O(log buckets)."""
+        return bool(self._tree.overlaps_point(ledger_id))
+
+    def first_boundary(self) -> tuple[Boundary, Bucket] | None:
+        """Return the bucket whose next segment must be loaded first, and before which message; None without one."""
+        boundaries = self._boundaries
+        while boundaries and not _is_current(boundaries[0]):
+            heappop(boundaries)
+        if not boundaries:
+            return None
+        boundary, _, bucket = boundaries[0]
+        return boundary, bucket
+
+    def adopt(self, bucket: Bucket) -> None:
+        """Take up a bucket whose current segment the caller holds in memory."""
+        self._tree.add(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
+        self._push(bucket)
+        self._note_durable()
+
+    def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
+        """Make a bucket of messages in order, and return which of them must be in memory: all, if it failed."""
+        segments = cut_segments(indexes, self._config)
+        try:
+            bucket_id, kept = self._stored.write(segments)
+        except AckStateError:
+            return indexes
+        bucket = Bucket(key, bucket_id, kept, current=1, boundary=Boundary.of(segments[0]))
+        self._register(bucket)
+        self.adopt(bucket)
+        return segments[0]
+
+    def merge(self) -> DelayedIndexes:
+        """Make one bucket of some neighbours, if there are too many buckets and it does not fail.
+
+        The sources are in use until the merged bucket is stored and registered.
+
+        Returns:
+            Which messages must be in memory, some of which are already; none if nothing was merged.
+        """
+        sources = buckets_to_merge(list(self)) if self.has_too_many else ()
+        if not sources:
+            return _NOTHING
+        merged = self._merged(sources)
+        self._stored.count("merge", is_done=merged is not None)
+        if merged is None:
+            return _NOTHING
+        bucket, first = merged
+        for source in sources:
+            self._remove(source)
+        self.adopt(bucket)
+        return first
+
+    def _merged(self, sources: Sequence[Bucket]) -> tuple[Bucket, DelayedIndexes] | None:
+        try:
+            segments = cut_segments(
+                in_order([part for each in sources for part in self._stored.read_all(each)]), self._config
+            )
+            bucket_id, kept = self._stored.write(segments)
+        except AckStateError:
+            return None
+        key = BucketKey(sources[0].key.first_ledger_id, max(each.key.last_ledger_id for each in sources))
+        bucket = Bucket(key, bucket_id, kept, current=1, boundary=Boundary.of(segments[0]))
+        self._register(bucket)
+        if bucket.is_registered:
+            return bucket, segments[0]
+        self._stored.drop(bucket_id, key)
+        return None
+
+    def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
+        """Go on to a bucket's next segment, whose messages must be in memory then; after the last the bucket is over.
+
+        A segment that is damaged or gone is rebuilt from what its metadata said of it: the messages, due when the log
+        says, or all when the last of them was to be.
+
+        Returns:
+            The messages, none if the bucket is over; None if the load failed and nothing has changed.
+        """
+        if not bucket.has_unloaded_segment:
+            self._remove(bucket)
+            return _NOTHING
+        number, segment = bucket.current + 1, bucket.segments[bucket.current]
+        try:
+            indexes = self._stored.read_segment(bucket.bucket_id, number, segment.metadata)
+        except AckStateError as error:
+            is_damage = isinstance(error, CorruptStateError | UnsupportedVersionError)
+            if not is_damage and not self._stored.is_gone(bucket.bucket_id):
+                return None
+            self.damaged.append(DamagedSegment(bucket.bucket_id, bucket.key, number, str(error)))
+            indexes = self._rebuilt(segment)
+        bucket.current, bucket.boundary = number, Boundary.of(indexes)
+        self._push(bucket)
+        self._note_durable()
+        return indexes
+
+    def _rebuilt(self, segment: Segment) -> DelayedIndexes:
+        bitmaps = sorted(segment.metadata.bitmaps.items())
+        positions = [Position(ledger_id, entry_id) for ledger_id, bitmap in bitmaps for entry_id in bitmap]
+        times = self._stored.read_deliver_at_ms(positions)
+        if times is None:
+            times = [segment.last_due_ms] * len(positions)
+        # Not after the segment's last time: it is when the next segment is loaded.
+        due = sorted((min(time, segment.last_due_ms), *each) for time, each in zip(times, positions, strict=True))
+        return DelayedIndexes(*(np.array(column, dtype=np.int64) for column in zip(*due, strict=True)))
+
+    def trim(self, before_ledger_id: int) -> None:
+        """Drop the buckets that end before a message ledger, one after another, up to the first that fails."""
+        for bucket in list(self):
+            if bucket.key.last_ledger_id < before_ledger_id and not self._remove(bucket):
+                return
+
+    def catch_up(self) -> None:
+        """Try again what has failed: to register buckets, to delete snapshots out of use."""
+        for bucket in self:
+            if not bucket.is_registered:
+                self._register(bucket)
+                self._note_durable()
+        if self.snapshots is not None:
+            self.snapshots.delete_retired()
+
+    def clear(self) -> None:
+        """Forget every bucket; what is stored stays."""
+        for bucket in self:
+            bucket.is_live = False
+        self._tree.clear()
+        self._boundaries.clear()
+        self._note_durable()
+
+    def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
+        """Return the numbers of an index with so many messages in memory."""
+        stored = self.snapshots
+        return BucketStats(
+            bucket_count=len(self),
+            mutable_count=mutable_count,
+            shared_count=shared_count,
+            retired_count=0 if stored is None else len(stored.retired),
+            succeeded={} if stored is None else dict(stored.succeeded),
+            failed={} if stored is None else dict(stored.failed),
+            damaged=tuple(self.damaged),
+        )
+
+    @property
+    def has_too_many(self) -> bool:
+        """Whether there are more buckets than the configuration allows."""
+        return self._config.max_bucket_count is not None and len(self) > self._config.max_bucket_count
+
+    @property
+    def _stored(self) -> BucketSnapshots:
+        assert self.snapshots is not None
+        return self.snapshots
+
+    def _push(self, bucket: Bucket) -> None:
+        heappush(self._boundaries, (bucket.boundary, next(self._numbers), bucket))
+
+    def _note_durable(self) -> None:
+        self.durable = tuple((bucket.bucket_id, bucket.current) for bucket in self if bucket.is_registered)
+
+    def _register(self, bucket: Bucket) -> None:
+        try:
+            self._stored.register(bucket.key, bucket.bucket_id)
+            bucket.is_registered = True
+        except AckStateError:
+            bucket.is_registered = False
+
+    def _remove(self, bucket: Bucket) -> bool:
+        bucket.is_live = False
+        self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
+        # Before the snapshot is dropped: nobody is to begin to refer to it.
+        self._note_durable()
+        return self._stored.drop(bucket.bucket_id, bucket.key)
+
+    def _check(self) -> int:
+        """Assert every invariant, and return how many messages are to come. Complexity: O(segments)."""
+        waiting = {id(entry[2]) for entry in self._boundaries if _is_current(entry)}
+        firsts = set()
+        for interval in self._tree:
+            bucket = interval.data
+            assert bucket.is_live
+            assert (interval.begin, interval.end - 1) == bucket.key
+            assert 1 <= bucket.current <= bucket.last
+            assert id(bucket) in waiting
+            firsts.add(interval.begin)
+        assert len(firsts) == len(self._tree) == len(waiting)
+        return sum(segment.message_count for bucket in self for segment in bucket.segments[bucket.current :])
+
+
+_NOTHING = DelayedIndexes(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+
+
+def _is_current(entry: tuple[Boundary, int, Bucket]) -> bool:
+    boundary, _, bucket = entry
+    return bucket.is_live and boundary is bucket.boundary

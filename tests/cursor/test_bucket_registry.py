@@ -1,0 +1,134 @@
+"""Where the buckets of delayed messages are registered: a cursor's properties, or values of the metadata store."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import CorruptStateError, CursorClosedError, CursorFencedError, LedgerMap
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
+from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from cursor.store import ABSENT, VersionMismatchError
+from cursor.stores.memory import Fault, FaultKind
+
+LOG = LedgerMap.from_counts({3: 20})
+KEY = "#pulsar.internal.delayed.bucket_3_7"
+OTHER_KEY = "#pulsar.internal.delayed.bucket_9_12"
+
+
+def open_cursor(store, form=Format.NATIVE):
+    config = CursorConfig(format=form)
+    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=LOG, config=config, now_ms=0)
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_a_cursor_keeps_its_buckets_beside_what_the_application_attached(form):
+    store = MemoryStore()
+    cursor = open_cursor(store, form)
+    cursor.set_cursor_properties({"owner": "billing"})
+    registry = CursorBucketRegistry(cursor)
+    registry.put(KEY, "17")
+    registry.put(OTHER_KEY, "18")
+    registry.put(KEY, "19")
+    cursor = open_cursor(MemoryStore(store.disk), form)
+    registry = CursorBucketRegistry(cursor)
+    assert dict(registry.get_all()) == {KEY: "19", OTHER_KEY: "18"}
+    assert cursor.cursor_properties["owner"] == "billing"
+    registry.remove(KEY)
+    registry.remove(KEY)
+    assert dict(open_cursor(store, form).cursor_properties) == {OTHER_KEY: "18", "owner": "billing"}
+
+
+def test_what_changes_nothing_is_not_written():
+    store = MemoryStore()
+    cursor = open_cursor(store)
+    cursor.put_internal_property(KEY, "17")
+    written = store.mutation_count
+    cursor.put_internal_property(KEY, "17")
+    cursor.remove_internal_property(OTHER_KEY)
+    assert store.mutation_count == written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"), [("owner", "1", ValueError), (KEY, 1, TypeError), (3, "1", TypeError)]
+)
+def test_only_internal_names_and_texts_are_taken(name, text, error):
+    cursor = open_cursor(MemoryStore())
+    with pytest.raises(error):
+        cursor.put_internal_property(name, text)
+    assert dict(cursor.cursor_properties) == {}
+
+
+def test_only_internal_names_are_removed():
+    cursor = open_cursor(MemoryStore())
+    cursor.set_cursor_properties({"owner": "billing"})
+    with pytest.raises(ValueError, match="internal"):
+        cursor.remove_internal_property("owner")
+    assert dict(cursor.cursor_properties) == {"owner": "billing"}
+
+
+def test_a_property_that_cannot_be_written_is_not_there():
+    store = MemoryStore()
+    cursor = open_cursor(store)
+    store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        cursor.put_internal_property(KEY, "17")
+    assert dict(cursor.cursor_properties) == {}
+
+
+def test_an_older_owner_and_a_closed_cursor_write_none():
+    store = MemoryStore()
+    older = open_cursor(store)
+    newer = open_cursor(store)
+    with pytest.raises(CursorFencedError):
+        older.put_internal_property(KEY, "17")
+    newer.close(now_ms=0)
+    with pytest.raises(CursorClosedError):
+        newer.remove_internal_property(KEY)
+
+
+def test_a_topic_keeps_a_value_for_each_bucket(tmp_path):
+    store = SqliteStore(tmp_path / "store.db")
+    registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/orders")
+    assert dict(registry.get_all()) == {}
+    registry.put(KEY, "17")
+    registry.put(OTHER_KEY, "18")
+    registry.put(KEY, "19")
+    store.close()
+    store = SqliteStore(tmp_path / "store.db")
+    registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/orders")
+    assert dict(registry.get_all()) == {KEY: "19", OTHER_KEY: "18"}
+    registry.remove(KEY)
+    registry.remove(KEY)
+    assert dict(registry.get_all()) == {OTHER_KEY: "18"}
+    store.close()
+
+
+def test_two_owners_do_not_overwrite_each_other_unseen():
+    store = MemoryStore()
+
+    class Racing:
+        """Another owner writes between the reading and the writing."""
+
+        def __init__(self, metadata):
+            self.get, self.children, self.delete = metadata.get, metadata.children, metadata.delete
+
+        def put(self, path, data, *, expected_version):
+            store.metadata.put(path, b"99", expected_version=ABSENT)
+            store.metadata.put(path, data, expected_version=expected_version)
+
+    with pytest.raises(VersionMismatchError):
+        MetadataBucketRegistry(Racing(store.metadata), "/b").put(KEY, "17")
+    assert dict(MetadataBucketRegistry(store.metadata, "/b").get_all()) == {KEY: "99"}
+
+
+def test_damaged_text_and_malformed_names_are_refused():
+    store = MemoryStore()
+    registry = MetadataBucketRegistry(store.metadata, "/b")
+    for name in ("", "a/b"):
+        with pytest.raises(ValueError):
+            registry.put(name, "17")
+    store.metadata.put(f"/b/{KEY}", b"1\xff", expected_version=ABSENT)
+    with pytest.raises(CorruptStateError, match="at byte 1 expected UTF-8, found 0xff"):
+        registry.get_all()
+    with pytest.raises(ValueError, match="not a metadata path"):
+        MetadataBucketRegistry(store.metadata, "b/")
