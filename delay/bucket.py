@@ -107,10 +107,11 @@ class Segment(NamedTuple):
     encoded: bytes
 
     @classmethod
-    def of(cls, metadata: SegmentMetadata) -> Segment:
-        """Return what is kept of a segment."""
+    def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> Segment:
+        """Return what is kept of a segment, given its metadata and, if at hand, that as bytes."""
         message_count = sum(map(len, metadata.bitmaps.values()))
-        return cls(metadata.min_deliver_at_ms, metadata.max_deliver_at_ms, message_count, encode_metadata((metadata,)))
+        encoded = encode_metadata((metadata,)) if encoded is None else encoded
+        return cls(metadata.min_deliver_at_ms, metadata.max_deliver_at_ms, message_count, encoded)
 
     @property
     def metadata(self) -> SegmentMetadata:

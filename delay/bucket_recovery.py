@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyroaring import BitMap
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.wire.pulsar.delay_snapshot import decode_metadata
+from ackstate.wire.pulsar.delay_snapshot import decode_metadata, split_metadata
 from delay.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ def _read(
         raise _Unusable(DropReason.NEWER, error) from None
     except CorruptStateError as error:
         raise _Unusable(DropReason.DAMAGED, error) from None
-    segments = [Segment.of(each) for each in metadata]
+    split = split_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
+    segments = [Segment.of(*pair) for pair in zip(metadata, split, strict=True)]
     return FoundBucket(
         Bucket(key, bucket_id, segments, current=due_count + 1, boundary=Boundary.of(loaded)), loaded, metadata
     )

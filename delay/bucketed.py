@@ -24,7 +24,7 @@ from delay.mutable_bucket import MutableBucket, by_ledger, put_into
 from delay.position_set import PositionSet
 from delay.sealed_buckets import SealedBuckets
 from delay.shared_buckets import SharedBuckets
-from delay.tracker import TIME_MS_MAX, SkippingTracker, check_deliver_at, check_message, check_time
+from delay.tracker import TIME_MS_MAX, SkippingTracker, check_message, check_time
 from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ class BucketedDelayIndex(SkippingTracker):
         """
         if not self._is_open:
             self._check_open()
-        position = check_position(position, entry_id_min=0)
-        deliver_at_ms = check_deliver_at(deliver_at_ms)
+        position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         if deliver_at_ms <= self._cutoff(now_ms):
             self.held.discard(position)
             return False
@@ -328,16 +327,15 @@ class BucketedDelayIndex(SkippingTracker):
 
     def hold(self, position: Position, deliver_at_ms: int) -> None:
         """Hold a message until it is taken; one that is held keeps its time. Neither is checked."""
-        if position in self.held:
+        ledger_id, entry_id = position
+        if not self.held.include(ledger_id, entry_id):
             return
-        ledger_id = position[0]
         if ledger_id == self._mutable.last_ledger_id:
             self._mutable.calendar.add(position, deliver_at_ms)
         elif self._is_for_mutable(ledger_id):
             self._mutable.add(position, deliver_at_ms)
         else:
             self._shared.add(position, deliver_at_ms)
-        self.held.add(position)
         if ledger_id < self._consumed_before:
             self._has_consumed = True
 

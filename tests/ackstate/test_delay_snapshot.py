@@ -22,6 +22,7 @@ from ackstate.wire.pulsar.delay_snapshot import (
     encode_metadata,
     encode_segment,
     segment_metadata,
+    split_metadata,
 )
 from strategies import positions
 
@@ -118,6 +119,12 @@ class TestThereAndBack:
             assert metadata.max_deliver_at_ms == rows[-1][0]
             held = {(ledger, entry) for ledger, bitmap in metadata.bitmaps.items() for entry in bitmap}
             assert held == {(ledger, entry) for _, ledger, entry in rows}
+
+    @given(many=st.lists(segments, min_size=1, max_size=4), has_checksums=st.booleans())
+    def test_the_metadata_split_by_segment(self, many, has_checksums):
+        written = [metadata_of(rows) if has_checksums else replace(metadata_of(rows), checksum=None) for rows in many]
+        split = split_metadata(encode_metadata(written), what="snapshot")
+        assert split == tuple(encode_metadata((segment,)) for segment in written)
 
     def test_a_segment_longer_than_a_stretch_whose_numbers_grow(self):
         rows = [(1_700_000_000_000 + number, number % 300, 50 * number) for number in range(20_000)]

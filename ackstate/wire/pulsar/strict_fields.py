@@ -74,7 +74,7 @@ def fields_of(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -
     at = begin
     while at < end:
         offset = at
-        tag, at = _varint(data, at, end, what)
+        tag, at = read_varint(data, at, end, what)
         known = schema.fields.get(tag >> 3)
         if known is None:
             _refuse_unknown(tag, offset, schema, what)
@@ -83,7 +83,7 @@ def fields_of(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -
             raise CorruptStateError(what, offset=offset, expected=f"{name} as wire type {wire}", found=tag & 7)
         number, content = 0, at
         if wire is Wire.VARINT:
-            number, at = _varint(data, at, end, what)
+            number, at = read_varint(data, at, end, what)
         else:
             content, at = _extent(data, wire, at, end, what)
             if wire is Wire.FIXED32:
@@ -117,14 +117,18 @@ def _refuse_unknown(tag: int, offset: int, schema: Schema, what: str) -> NoRetur
 
 def _extent(data: bytes, wire: Wire, at: int, end: int, what: str) -> tuple[int, int]:
     """Return where content that is no varint begins and ends, given where its tag does."""
-    size, begin = (4, at) if wire is Wire.FIXED32 else _varint(data, at, end, what)
+    size, begin = (4, at) if wire is Wire.FIXED32 else read_varint(data, at, end, what)
     if size > end - begin:
         raise CorruptStateError(what, offset=at, expected=f"at most {end - begin} bytes", found=size)
     return begin, begin + size
 
 
-def _varint(data: bytes, at: int, end: int, what: str) -> tuple[int, int]:
-    """Return the varint at an offset, and where it ends."""
+def read_varint(data: bytes, at: int, end: int, what: str) -> tuple[int, int]:
+    """Return the varint at an offset, and where it ends.
+
+    Raises:
+        CorruptStateError: None ends before `end`, or it has over 64 bits.
+    """
     if at < end and data[at] < 0x80:
         return data[at], at + 1
     number = 0
