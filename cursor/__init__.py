@@ -1,6 +1,7 @@
 """A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
 
 from cursor.auto_age import AUTO, AutoAge
+from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from cursor.config import CursorConfig
 from cursor.journal_format import Format, Repair
 from cursor.managed import ManagedCursor, persist_all
@@ -9,6 +10,7 @@ from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, R
 from cursor.policy_store import Policies, PolicyOwner, PolicyStore
 from cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
 from cursor.recovery import UnreadableCursorError
+from cursor.shared_holes import BucketReferences, SharedHoles
 from cursor.store import (
     LedgerFencedError,
     LedgerNotFoundError,
@@ -39,8 +41,10 @@ __all__ = [
     "AckRefusedError",
     "AutoAge",
     "BlockReason",
+    "BucketReferences",
     "ConsumerBusyError",
     "CounterSample",
+    "CursorBucketRegistry",
     "CursorConfig",
     "CursorStats",
     "DeadLetterPolicy",
@@ -53,6 +57,7 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageLog",
+    "MetadataBucketRegistry",
     "MetadataStore",
     "PayloadTooLargeError",
     "PersistResult",
@@ -66,6 +71,7 @@ __all__ = [
     "RecoveryReport",
     "Repair",
     "Route",
+    "SharedHoles",
     "Source",
     "SqliteStore",
     "Store",

@@ -95,6 +95,11 @@ class AckState:
         self._acked_count = self._durable_count = 0
 
     @property
+    def acked_count(self) -> int:
+        """Messages acked since the state was made or restored. Complexity: O(1)."""
+        return self._acked_count
+
+    @property
     def durable_count(self) -> int:
         """Messages acked since the state was made or restored that are durable. Complexity: O(1)."""
         return self._durable_count

@@ -42,9 +42,10 @@ class CursorConfig:
         ledger_rollover_ms: Nor is it when it was begun so long ago; 0 for never.
             Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
         range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
-            format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format what is durable
-            already stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes
-            its place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
+            format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges count as
+            one if only holes part them that delay buckets hold (`cursor.shared_holes`), and what is durable already
+            stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes its
+            place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
         keep: Which ranges become durable first when there are more.
         batch_count_max: How many partly acked batches Pulsar's format holds, the lowest first; None for any number. The
             native format holds all. Pulsar: ``managedLedgerMaxBatchDeletedIndexToPersist``.

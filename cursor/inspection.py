@@ -23,6 +23,7 @@ from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, P
 from cursor.journal import ROOT, cursor_owner
 from cursor.journal_format import Content, Format, Repair
 from cursor.message_log import log_owner
+from cursor.native_format import parts_of
 from cursor.recovery import Recovery, UnreadableCursorError, decode_record
 from cursor.store import LedgerNotFoundError, StoreError
 
@@ -172,7 +173,7 @@ class _CursorReader:
         if record is not None and record.format is Format.NATIVE:
             for entry in self._entries():
                 try:
-                    read = native.decode(entry)
+                    read = self._recovery.decode_entry(entry)
                 except AckStateError:
                     continue
                 if read.epoch == record.epoch:
@@ -207,7 +208,7 @@ class _CursorReader:
         for sequence, entry in enumerate(self._entries()):
             record = JournalRecord(sequence, offset, len(entry))
             try:
-                yield _told(record, entry, self._recovery.ledgers)
+                yield _told(record, entry, self._recovery)
             except AckStateError as error:
                 yield replace(record, damage=str(error))
             offset += len(entry)
@@ -256,7 +257,7 @@ def _assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
     starts = []
     for ledger_id in owned:
         try:
-            starts.append(native.decode(ledgers.read(ledger_id, 0, 1)[0]).mark_delete)
+            starts.append(parts_of(ledgers.read(ledger_id, 0, 1)[0]).mark_delete)
         except (AckStateError, IndexError):
             continue
     # No entry is at or below such a position: a mark-delete goes to the entry before, where there is one.
@@ -279,14 +280,14 @@ def _stored_record(value: Versioned | None, ledgers: LedgerMap) -> StoredRecord 
     )  # fmt: skip
 
 
-def _told(record: JournalRecord, entry: bytes, ledgers: LedgerMap) -> JournalRecord:
+def _told(record: JournalRecord, entry: bytes, recovery: Recovery) -> JournalRecord:
     """Return a journal's record with what its bytes say."""
     if entry.startswith(native.MAGIC):
-        read = native.decode(entry)
+        read = recovery.decode_entry(entry)
         record = replace(record, kind=read.kind.name, epoch=read.epoch, mark_delete=read.mark_delete)
         deleted, batch = read.deleted, read.batch
     else:
-        info = decode_position_info(entry, ledgers)
+        info = decode_position_info(entry, recovery.ledgers)
         record = replace(record, kind="STATE", mark_delete=info.position)
         deleted, batch = info.deleted, info.batch
     return replace(record, entry_count=len(deleted), range_count=deleted.range_count, batch_count=len(batch))

@@ -16,17 +16,22 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
 from ackstate.errors import CorruptStateError, CursorFencedError
+from ackstate.wire.native_shared import encode_shared, share
 from cursor.journal_format import CursorRecord
+from cursor.native_format import SharedCursorRecord, snapshot_of
 from cursor.recovery import Recovery, decode_record
+from cursor.shared_holes import HolePins
 from cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
+    from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
     from cursor.journal_format import Content, JournalFormat, Repair
     from cursor.recovery import Found
+    from cursor.shared_holes import SharedHoles
     from cursor.store import Store
 
 ROOT = "/managed-ledgers"
@@ -61,6 +66,8 @@ class Journal:
         self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
         self._sequence = 0
+        self._shared_holes: SharedHoles | None = None
+        self._pins: HolePins | None = None  # None for a cursor that has none and is given no buckets
 
     @classmethod
     def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
@@ -72,6 +79,7 @@ class Journal:
         form: JournalFormat,
         ledgers: LedgerMap,
         repair: Repair,
+        shared_holes: SharedHoles | None = None,
     ) -> tuple[Journal, Found | None]:
         """Take the cursor over and read what is durable of it; None if there never was such a cursor.
 
@@ -83,16 +91,21 @@ class Journal:
             StoreError: The storage failed.
         """
         journal = cls(store, topic=topic, subscription=subscription, form=form)
-        recovery = Recovery(store, journal.path, ledgers, repair)
+        journal._shared_holes = shared_holes if form.has_deltas else None
+        recovery = Recovery(store, journal.path, ledgers, repair, shared_holes)
         for _ in range(_TAKEOVER_ATTEMPTS):
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = recovery.find(journal._leftovers)
             if found is None:
+                journal._take_pins(())
                 return journal, None
             if journal._take_over(found):
                 found = journal._appended_since(found, recovery)
+                journal._take_pins(found.bucket_ids)
+                if not found.is_repaired:  # Else the record stays as it is, until one is written.
+                    journal._keep_pins(found.bucket_ids)
                 journal.snapshot_bytes = found.recovered.byte_count
                 return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
@@ -144,15 +157,37 @@ class Journal:
         """Go on as before: the entry is certain not to have been appended."""
         self._open_ledger = ledger_id
 
-    def begin_ledger(self, content: Content) -> int:
+    def buckets(self) -> Sequence[BucketHoles]:
+        """Return the delay buckets that a whole state may refer to now."""
+        return () if self._shared_holes is None else self._shared_holes.buckets()
+
+    @property
+    def known_buckets(self) -> Sequence[BucketHoles]:
+        """What `buckets` returned when any cursor of the topic last asked; no storage is at work."""
+        return () if self._shared_holes is None else self._shared_holes.known
+
+    @property
+    def refers_to_retired(self) -> bool:
+        """Whether delay buckets are kept that were live no more when any cursor of the topic last looked."""
+        if self._pins is None:
+            return False
+        live = frozenset() if self._shared_holes is None else self._shared_holes.live_ids
+        return not self._pins.bucket_ids <= live
+
+    def begin_ledger(self, content: Content, buckets: Sequence[BucketHoles] = ()) -> int:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
+
+        Args:
+            content: The whole state.
+            buckets: Delay buckets that it may refer to.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
             StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
         """
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        encoded = self._encode(content)
+        shared = self._shared(content, buckets)
+        encoded = self._encode(content) if shared is None else encode_shared(shared)
         ledger_id = self.store.ledgers.create(self._owner)
         self._made.add(ledger_id)
         try:
@@ -160,25 +195,32 @@ class Journal:
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
         self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        self._keep_pins(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         return len(encoded)
 
-    def encode_record(self, content: Content) -> bytes:
-        """Return the record that would hold the whole state."""
-        return self.form.encode_record(self._record(None, content.mark_delete, content))
+    def encode_record(self, content: Content, buckets: Sequence[BucketHoles] = ()) -> bytes:
+        """Return the record that would hold the whole state, by what these buckets hold; none of them is pinned."""
+        shared = share(snapshot_of(content, epoch=self._epoch), buckets) if buckets else None
+        return self.form.encode_record(self._whole_record(content, shared))
 
-    def write_record(self, content: Content) -> int:
+    def write_record(self, content: Content, buckets: Sequence[BucketHoles] = ()) -> int:
         """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
+
+        Args:
+            content: The whole state.
+            buckets: Delay buckets that it may refer to.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
             StoreError: The write failed; the state before or the new one is what a recovery reads.
         """
         self._open_ledger = None
-        record = self._record(None, content.mark_delete, content)
-        written = self._swing(record, self.form)
+        shared = self._shared(content, buckets)
+        written = self._swing(self._whole_record(content, shared), self.form)
+        self._keep_pins(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
@@ -214,6 +256,35 @@ class Journal:
 
     def _encode(self, content: Content) -> bytes:
         return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
+
+    def _take_pins(self, needed: Collection[int]) -> None:
+        """Look for what earlier owners have pinned, unless there is none and never will be."""
+        if self._version != ABSENT or self._shared_holes is not None:
+            pins = HolePins(self.store, self.path, term=self._term, needed=needed)
+            self._pins = pins if pins.bucket_ids or self._shared_holes is not None else None
+
+    def _keep_pins(self, needed: Collection[int]) -> None:
+        if self._pins is not None:
+            self._pins.keep_only(needed)
+
+    def _shared(self, content: Content, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
+        """Say the whole state by what buckets hold, all of which are pinned then; None if that does not pay."""
+        pins, snapshot = self._pins, snapshot_of(content, epoch=self._epoch)
+        while pins is not None and buckets and (shared := share(snapshot, buckets)) is not None:
+            refused = {bucket_id for bucket_id in sorted(shared.bucket_ids) if not pins.pin(bucket_id)}
+            if not refused:
+                return shared
+            buckets = [bucket for bucket in buckets if bucket.reference.bucket_id not in refused]
+        return None
+
+    def _whole_record(self, content: Content, shared: SharedSnapshot | None) -> CursorRecord:
+        record = self._record(None, content.mark_delete, content)
+        if shared is None:
+            return record
+        return SharedCursorRecord(
+            None, record.epoch, record.term, record.mark_delete, cursor_properties=record.cursor_properties,
+            shared=shared,
+        )  # fmt: skip
 
     def _advance_chain(self, encoded: bytes) -> None:
         self._chain = self.form.chain(encoded)

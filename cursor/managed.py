@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
     from cursor.persister import PersistWatcher
     from cursor.recovery import Found
+    from cursor.shared_holes import SharedHoles
     from cursor.store import Store
 
 
@@ -74,6 +75,7 @@ class ManagedCursor:
         ledgers: LedgerMap,
         config: CursorConfig | None = None,
         repair: Repair = Repair.NONE,
+        shared_holes: SharedHoles | None = None,
         now_ms: int,
     ) -> ManagedCursor:
         """Open a subscription's cursor and take it over from whoever had it: recover it, or create it if there is none.
@@ -89,6 +91,9 @@ class ManagedCursor:
             config: How to persist.
             repair: What to do if what the store holds cannot be read, instead of refusing; the report says what was
                 done, and it is durable when this returns. Nothing is done to what can be read.
+            shared_holes: The topic's delay buckets, for a whole state in the native format to refer to: holes that
+                these hold take no bytes of it, and do not count against a limit on ranges. What was written so is read
+                whether this is given or not.
             now_ms: The present.
 
         Raises:
@@ -102,8 +107,9 @@ class ManagedCursor:
         config = config or CursorConfig()
         form = config.journal_format
         journal, found = Journal.open(
-            store, topic=topic, subscription=subscription, form=form, ledgers=ledgers, repair=repair
-        )
+            store, topic=topic, subscription=subscription, form=form, ledgers=ledgers, repair=repair,
+            shared_holes=shared_holes,
+        )  # fmt: skip
         cursor = cls(journal, ledgers, config=config, now_ms=now_ms)
         persister = cursor._persister
         if found is None:
@@ -187,6 +193,19 @@ class ManagedCursor:
         """Tell whether an entry is acked, by itself or by the mark-delete."""
         with self._lock:
             return self._state.is_acked(position)
+
+    def range_count_to_persist(self, range_count_max: int) -> int:
+        """Return how many ranges a persist of everything would hold, those that only shared holes part counted as one.
+
+        Without shared holes it is the very number, with them it may be too high: see `FilledCount.at_most`.
+
+        Args:
+            range_count_max: The limit that it is for.
+
+        Complexity: O(1) without shared holes, else as there.
+        """
+        with self._lock:
+            return self._persister.range_count_to_persist(range_count_max)
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Take out of some entries of a ledger those that are acked. Complexity: O(containers of the bitmaps)."""

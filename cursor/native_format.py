@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import and_
 from typing import TYPE_CHECKING, final
 
@@ -9,30 +11,56 @@ from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.errors import CorruptStateError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.wire import native
-from ackstate.wire.native import Record, RecordKind
+from ackstate.wire.native import Parts, Record, RecordKind, record_of
 from ackstate.wire.native_deltas import Place, decode_deltas, join
 from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
+from ackstate.wire.native_shared import SharedSnapshot, decode_shared, is_shared
 from cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
-    from ackstate.wire.native import Parts
     from cursor.journal_format import ReadEntries
+
+Resolve = Callable[[SharedSnapshot], Parts]
+"""Reads the delay buckets that a snapshot refers to, and returns all that it says."""
 
 _BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
 
 
+@dataclass(frozen=True, slots=True)
+class SharedCursorRecord(CursorRecord):
+    """A cursor's value in the metadata store that holds the state as it differs from what delay buckets hold.
+
+    Attributes:
+        shared: The whole state; `content` is None.
+    """
+
+    shared: SharedSnapshot = field(kw_only=True)
+
+
+def unresolved(snapshot: SharedSnapshot) -> Parts:
+    """Raise `UnsupportedVersionError`: whoever reads was given no buckets."""
+    raise UnsupportedVersionError(f"a native record that refers to delay buckets {sorted(snapshot.bucket_ids)}")
+
+
 @final
 class NativeFormat:
-    """See the module, and `JournalFormat`."""
+    """See the module, and `JournalFormat`.
+
+    Args:
+        resolve: Reads delay buckets; needed for a journal that refers to some.
+    """
 
     name = Format.NATIVE
     has_deltas = True
+
+    def __init__(self, resolve: Resolve = unresolved) -> None:
+        self._resolve = resolve
 
     def encode_entry(self, content: Content, *, epoch: int, sequence: int, chain: int) -> bytes:
         """See `JournalFormat.encode_entry`."""
@@ -53,7 +81,7 @@ class NativeFormat:
         discard_damaged: bool = False,
     ) -> Recovered:
         """See `JournalFormat.recover`. Complexity: O(size of the journal)."""
-        return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged)
+        return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged, resolve=self._resolve)
 
     @staticmethod
     def epoch_of(entry: bytes) -> int | None:
@@ -63,12 +91,25 @@ class NativeFormat:
             CorruptStateError: It is one, and cannot be read.
             UnsupportedVersionError: A newer release wrote it.
         """
-        return native.decode(entry).epoch if entry.startswith(native.MAGIC) else None
+        return parts_of(entry).epoch if entry.startswith(native.MAGIC) else None
+
+    def decode_entry(self, entry: bytes) -> Record:
+        """Read one entry of a journal by itself.
+
+        Raises:
+            CorruptStateError: It, or a bucket that it refers to, cannot be read.
+            UnsupportedVersionError: A newer release wrote it, or it refers to buckets and nothing reads these.
+        """
+        return record_of(self._resolve(decode_shared(entry)) if is_shared(entry) else native.decode_parts(entry))
 
     def encode_record(self, record: CursorRecord) -> bytes:
         """See `JournalFormat.encode_record`."""
         content, epoch = record.content, record.epoch
-        snapshot = None if content is None else _record(content, epoch=epoch, sequence=0, chain=0)
+        snapshot: Record | SharedSnapshot | None
+        if isinstance(record, SharedCursorRecord):
+            snapshot = record.shared
+        else:
+            snapshot = None if content is None else _record(content, epoch=epoch, sequence=0, chain=0)
         pointer = Pointer(
             record.cursor_ledger_id, epoch, record.term, record.mark_delete, record.cursor_properties, snapshot
         )
@@ -78,14 +119,21 @@ class NativeFormat:
         """See `JournalFormat.decode_record`."""
         pointer = decode_pointer(data)
         snapshot = pointer.snapshot
-        return CursorRecord(
-            pointer.cursor_ledger_id,
-            pointer.epoch,
-            pointer.term,
-            pointer.mark_delete,
-            None if snapshot is None else _content(snapshot),
-            pointer.cursor_properties,
-        )
+        head = pointer.cursor_ledger_id, pointer.epoch, pointer.term, pointer.mark_delete
+        if isinstance(snapshot, SharedSnapshot):
+            return SharedCursorRecord(*head, cursor_properties=pointer.cursor_properties, shared=snapshot)
+        content = None if snapshot is None else content_of(snapshot)
+        return CursorRecord(*head, content, pointer.cursor_properties)
+
+
+def snapshot_of(content: Content, *, epoch: int) -> Record:
+    """Return the record of a whole state."""
+    return _record(content, epoch=epoch, sequence=0, chain=0)
+
+
+def content_of(record: Record) -> Content:
+    """Return what a record says."""
+    return Content(record.mark_delete, record.deleted, record.batch, record.properties)
 
 
 def _record(content: Content, *, epoch: int, sequence: int, chain: int) -> Record:
@@ -94,11 +142,19 @@ def _record(content: Content, *, epoch: int, sequence: int, chain: int) -> Recor
     return Record(kind, epoch, sequence, chain, mark_delete, deleted, properties, batch)
 
 
-def _content(record: Record) -> Content:
-    return Content(record.mark_delete, record.deleted, record.batch, record.properties)
+def parts_of(entry: bytes) -> Parts:
+    """Read an entry by itself: what it has for acks are none where it refers to delay buckets."""
+    return decode_shared(entry).parts if is_shared(entry) else native.decode_parts(entry)
 
 
-def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bool = False) -> Recovered:
+def fold(
+    entries: Sequence[bytes],
+    *,
+    what: str,
+    epoch: int,
+    discard_damaged: bool = False,
+    resolve: Resolve = unresolved,
+) -> Recovered:
     """Fold a journal's records into the state that they describe.
 
     An ack in any of them counts, whatever the others say of its entry.
@@ -108,6 +164,7 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
         what: The journal's name for error messages.
         epoch: The epoch that the pointer names.
         discard_damaged: Stop at the first damaged record, wherever it is, unless it is the snapshot.
+        resolve: Reads the delay buckets that the snapshot may refer to; what it raises is raised.
 
     Raises:
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
@@ -118,7 +175,7 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
     """
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    state = _Folded(what, epoch)
+    state = _Folded(what, epoch, resolve)
     damage = ""
     try:
         state.add(entries[0])
@@ -148,9 +205,10 @@ class _Folded:
     That comes to the same as forgetting it at each record, since it never goes back, and costs less.
     """
 
-    def __init__(self, what: str, epoch: int) -> None:
+    def __init__(self, what: str, epoch: int, resolve: Resolve) -> None:
         self.offset = 0
         self._what = what
+        self._resolve = resolve
         self._place = Place(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
         # What the deltas add stays apart until the end: to OR one into a bitmap takes as long as that has containers.
@@ -166,6 +224,8 @@ class _Folded:
     def add(self, encoded: bytes) -> None:
         """Take in the next record."""
         parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
+        if is_shared(encoded):
+            parts = self._resolve(decode_shared(encoded))
         self._join(parts, self._added if self.replayed else self._snapshot)
         self._properties = parts.properties
         self._advance([encoded], parts.mark_delete)
@@ -225,7 +285,7 @@ class _DamagedError(CorruptStateError):
 def _decoded(encoded: bytes, *, what: str, offset: int, place: Place) -> Parts:
     """Read one record and see that it belongs where it stands."""
     try:
-        parts = native.decode_parts(encoded)
+        parts = parts_of(encoded)
     except CorruptStateError as error:
         damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
         damaged.is_unreadable = True

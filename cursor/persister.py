@@ -12,17 +12,19 @@ from ackstate.errors import CursorClosedError
 from cursor.journal_format import Content
 from cursor.outcome import PersistResult, Route
 from cursor.rate_limiter import MarkDeleteRateLimiter
+from cursor.shared_holes import FilledCount, filled
 from cursor.store import PayloadTooLargeError, StoreError
 from cursor.undurable import EVERYTHING
 from cursor.young_age import YoungAge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyroaring import BitMap
 
     from ackstate.errors import AckStateError
     from ackstate.position import Position
+    from ackstate.wire.native_shared import BucketHoles
     from cursor.ack_state import AckState, PersistLimits, Unpersisted
     from cursor.config import CursorConfig
     from cursor.journal import Journal
@@ -55,6 +57,8 @@ class Plan(NamedTuple):
     content: Content
     taken: Unpersisted
     number: int
+    buckets: Sequence[BucketHoles] = ()
+    """What a whole state may refer to."""
 
     @property
     def appends(self) -> bool:
@@ -104,6 +108,8 @@ class Persister:
         self._ledger_failures = 0  # in a row
         self._ledger_retry_at_ms = now_ms
         self._was_cut = False
+        self._filled_count: FilledCount | None = None  # made when it is first needed, as the next
+        self._count_to_persist: FilledCount | None = None
 
     @property
     def is_dirty(self) -> bool:
@@ -123,7 +129,7 @@ class Persister:
             # A clock that went back may have gone back by hours: then the interval counts as over.
             if not 0 <= now_ms - self._last_persist_ms < self._config.flush_interval_ms:
                 has_more = self.state.can_promote(self.frontier(now_ms=now_ms)) or self._may_cover_more(now_ms=now_ms)
-                return self.is_dirty or has_more
+                return self.is_dirty or has_more or self._must_let_go(now_ms=now_ms)
             return self._is_new() and self._limiter is not None and self._limiter.can_acquire(now_ms)
 
     def tick(self, *, now_ms: int) -> bool:
@@ -140,6 +146,13 @@ class Persister:
         may_write_ledger = self.journal.needs_ledger and not self._backs_off(now_ms=now_ms)
         return may_write_ledger and (self.state.cut_off > 0 or self.state.batch_cut_count > 0)
 
+    def _must_let_go(self, *, now_ms: int) -> bool:
+        """Tell whether the journal is old and keeps delay buckets from being deleted, though nothing is new."""
+        return self._is_old(now_ms=now_ms) and self.journal.refers_to_retired
+
+    def _is_old(self, *, now_ms: int) -> bool:
+        return 0 < self._config.ledger_rollover_ms <= now_ms - self._ledger_begun_ms
+
     def _backs_off(self, *, now_ms: int) -> bool:
         """Tell whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
         return self._ledger_failures > 0 and 0 < self._ledger_retry_at_ms - now_ms <= _LEDGER_RETRY_MS_MAX
@@ -151,6 +164,14 @@ class Persister:
         """Return the position up to which acks are old enough to be persisted."""
         with self._lock:
             return self.young_age.frontier(now_ms=now_ms)
+
+    def range_count_to_persist(self, range_count_max: int) -> int:
+        """Return how many ranges the state has at most, as `FilledCount.at_most` says it."""
+        state, buckets = self.state, self.journal.known_buckets
+        if not buckets:
+            return state.deleted.range_count
+        self._count_to_persist = count = self._count_to_persist or FilledCount()
+        return count.at_most(state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count)
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
@@ -213,7 +234,8 @@ class Persister:
         self.abandon()
         self._count_ledger_error(now_ms=now_ms)
         try:
-            return self.carry_out(self._plan_metadata(frontier), frontier, now_ms=now_ms)
+            plan = self._plan_metadata(frontier, self.journal.buckets())
+            return self.carry_out(plan, frontier, now_ms=now_ms)
         except StoreError as second:
             error.add_note(f"nor was it written to the metadata store: {second}")
             raise error from second
@@ -289,22 +311,55 @@ class Persister:
             CursorClosedError: The cursor is closed.
             PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store cannot take the state.
         """
+        buckets = self._buckets(now_ms=now_ms)
         with self._lock:
             self.check_open()
-            if not (self.is_dirty or self.state.can_promote(frontier) or self._may_cover_more(now_ms=now_ms)):
+            has_more = self.state.can_promote(frontier) or self._may_cover_more(now_ms=now_ms)
+            if not (self.is_dirty or has_more or self._must_let_go(now_ms=now_ms)):
                 return None
             if self._backs_off(now_ms=now_ms):
-                return self._plan_metadata(frontier)
-            taken = self._begin(frontier, self._ledger_limits)
+                return self._plan_metadata(frontier, buckets)
+            taken = self._begin(frontier, self._ledger_limits, buckets)
             journal = self.journal
             if self._needs_new_ledger(now_ms=now_ms):
-                return self._plan_whole(Route.SNAPSHOT, taken)
+                return self._plan_whole(Route.SNAPSHOT, taken, buckets)
             if not journal.form.has_deltas:
                 return self._plan_whole(Route.WHOLE, taken)
             content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
             return Plan(Route.DELTA, content, taken, self.accepted_number)
 
-    def _begin(self, frontier: Position, limits: PersistLimits) -> Unpersisted:
+    def _buckets(self, *, now_ms: int) -> Sequence[BucketHoles]:
+        """Return the delay buckets that the next record may refer to, or that a limit must know, of it or the watcher's.
+
+        To be called without the cursor's lock: storage may work here.
+        """
+        is_limited = self._ledger_limits.range_count_max is not None
+        is_whole = self._needs_new_ledger(now_ms=now_ms) or self._backs_off(now_ms=now_ms)
+        return self.journal.buckets() if is_limited or is_whole or self.watcher is not None else ()
+
+    def _begin(self, frontier: Position, limits: PersistLimits, buckets: Sequence[BucketHoles]) -> Unpersisted:
+        """Take what the durable state has room for, holes that buckets hold not counted.
+
+        A limit is given to the state as one on its own ranges: at first as many as there would be room for if those
+        that go first made up whole filled ranges, and if they do not, as few as there is room for in any case.
+        """
+        state, range_count_max = self.state, limits.range_count_max
+        if range_count_max is None or not buckets:
+            return self._begin_within(frontier, limits)
+        self._filled_count = count = self._filled_count or FilledCount()
+        is_whole = frontier == EVERYTHING and not state.held_back
+        if is_whole and count.fits(
+            state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count
+        ):
+            return self._begin_within(frontier, limits._replace(range_count_max=None))
+        lowest = int(filled(state.deleted, buckets)[:range_count_max].sum())
+        taken = self._begin_within(frontier, limits._replace(range_count_max=lowest))
+        if lowest > range_count_max and len(filled(state.whole()[0], buckets)) > range_count_max:
+            state.withdraw_persist()
+            return self._begin_within(frontier, limits)
+        return taken
+
+    def _begin_within(self, frontier: Position, limits: PersistLimits) -> Unpersisted:
         record_bytes_max = None if self.watcher is None else self.watcher.record_bytes_max()
         return self.state.begin_persist(frontier=frontier, limits=limits, record_bytes_max=record_bytes_max)
 
@@ -314,15 +369,16 @@ class Persister:
         return (
             journal.needs_ledger
             or journal.entry_count >= config.ledger_entry_count_max
-            or 0 < config.ledger_rollover_ms <= now_ms - self._ledger_begun_ms
+            or self._is_old(now_ms=now_ms)
             or (journal.form.has_deltas and journal.delta_bytes > outgrown)
         )
 
-    def _plan_whole(self, route: Route, taken: Unpersisted) -> Plan:
+    def _plan_whole(self, route: Route, taken: Unpersisted, buckets: Sequence[BucketHoles] = ()) -> Plan:
         deleted, batch = self.state.whole()
-        return Plan(route, Content(taken.mark_delete, deleted, batch, taken.properties), taken, self.accepted_number)
+        content = Content(taken.mark_delete, deleted, batch, taken.properties)
+        return Plan(route, content, taken, self.accepted_number, buckets)
 
-    def _plan_metadata(self, frontier: Position) -> Plan:
+    def _plan_metadata(self, frontier: Position, buckets: Sequence[BucketHoles]) -> Plan:
         """Take as much of the whole state as the metadata store may hold.
 
         Raises:
@@ -330,15 +386,16 @@ class Persister:
         """
         with self._lock:
             self.check_open()
-            limits = self._config.metadata_limits
+            limits, counted_without = self._config.metadata_limits, buckets
             while True:
                 durable_count = self.state.durable_count
-                taken = self._begin(frontier, limits)
-                plan = self._plan_whole(Route.METADATA, taken)
+                taken = self._begin(frontier, limits, counted_without)
+                plan = self._plan_whole(Route.METADATA, taken, buckets)
                 range_count = plan.content.deleted.range_count
-                size = len(self.journal.encode_record(plan.content))
+                size = len(self.journal.encode_record(plan.content, buckets))
                 fits = size <= self._config.metadata_bytes_max
-                is_within = limits.range_count_max is None or range_count <= limits.range_count_max
+                counted = len(filled(plan.content.deleted, counted_without)) if counted_without else range_count
+                is_within = limits.range_count_max is None or counted <= limits.range_count_max
                 if fits and is_within and taken.acked_count >= durable_count:
                     return plan
                 self.state.withdraw_persist()
@@ -348,7 +405,8 @@ class Persister:
                         f" more than the metadata store may be given"
                     )
                 shrunk = min(range_count - 1, range_count * self._config.metadata_bytes_max // size)
-                limits = limits._replace(range_count_max=shrunk)
+                # From here on it is bytes that count, and a range takes some in any case.
+                limits, counted_without = limits._replace(range_count_max=shrunk), ()
 
     def _plan_closing(self) -> Plan | None:
         """Take the whole state for the metadata store, if Pulsar's format is used and it is small enough."""
@@ -359,7 +417,7 @@ class Persister:
             self.check_open()
             if self._ledger_limits.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
                 return None
-            plan = self._plan_whole(Route.METADATA, self._begin(EVERYTHING, self._ledger_limits))
+            plan = self._plan_whole(Route.METADATA, self._begin_within(EVERYTHING, self._ledger_limits))
             if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
                 return plan
             self.state.withdraw_persist()
@@ -369,7 +427,7 @@ class Persister:
         if plan.appends:
             return self.journal.append(plan.content)
         write = self.journal.write_record if plan.route is Route.METADATA else self.journal.begin_ledger
-        return write(plan.content)
+        return write(plan.content, plan.buckets) if plan.buckets else write(plan.content)
 
     def abandon(self) -> None:
         """Put back what was planned: it could not be written."""

@@ -14,17 +14,22 @@ from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native_pointer
+from ackstate.wire.native import record_of
 from cursor.journal_format import Content, CursorRecord, Recovered, Repair
-from cursor.native_format import NativeFormat
+from cursor.native_format import NativeFormat, SharedCursorRecord, content_of
 from cursor.pulsar_format import PulsarFormat
+from cursor.shared_holes import resolver
 from cursor.store import ABSENT, LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ackstate.ledger_map import LedgerMap
+    from ackstate.wire.native import Parts, Record
+    from ackstate.wire.native_shared import SharedSnapshot
     from cursor.journal_format import JournalFormat
+    from cursor.shared_holes import SharedHoles
     from cursor.store import Store
 
 _TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
@@ -63,6 +68,7 @@ class Found:
         recovered: The state.
         entry_count: How many entries the journal has.
         repair: What had to be done to read it.
+        bucket_ids: The delay buckets that it was read by: they must stay until another record takes its place.
     """
 
     record: CursorRecord
@@ -71,6 +77,7 @@ class Found:
     recovered: Recovered
     entry_count: int = 0
     repair: Repair = Repair.NONE
+    bucket_ids: frozenset[int] = frozenset()
 
     @property
     def is_repaired(self) -> bool:
@@ -99,12 +106,14 @@ class Recovery:
         path: The cursor's path in the metadata store.
         ledgers: The message log.
         repair: What to do if the cursor cannot be read.
+        shared_holes: What may have read the delay buckets already that the cursor refers to.
     """
 
     store: Store
     path: str
     ledgers: LedgerMap
     repair: Repair = Repair.NONE
+    shared_holes: SharedHoles | None = None
 
     def find(self, orphans: Collection[int]) -> Found | None:
         """Read what is durable of the cursor; None if there never was one.
@@ -125,17 +134,25 @@ class Recovery:
             decoded = decode_record(value.data, self.ledgers)
         except CorruptStateError as error:
             return self._repaired_record(value.version, error, orphans)
-        record, form = decoded.record, decoded.form
-        if record.content is not None:
-            return Found(record, value.version, form, Recovered(record.content, 0, byte_count=len(value.data)))
-        found = Found(record, value.version, form, _NOTHING)
+        found = Found(decoded.record, value.version, decoded.form, _NOTHING)
         try:
+            if found.record.cursor_ledger_id is None:
+                return self._read_record(found, byte_count=len(value.data))
             return self.read_journal(found)
         except (CorruptStateError, LedgerNotFoundError) as error:
             if self.store.metadata.get(self.path) != value:
                 # Its owner has gone on to another ledger meanwhile.
                 return self.find(orphans)
             return self._repaired_journal(found, error)
+
+    def _read_record(self, found: Found, *, byte_count: int) -> Found:
+        """Return what was found with the state that the record itself has."""
+        record, bucket_ids = found.record, found.bucket_ids
+        content = record.content
+        if isinstance(record, SharedCursorRecord):
+            content, bucket_ids = content_of(record_of(self._resolve(record.shared))), record.shared.bucket_ids
+        assert content is not None
+        return replace(found, recovered=Recovered(content, 0, byte_count=byte_count), bucket_ids=bucket_ids)
 
     def read_journal(self, found: Found, *, discard_damaged: bool = False) -> Found:
         """Return what was found with the journal as it is now.
@@ -147,7 +164,14 @@ class Recovery:
         ledger_id, ledgers = found.record.cursor_ledger_id, self.store.ledgers
         assert ledger_id is not None
         count = ledgers.last(ledger_id) + 1
-        recovered = found.form.recover(
+        bucket_ids: set[int] = set()
+
+        def resolve(snapshot: SharedSnapshot) -> Parts:
+            bucket_ids.update(snapshot.bucket_ids)
+            return self._resolve(snapshot)
+
+        form = NativeFormat(resolve) if found.form.has_deltas else found.form
+        recovered = form.recover(
             lambda first, end: ledgers.read(ledger_id, first, end),
             count,
             what=f"journal of {self.path}",
@@ -155,14 +179,28 @@ class Recovery:
             ledgers=self.ledgers,
             discard_damaged=discard_damaged,
         )
-        return replace(found, recovered=recovered, entry_count=count)
+        return replace(found, recovered=recovered, entry_count=count, bucket_ids=frozenset(bucket_ids))
+
+    def decode_entry(self, entry: bytes) -> Record:
+        """Read an entry of a native journal by itself, and the delay buckets that it refers to.
+
+        Raises:
+            CorruptStateError: It, or one of them, cannot be read.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreError: The storage failed.
+        """
+        return NativeFormat(self._resolve).decode_entry(entry)
+
+    def _resolve(self, snapshot: SharedSnapshot) -> Parts:
+        return resolver(self.store, self.path, self.shared_holes)(snapshot)
 
     def _repaired_journal(self, found: Found, error: CorruptStateError | LedgerNotFoundError) -> Found:
-        """Do without a journal that is missing or damaged."""
+        """Do without a journal, or a delay bucket that it refers to, that is missing or damaged."""
         offered: dict[Repair, Found] = {}
         if isinstance(error, CorruptStateError):
             with suppress(CorruptStateError, LedgerNotFoundError):
-                offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
+                if found.record.cursor_ledger_id is not None:
+                    offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
         else:
             what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
             error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
@@ -177,7 +215,7 @@ class Recovery:
             count = ledgers.last(ledger_id) + 1
             if count == 0:
                 return False
-            snapshot = native.decode(ledgers.read(ledger_id, 0, 1)[0])
+            snapshot = self.decode_entry(ledgers.read(ledger_id, 0, 1)[0])
         except LedgerNotFoundError:
             return False
         except AckStateError:
@@ -235,5 +273,7 @@ def _standing_at(mark_delete: Position, found: Found, error: CorruptStateError) 
     content = Content(mark_delete, DeletedRanges(), BatchIndexes(), {})
     record = found.record
     if record.cursor_ledger_id is None:
-        record = replace(record, mark_delete=mark_delete, content=content)
+        record = CursorRecord(
+            None, record.epoch, record.term, mark_delete, content, record.cursor_properties, record.unknown
+        )
     return replace(found, record=record, recovered=Recovered(content, 0, discarded_reason=str(error)))

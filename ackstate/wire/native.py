@@ -22,14 +22,18 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_posit
 from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-VERSION = 2
+VERSION = 3
+"""The newest that this release reads: a snapshot that refers to delay buckets, see `ackstate.wire.native_shared`."""
+PLAIN_VERSION = 2
+"""Of all other records."""
 MAGIC = b"ACKR"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
 _BATCH_COUNT = struct.Struct("<I")  # from version 2 on, after the header
+_COUNTS = {1: struct.Struct("<"), PLAIN_VERSION: _BATCH_COUNT}  # what follows the header, by version
 LEDGER_BLOCK = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
@@ -96,9 +100,9 @@ class Parts(NamedTuple):
     sequence: int
     chain: int
     mark_delete: Position
-    bitmaps: list[tuple[int, BitMap]]
-    properties: dict[str, int]
-    batch: list[tuple[Position, tuple[int, ...]]]
+    bitmaps: Iterable[tuple[int, BitMap]]
+    properties: Mapping[str, int]
+    batch: Iterable[tuple[Position, tuple[int, ...]]]
 
 
 def checksum(encoded: bytes) -> int:
@@ -125,21 +129,45 @@ def encode(record: Record) -> bytes:
     Raises:
         ValueError: A property's name or number, a batch, or the whole record, is too large for its field.
     """
-    check_position(record.mark_delete)
-    blocks = [_encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in record.deleted.bitmaps()]
-    ledger_count, batch_count = len(blocks), len(record.batch)
-    if record.properties:
-        blocks += _encode_properties(record.properties)
-    if batch_count:
-        blocks += _encode_batch(record.batch)
-    length = _SIZE_MIN + _BATCH_COUNT.size + sum(map(len, blocks))
+    return encode_parts(
+        Parts(
+            record.kind, record.epoch, record.sequence, record.chain, record.mark_delete,
+            record.deleted.bitmaps(), record.properties, record.batch.items(),
+        )
+    )  # fmt: skip
+
+
+def encode_parts(
+    parts: Parts, *, version: int = PLAIN_VERSION, counts: bytes = b"", tail: Iterable[bytes] = ()
+) -> bytes:
+    """Write what a record says.
+
+    Args:
+        parts: As `decode_parts` gives them.
+        version: Of the record.
+        counts: What this version has after the count of batches.
+        tail: What it has after the batch blocks.
+
+    Raises:
+        As `encode`.
+    """
+    check_position(parts.mark_delete)
+    blocks = [encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
+    ledger_count = len(blocks)
+    if parts.properties:
+        blocks += _encode_properties(parts.properties)
+    batch_count = -len(blocks)
+    blocks += _encode_batch(parts.batch)
+    batch_count += len(blocks)
+    blocks += tail
+    length = _SIZE_MIN + _BATCH_COUNT.size + len(counts) + sum(map(len, blocks))
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
     header = _HEADER.pack(
-        MAGIC, VERSION, record.kind, 0, length, record.epoch, record.sequence, record.chain,
-        *record.mark_delete, ledger_count, len(record.properties),
+        MAGIC, version, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
+        *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
-    covered = b"".join((header, _BATCH_COUNT.pack(batch_count), *blocks))
+    covered = b"".join((header, _BATCH_COUNT.pack(batch_count), counts, *blocks))
     return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
@@ -150,13 +178,18 @@ def decode(data: bytes) -> Record:
         data: One whole record; nothing may follow.
 
     Raises:
-        UnsupportedVersionError: The record was written by a newer release.
+        UnsupportedVersionError: The record was written by a newer release, or is a snapshot that refers to delay
+            buckets: its acks are not in it.
         CorruptStateError: Anything else is wrong, with the offset, what was expected and what was found. No other
             exception can escape.
 
     Complexity: O(len(data)).
     """
-    parts = decode_parts(data)
+    return record_of(decode_parts(data))
+
+
+def record_of(parts: Parts) -> Record:
+    """Put together what a record says; the bitmaps are given away."""
     batch = BatchIndexes()
     for position, unacked_words in parts.batch:
         batch.ack(position, unacked_words)
@@ -171,6 +204,24 @@ def decode_parts(data: bytes) -> Parts:
 
     Complexity: O(len(data)), and far less than `decode`, which counts ranges.
     """
+    parts, _, reader = read_parts(data, _COUNTS)
+    reader.finish("the checksum")
+    return parts
+
+
+def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Parts, tuple[int, ...], Reader]:
+    """Read and check a record up to its batch blocks.
+
+    Args:
+        data: One whole record.
+        counts: What follows the header, for each version that is read: the count of batches first, if there is one.
+
+    Returns:
+        What it says, the counts after that of batches, and what reads on behind the batch blocks.
+
+    Raises:
+        As `decode`.
+    """
     if len(data) < _SIZE_MIN:
         corrupt(0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
     magic, version, kind, reserved, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
@@ -178,28 +229,30 @@ def decode_parts(data: bytes) -> Parts:
     )
     if magic != MAGIC:
         corrupt(0, MAGIC, magic)
-    if version > VERSION:
-        raise UnsupportedVersionError(f"native record of version {version}; this release reads up to {VERSION}")
+    if version > max(counts):
+        raise UnsupportedVersionError(f"native record of version {version}; what reads it knows up to {max(counts)}")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # What follows holds for every record that `encode` wrote; a checksum that fits by chance is no reason to trust.
-    if version < 1 or reserved or kind not in _KINDS:
-        corrupt(4, f"version 1 to {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
+    if version not in counts or reserved or kind not in _KINDS:
+        versions = f"version {min(counts)} to {max(counts)}"
+        corrupt(4, f"{versions}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
-    batches = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "batch count"))[0] if version > 1 else 0
+    batches, *further = counts[version].unpack(reader.take(counts[version].size, "counts")) or (0,)
     bitmaps = _decode_ledgers(reader, ledgers)
     named = _decode_properties(reader, properties) if properties else {}
     batch = _decode_batch(reader, batches) if batches else []
-    reader.finish("the checksum")
-    return Parts(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
+    parts = Parts(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
+    return parts, tuple(further), reader
 
 
-def _encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
+def encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
+    """Write the ledger block of a bitmap, which is not changed."""
     compact = bitmap.copy()
     compact.run_optimize()
     portable = compact.serialize()
@@ -213,8 +266,8 @@ def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:
         yield _PROPERTY.pack(len(text), number) + text
 
 
-def _encode_batch(batch: BatchIndexes) -> Iterator[bytes]:
-    for position, unacked_words in batch.items():
+def _encode_batch(batch: Iterable[tuple[Position, tuple[int, ...]]]) -> Iterator[bytes]:
+    for position, unacked_words in batch:
         if len(unacked_words) > 0xFFFF:
             raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
         yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)

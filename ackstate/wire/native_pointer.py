@@ -18,6 +18,7 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.wire import native
 from ackstate.wire.native import Record, RecordKind
 from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
+from ackstate.wire.native_shared import SharedSnapshot, decode_shared, encode_shared, is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ class Pointer:
         term: Rises whenever the cursor is opened: a pointer of another term is another owner's.
         mark_delete: Where the cursor stood when this was written; None in version 1.
         cursor_properties: What the application attached to the cursor, name -> text.
-        snapshot: The whole state, if there is no ledger; else None.
+        snapshot: The whole state, or how it differs from what delay buckets hold, if there is no ledger; else None.
     """
 
     cursor_ledger_id: int | None
@@ -53,7 +54,7 @@ class Pointer:
     term: int
     mark_delete: Position | None = None
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
-    snapshot: Record | None = None
+    snapshot: Record | SharedSnapshot | None = None
 
     def __post_init__(self) -> None:
         if (self.cursor_ledger_id is None) != (self.snapshot is not None):
@@ -77,7 +78,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
     """
     check_cursor_properties(pointer.cursor_properties)
     ledger_id = _NO_LEDGER if pointer.cursor_ledger_id is None else pointer.cursor_ledger_id
-    snapshot = b"" if pointer.snapshot is None else native.encode(pointer.snapshot)
+    snapshot = b"" if pointer.snapshot is None else _encode_snapshot(pointer.snapshot)
     covered = b"".join(
         (
             _HEADER.pack(MAGIC, VERSION, ledger_id, pointer.epoch, pointer.term),
@@ -131,13 +132,18 @@ def _decode_tail(reader: Reader, cursor_ledger_id: int | None, epoch: int, term:
     return Pointer(cursor_ledger_id, epoch, term, mark_delete, properties, snapshot)
 
 
-def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record:
+def _encode_snapshot(snapshot: Record | SharedSnapshot) -> bytes:
+    return native.encode(snapshot) if isinstance(snapshot, Record) else encode_shared(snapshot)
+
+
+def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record | SharedSnapshot:
     try:
-        snapshot = native.decode(data)
+        snapshot = decode_shared(data) if is_shared(data) else native.decode(data)
     except CorruptStateError as error:
         corrupt(offset + error.offset, error.expected, error.found, what=_WHAT)
-    if (snapshot.kind, snapshot.epoch) != (RecordKind.SNAPSHOT, epoch):
-        found = f"kind {snapshot.kind}, epoch {snapshot.epoch}"
+    says = snapshot.parts if isinstance(snapshot, SharedSnapshot) else snapshot
+    if (says.kind, says.epoch) != (RecordKind.SNAPSHOT, epoch):
+        found = f"kind {says.kind}, epoch {says.epoch}"
         corrupt(offset, f"a snapshot of epoch {epoch}", found, what=_WHAT)
     return snapshot
 

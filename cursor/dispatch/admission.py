@@ -62,7 +62,7 @@ class Admission:
             self._cursor.unpersisted_record_bytes,
             deliveries.reserved_bytes,
             deliveries.unacked_messages,
-            self._cursor.deleted.range_count,
+            self._range_count(),
             deliveries.reserved_ranges,
             deliveries.unacked_of(consumer),
         )
@@ -328,6 +328,13 @@ class Admission:
             if added > 0 and used + added > ranges_max:
                 return Rule.UNACKED_RANGES
         return None
+
+    def _range_count(self) -> int:
+        """Return how many ranges count: beyond the limit it is seen which of them only shared holes part."""
+        range_count, limit = self._cursor.deleted.range_count, self._ranges_limit
+        if limit is None or range_count < limit:
+            return range_count
+        return self._cursor.range_count_to_persist(limit)
 
     def _closed_by(self, usage: Usage, consumer: str) -> set[Rule]:
         assert self._gate is not None

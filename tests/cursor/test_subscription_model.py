@@ -244,7 +244,7 @@ def plant_no_bound(monkeypatch):
     def begin(persister, frontier, limits):
         return persister.state.begin_persist(frontier=frontier, limits=limits)
 
-    monkeypatch.setattr(Persister, "_begin", begin)
+    monkeypatch.setattr(Persister, "_begin_within", begin)
 
 
 def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
