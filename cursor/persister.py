@@ -329,7 +329,7 @@ class Persister:
             return Plan(Route.DELTA, content, taken, self.accepted_number)
 
     def _buckets(self, *, now_ms: int) -> Sequence[BucketHoles]:
-        """Return the delay buckets that the next record may refer to, or that a limit must know, of it or the watcher's.
+        """Return the delay buckets that the next record may refer to, or that a limit on ranges must know.
 
         To be called without the cursor's lock: storage may work here.
         """

@@ -32,9 +32,9 @@ _LEAF_COUNT_MAX = 32_768
 _FRONT_COUNT_MAX = 1_024
 _FRONT_COUNT = 512
 _FRESH_COUNT_MAX = 4_096
-# What a leaf takes beside its array (its bound, two list slots) and a page in its table: measured.
+# What a leaf takes beside its array (its bound, two list slots) and a page beside its slots (two integers): measured.
 _LEAF_BYTES = 60
-_PAGE_BYTES = 130
+_PAGE_BYTES = 64
 _FRONT_KEY_BYTES = 48
 _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
@@ -128,7 +128,8 @@ class Calendar:
         """About how much memory it takes. Complexity: O(leaves), some hundreds at 10 million messages."""
         leaves = sum(map(getsizeof, self._leaves)) + _LEAF_BYTES * len(self._leaves)
         fresh = sum(map(getsizeof, self._fresh))
-        return leaves + fresh + _FRONT_KEY_BYTES * len(self._front) + _PAGE_BYTES * len(self._page_highs)
+        pages = sum(map(getsizeof, (self._pages, self._page_ledger_ids, self._page_highs)))
+        return leaves + fresh + pages + _FRONT_KEY_BYTES * len(self._front) + _PAGE_BYTES * len(self._pages)
 
     def add(self, position: Position, due_ms: int) -> None:
         """Put in a message; neither its ids nor the time are checked.

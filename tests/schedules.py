@@ -9,16 +9,18 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 from ack_model import NumberedLog
 from ackstate import Keep, Position
 from ackstate.wire.pulsar import RangeForm
 from cursor import AutoAge, CursorConfig, Format, MessageLog, StoreError
+from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.message_log import NO_DELAY, Message
 from cursor.store import PayloadTooLargeError
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from cursor.subscription import AckRefusedError, SubscriptionType
-from delay import TopicDelayIndex
+from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from limits import BrokerLimit, GateLimits
 from watched_subscription import CONSUMERS, TICK_MS, Waiter, WatchedSubscription
 
@@ -27,6 +29,12 @@ EVENTS = {
     "persist": 7, "tick": 6, "wait": 8, "change_limits": 2, "change_broker_limit": 1, "break_ledgers": 1,
     "mend_ledgers": 3, "crash": 1, "reopen": 1, "seek": 1, "skip": 1, "clear_backlog": 0.3, "wait_for_gate": 2,
 }  # fmt: skip
+
+TRACKERS = ("view", "in memory", "bucketed", "view of buckets")
+BUCKETS = DelayConfig(
+    tick_time_ms=TICK_MS, is_deliver_at_time_strict=True,
+    min_index_count_per_bucket=4, max_indexes_per_segment=3, max_bucket_count=3,
+)  # fmt: skip
 
 
 def disk_with_a_long_ledger():
@@ -78,6 +86,8 @@ class Schedule:
         self.fault_share = draw((0, 0, 0.05, 0.2))
         self.batch_share = draw((0, 0, 0.3))
         self.delay_share = draw((0, 0, 0.2))
+        # By itself, so that what a seed was known for it still does.
+        self.tracker = random.Random(f"tracker {self.seed}").choice(TRACKERS)
         self.broker_max = draw((0, 0, 12, 30)) if self.subscription_count > 1 else 0
         self.limits = self.draw_limits()
         self.config = self.draw_config()
@@ -115,7 +125,25 @@ class Schedule:
         store = MemoryStore(self.log_disk)
         self.message_log = MessageLog.open(store, topic="t", entries_per_ledger_max=self.entries_per_ledger_max)
         self.broker = BrokerLimit(self.broker_max) if self.broker_max else None
-        self.delays = TopicDelayIndex(tick_time_ms=TICK_MS) if self.delay_share else None
+        self.delays = self.open_delays(store) if self.delay_share else None
+
+    def open_delays(self, store):
+        """Return what opens the tracker of each subscription: a view of one index, or one of its own."""
+        if self.tracker == "view":
+            return TopicDelayIndex(tick_time_ms=TICK_MS)
+        if self.tracker == "in memory":
+            return SimpleNamespace(
+                open_view=lambda _: InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
+            )
+        storage = SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
+
+        def recover():
+            # It was ready a moment ago.
+            return BucketedDelayIndex.recover(BUCKETS, storage=storage, now_ms=max(self.now_ms - 1, 0))[0]
+
+        # Their storage is one subscription's, or all share the index.
+        is_own = self.tracker == "bucketed" and self.subscription_count == 1
+        return SimpleNamespace(open_view=lambda _: recover()) if is_own else recover()
 
     def run(self, event_count=70):
         names, weights = list(EVENTS), list(EVENTS.values())
