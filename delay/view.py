@@ -58,7 +58,8 @@ class SubscriptionDelayView(SkippingTracker):
     - It offers by `add_message`, or names by `skip`, every message that it reads, delayed or not, in reading order. A
       message may be offered again at any time: one that waits is answered True again and still handed out once, one
       that was handed out or delivered False. Where the index is fed it may offer nothing, and then is handed out
-      whatever falls due, or whatever it has passed if it says by `passed` how far it is.
+      whatever falls due, or whatever it has passed if it says by `passed` how far it is. Between two calls of `clear`
+      it does either the one or the other.
     - It offers a message with the same `deliver_at_ms` always, and all subscriptions of the topic give the same.
     - When it begins to read anew from further back it calls `clear` first.
 

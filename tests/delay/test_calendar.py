@@ -1,0 +1,305 @@
+"""One behaviour of the calendar at a time: order, eras, pages, work and memory."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from ackstate import Position
+from delay import calendar as calendar_module
+from delay.calendar import Calendar
+from delay.position_set import PositionSet
+
+TIME_MAX = 2**63 - 1
+ERA_MS = 2**24  # 4 h 39 min 37 s: what the times of a leaf may differ by
+HOUR = 3_600_000
+YEAR = 365 * 24 * HOUR
+LEDGER_MAX = 2**63 - 1
+ENTRY_MAX = 2**32 - 1
+
+
+def filled(*messages):
+    """Each is a time, a ledger, an entry."""
+    calendar = Calendar()
+    for due_ms, ledger_id, entry_id in messages:
+        calendar.add(Position(ledger_id, entry_id), due_ms)
+    return calendar
+
+
+def taken(calendar, now_ms, max_count=None):
+    return list(zip(*(column.tolist() for column in calendar.take_until(now_ms, max_count)), strict=True))
+
+
+def array_of(numbers):
+    return np.array(numbers, dtype=np.int64)
+
+
+# Order.
+
+
+def test_messages_come_by_time_then_by_position_and_one_that_is_in_twice_comes_twice():
+    calendar = filled((20, 3, 7), (10, 5, 0), (10, 3, 9), (20, 3, 6), (10, 5, 0), (30, 3, 0))
+    assert (len(calendar), calendar.first_due_ms) == (6, 10)
+    assert taken(calendar, 9) == []
+    assert taken(calendar, 20) == [(10, 3, 9), (10, 5, 0), (10, 5, 0), (20, 3, 6), (20, 3, 7)]
+    assert (len(calendar), calendar.first_due_ms) == (1, 30)
+    assert taken(calendar, TIME_MAX) == [(30, 3, 0)]
+    assert (len(calendar), calendar.first_due_ms) == (0, None)
+
+
+def test_of_those_due_at_one_time_the_lowest_positions_come_first_whenever_they_were_added():
+    calendar = filled((10, LEDGER_MAX, 0), (10, 9, 1), (10, 9, ENTRY_MAX), (10, 0, 5))
+    assert taken(calendar, 10, 0) == []
+    assert taken(calendar, 10, 1) == [(10, 0, 5)]
+    calendar.add(Position(1, 0), 10)
+    assert taken(calendar, 10, 2) == [(10, 1, 0), (10, 9, 1)]
+    assert taken(calendar, 10, 9) == [(10, 9, ENTRY_MAX), (10, LEDGER_MAX, 0)]
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+def test_a_set_is_given_each_position_once(is_bulk):
+    calendar, entry_ids = Calendar(), [70_000, 3, 2, 3, ENTRY_MAX]
+    if is_bulk:
+        calendar.add_many(4, array_of(entry_ids * 50), array_of(range(250)))
+    else:
+        for due_ms, entry_id in enumerate(entry_ids):
+            calendar.add(Position(4, entry_id), due_ms)
+    calendar.add(Position(3, 1), 500)
+    calendar.add(Position(5, 1), 501)
+    due = PositionSet()
+    due.add(Position(4, 3))
+    calendar.take_into(due, 500)
+    due._check()
+    assert list(due) == [Position(3, 1), *(Position(4, entry_id) for entry_id in (2, 3, 70_000, ENTRY_MAX))]
+    assert taken(calendar, 501) == [(501, 5, 1)]
+
+
+def test_clear_removes_everything():
+    calendar = filled((10, 3, 7))
+    calendar.add_many(3, array_of([1, 2]), array_of([10, 20]))
+    calendar.clear()
+    calendar._check()
+    assert (len(calendar), calendar.first_due_ms, taken(calendar, TIME_MAX)) == (0, None, [])
+
+
+def test_nothing_may_be_put_in():
+    calendar = Calendar()
+    calendar.add_many(3, array_of([]), array_of([]))
+    assert (len(calendar), calendar.first_due_ms) == (0, None)
+
+
+# Eras: the times of a leaf differ by less than 4 h 40 min, those of a calendar by anything.
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0, ERA_MS - 1, ERA_MS, ERA_MS + 1, 2 * ERA_MS],
+        [5 * HOUR, 10 * HOUR, 15 * HOUR],
+        [0, YEAR, 50 * YEAR],
+        [0, 1, TIME_MAX - 1, TIME_MAX],
+    ],
+)
+@pytest.mark.parametrize("repeats", [1, 2_000])
+def test_times_may_be_hours_years_and_all_of_time_apart(times, repeats):
+    one_by_one, together = Calendar(), Calendar()
+    messages = [(due_ms, entry_id) for entry_id in range(repeats) for due_ms in reversed(times)]
+    for due_ms, entry_id in messages:
+        one_by_one.add(Position(3, entry_id), due_ms)
+    together.add_many(3, array_of([entry_id for _, entry_id in messages]), array_of([each for each, _ in messages]))
+    for calendar in (one_by_one, together):
+        calendar._check()
+        for due_ms in times:
+            assert calendar.first_due_ms == due_ms
+            assert taken(calendar, due_ms - 1) == []
+            assert taken(calendar, due_ms) == [(due_ms, 3, entry_id) for entry_id in range(repeats)]
+        assert len(calendar) == 0
+
+
+def test_each_message_may_be_due_in_another_era():
+    calendar = Calendar()
+    times = [each * ERA_MS for each in range(3_000)]
+    for due_ms in reversed(times):
+        calendar.add(Position(3, due_ms // ERA_MS), due_ms)
+    calendar._check()
+    assert taken(calendar, TIME_MAX) == [(due_ms, 3, each) for each, due_ms in enumerate(times)]
+
+
+# Pages: where 2**16 entries of a ledger stand in a table.
+
+
+@pytest.mark.slow
+def test_100_000_messages_may_each_have_their_own_ledger():
+    calendar = Calendar()
+    order = np.random.default_rng(7).permutation(100_000).tolist()
+    for each in order:
+        calendar.add(Position(each * 2**40, each % 3 * 2**16), 1_000 + each)
+    assert taken(calendar, 1_000 + 49_999) == [(1_000 + each, each * 2**40, each % 3 * 2**16) for each in range(50_000)]
+    due = PositionSet()
+    calendar.take_into(due, TIME_MAX)
+    assert list(due) == [Position(each * 2**40, each % 3 * 2**16) for each in range(50_000, 100_000)]
+
+
+def test_pages_are_used_again_once_nothing_is_on_them():
+    """A ledger a minute for a year, of which a thousand wait at a time, besides one message for the end of time."""
+    calendar = filled((TIME_MAX, 1, 5))
+    for ledger_id in range(2, 20_000):
+        calendar.add(Position(ledger_id, 0), ledger_id)
+        if ledger_id % 1_000 == 0:
+            assert len(calendar.take_until(ledger_id - 1_000)) in {0, 999, 1_000}
+    calendar._check()
+    assert len(calendar._page_highs) <= 8 * 1_024, "not 20,000"
+    calendar.take_until(20_000)
+    assert taken(calendar, TIME_MAX) == [(TIME_MAX, 1, 5)]
+    assert len(calendar._page_highs) == 0, "nor one that nothing is on once all is taken"
+
+
+def test_one_page_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(calendar_module, "_PAGE_BITS", 2)
+    calendar = Calendar()
+    for ledger_id in range(4):
+        calendar.add_many(ledger_id, array_of([0]), array_of([10]))
+    with pytest.raises(OverflowError, match="on 4 pages"):
+        calendar.add_many(9, array_of([0]), array_of([10]))
+
+
+# What a call does is bounded, however many messages wait.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_no_leaf_grows_beyond_its_bound_and_none_is_tiny(is_in_order):
+    """To divide a leaf is the most that a call does, besides a look at each leaf."""
+    calendar = Calendar()
+    rng = np.random.default_rng(3)
+    count = 400_000
+    times = np.arange(count) if is_in_order else rng.integers(0, HOUR, count)
+    for first in range(0, count, 1_000):
+        calendar.add_many(3, np.arange(first, first + 1_000), times[first : first + 1_000] + 1)
+    calendar._check()
+    assert max(map(len, calendar._leaves)) <= calendar_module._LEAF_COUNT_MAX == 32_768
+    assert len(calendar._front) <= calendar_module._FRONT_COUNT_MAX == 1_024
+    assert len(calendar._leaves) <= count / 4_096
+
+
+def test_what_is_taken_is_found_without_a_look_at_the_other_leaves(monkeypatch):
+    """Of 50 leaves, the one that is next is sorted when the front is used up, and none before."""
+    calendar = Calendar()
+    for first in range(0, 200_000, 20_000):
+        calendar.add_many(3, np.arange(first, first + 20_000), np.arange(first, first + 20_000) + 1)
+    leaf_count = len(calendar._leaves)
+    assert leaf_count >= 10
+    refill, refilled = Calendar._refill, []
+
+    def seen(held, end):
+        before = len(held._leaves)
+        chunks = refill(held, end)
+        refilled.append(before - len(held._leaves))
+        return chunks
+
+    monkeypatch.setattr(Calendar, "_refill", seen)
+    for now_ms in range(1, 2_049):
+        assert len(calendar.take_until(now_ms)) == 1
+    # The front is cut from a leaf, the rest of which stays as leaves of that size.
+    assert len(refilled) == 4
+    assert all(-calendar_module._LEAF_COUNT_MAX // calendar_module._FRONT_COUNT <= each <= 1 for each in refilled)
+
+
+def test_the_front_stays_short_also_if_one_message_is_added_at_a_time():
+    calendar = Calendar()
+    for now_ms in range(3_000):
+        calendar.add(Position(3, now_ms), now_ms)
+        calendar.add(Position(4, now_ms), HOUR)
+        assert taken(calendar, now_ms) == [(now_ms, 3, now_ms)]
+        assert len(calendar._front) <= calendar_module._FRONT_COUNT_MAX
+    calendar._check()
+    assert len(taken(calendar, HOUR)) == 3_000
+
+
+# Memory.
+
+
+def measured_bytes(calendar_of):
+    # What numpy sets up when it is first used is not the calendar's.
+    uniform(9_000, ledger_count=90)
+    one_by_one(9_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        calendar = calendar_of()
+        gc.collect()
+        return calendar.memory_bytes, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def uniform(count, *, ledger_count):
+    """In steps, as they are read: `count` messages that are due within an hour, uniformly."""
+    calendar = Calendar()
+    times = np.random.default_rng(5).integers(1, HOUR, count)
+    entries_each = count // ledger_count
+    for ledger_id in range(ledger_count):
+        first = ledger_id * entries_each
+        calendar.add_many(ledger_id, np.arange(entries_each), times[first : first + entries_each])
+    return calendar
+
+
+def one_by_one(count, *, ledger_count=1):
+    calendar = Calendar()
+    times = np.random.default_rng(5).integers(1, HOUR, count).tolist()
+    for each, due_ms in enumerate(times):
+        calendar.add(Position(3 + each % ledger_count, each // ledger_count), due_ms)
+    return calendar
+
+
+def each_in_its_own_era(count):
+    calendar = Calendar()
+    for entry_id in range(count):
+        calendar.add(Position(3, entry_id), entry_id * ERA_MS)
+    return calendar
+
+
+def half_taken(calendar):
+    calendar.take_until(HOUR // 2)
+    return calendar
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calendar_of", "count", "bytes_each_max"),
+    [
+        (lambda: one_by_one(3_000), 3_000, 40),
+        (lambda: one_by_one(100_000), 100_000, 12),
+        (lambda: uniform(100_000, ledger_count=100), 100_000, 12),
+        (lambda: one_by_one(20_000, ledger_count=10_000), 20_000, 80),
+        (lambda: one_by_one(30_000, ledger_count=30_000), 30_000, 140),
+        (lambda: uniform(1_000_000, ledger_count=100), 1_000_000, 10),
+        (lambda: each_in_its_own_era(5_000), 5_000, 300),
+        (lambda: half_taken(uniform(1_000_000, ledger_count=100)), 500_000, 12),
+    ],
+    ids=[
+        "3,000",
+        "100,000 one by one",
+        "100,000",
+        "two a ledger",
+        "one a ledger",
+        "1,000,000",
+        "far apart",
+        "half of 1,000,000",
+    ],
+)
+def test_its_figure_for_its_memory_is_within_a_fifth_of_what_is_measured(calendar_of, count, bytes_each_max):
+    told, measured = measured_bytes(calendar_of)
+    assert 0.8 * measured <= told <= 1.2 * measured
+    assert measured <= bytes_each_max * count
+
+
+@pytest.mark.slow
+def test_memory_is_given_back_as_messages_are_taken():
+    calendar = uniform(200_000, ledger_count=10)
+    full = calendar.memory_bytes
+    calendar.take_until(HOUR // 2)
+    assert calendar.memory_bytes <= 0.7 * full
+    calendar.take_until(HOUR)
+    assert calendar.memory_bytes <= 1_000

@@ -1,0 +1,252 @@
+"""The calendar against a heap of tuples, with leaves, front and tables so small that all of it is at work."""
+
+from heapq import heappop, heappush
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ackstate import Position
+from delay import calendar
+from delay.calendar import Calendar
+from delay.position_set import PositionSet
+from planted import assert_caught
+
+LIMITS = {
+    "_LEAF_COUNT_MAX": 8,
+    "_FRONT_COUNT_MAX": 8,
+    "_FRONT_COUNT": 4,
+    "_FRESH_COUNT_MAX": 6,
+    "_BULK_COUNT_MIN": 5,
+    "_SWEEP_COUNT_MIN": 4,
+}
+
+LEDGER_IDS = [1, 5, 2**63 - 1]
+ENTRY_IDS = [0, 1, 2**16 - 1, 2**16, 2**32 - 1]
+ERA_MS = 2**24
+
+positions = st.builds(Position, st.sampled_from(LEDGER_IDS), st.sampled_from(ENTRY_IDS) | st.integers(0, 9))
+# Many at the same time, on both sides of where an era ends, and years ahead.
+delays = st.integers(0, 3) | st.sampled_from([9, ERA_MS - 1, ERA_MS, ERA_MS + 1, 2**40, 2**62])
+max_counts = st.none() | st.integers(0, 10)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    for name, limit in LIMITS.items():
+        monkeypatch.setattr(calendar, name, limit)
+
+
+class CalendarMachine(RuleBasedStateMachine):
+    @initialize(now_ms=st.sampled_from([0, ERA_MS - 2, 2**41 - 1]))
+    def open(self, now_ms):
+        self.calendar = Calendar()
+        self.expected = []
+        self.now_ms = now_ms
+
+    @rule(position=positions, delay=delays)
+    def add(self, position, delay):
+        self.calendar.add(position, self.now_ms + delay)
+        heappush(self.expected, (self.now_ms + delay, *position))
+
+    @rule(ledger_id=st.integers(1, 9), messages=st.lists(st.tuples(st.sampled_from(ENTRY_IDS), delays), max_size=30))
+    def add_many(self, ledger_id, messages):
+        entry_ids = [entry_id for entry_id, _ in messages]
+        times = [self.now_ms + delay for _, delay in messages]
+        self.calendar.add_many(ledger_id, np.array(entry_ids, dtype=np.int64), np.array(times, dtype=np.int64))
+        for due_ms, entry_id in zip(times, entry_ids, strict=True):
+            heappush(self.expected, (due_ms, ledger_id, entry_id))
+
+    @rule(first=st.integers(1, 50), count=st.integers(1, 12), delay=delays)
+    def add_to_many_ledgers(self, first, count, delay):
+        for ledger_id in range(first, first + count):
+            self.add(Position(ledger_id, 7), delay)
+
+    @rule(forward_ms=st.integers(0, 3) | st.sampled_from([ERA_MS, 2**40]), max_count=max_counts)
+    def take_until(self, forward_ms, max_count):
+        self.now_ms = min(self.now_ms + forward_ms, 2**62)
+        due = self.calendar.take_until(self.now_ms, max_count)
+        assert [column.dtype for column in due] == [np.int64] * 3
+        taken = list(zip(*(column.tolist() for column in due), strict=True))
+        assert taken == self.take(max_count)
+
+    @rule(forward_ms=st.integers(0, 3) | st.sampled_from([ERA_MS, 2**40]))
+    def take_into(self, forward_ms):
+        self.now_ms = min(self.now_ms + forward_ms, 2**62)
+        due = PositionSet()
+        self.calendar.take_into(due, self.now_ms)
+        due._check()
+        assert list(due) == sorted({Position(*position) for _, *position in self.take(None)})
+
+    @rule()
+    def clear(self):
+        self.calendar.clear()
+        self.expected.clear()
+
+    def take(self, max_count):
+        taken = []
+        while self.expected and self.expected[0][0] <= self.now_ms and (max_count is None or len(taken) < max_count):
+            taken.append(heappop(self.expected))
+        return taken
+
+    @invariant()
+    def holds_the_same(self):
+        self.calendar._check()
+        assert len(self.calendar) == len(self.expected)
+        assert self.calendar.first_due_ms == (self.expected[0][0] if self.expected else None)
+
+    def teardown(self):
+        if hasattr(self, "calendar"):
+            self.now_ms = 2**63 - 1
+            self.take_all()
+
+    def take_all(self):
+        due = self.calendar.take_until(self.now_ms)
+        assert list(zip(*(column.tolist() for column in due), strict=True)) == self.take(None)
+        assert len(self.calendar) == 0
+
+
+TestCalendar = CalendarMachine.TestCase
+
+
+# Planted bugs, each with the story that is enough to find it: its steps are the machine's rules.
+
+
+def begins_an_era_at_its_key(held, at, era):
+    """The leaf's lower bound is then that of the era before, plus one key."""
+    return begin_era(held, at, era - 1)
+
+
+def divides_without_the_pivot(held, at):
+    keys = np.sort(np.frombuffer(held._leaves.pop(at), dtype=np.uint64))
+    held._insert_leaves(at, held._lows.pop(at) >> calendar._ERA_BITS, np.delete(keys, len(keys) // 2), size=4)
+
+
+def frees_pages_that_only_the_front_uses(held):
+    front, held._front = held._front, []
+    free_unused_pages(held)
+    held._front = front
+
+
+def frees_pages_that_only_a_leaf_uses(held):
+    leaves, held._leaves = held._leaves, []
+    free_unused_pages(held)
+    held._leaves = leaves
+
+
+def cuts_ties_in_order_of_pages(held, now_ms, max_count=None):
+    due = take_until(held, now_ms)
+    if max_count is None or len(due) <= max_count:
+        return due
+    order = np.lexsort((due.ledger_ids * -1, due.due_ms))
+    taken, kept = np.sort(order[:max_count]), order[max_count:]
+    for at in kept.tolist():
+        held.add(Position(int(due.ledger_ids[at]), int(due.entry_ids[at])), int(due.due_ms[at]))
+    return calendar.Due(*(column[taken] for column in due))
+
+
+def forgets_what_is_fresh(held, now_ms, wanted):
+    first_ms, held._fresh_first_ms = held._fresh_first_ms, calendar._NEVER_MS
+    try:
+        return take(held, now_ms, wanted)
+    finally:
+        held._fresh_first_ms = first_ms if held._fresh.due_ms else calendar._NEVER_MS
+
+
+def takes_a_leaf_that_only_begins_before_the_end(held, end):
+    chunks = []
+    while held._leaves and held._lows[0] < end:
+        era = held._lows.pop(0) >> calendar._ERA_BITS
+        keys = np.sort(np.frombuffer(held._leaves.pop(0), dtype=np.uint64))
+        chunks.append(calendar._EraKeys(era, keys))
+        held._count -= len(keys)
+    return chunks + refill(held, end)
+
+
+def puts_all_keys_into_one_leaf(held, era, keys):
+    """Also those that belong behind the next leaf's bound."""
+    at = max(0, sum(low <= era << calendar._ERA_BITS | int(keys[0]) for low in held._lows) - 1)
+    if not held._leaves or held._lows[at] > era << calendar._ERA_BITS | int(keys[0]):
+        put_sorted(held, era, keys)
+    else:
+        held._count += len(keys)
+        held._leaves[at].frombytes(keys.tobytes())
+
+
+begin_era = Calendar._begin_era
+free_unused_pages = Calendar._free_unused_pages
+put_sorted = Calendar._put_sorted
+refill = Calendar._refill
+take = Calendar._take
+take_until = Calendar.take_until
+
+
+def story_of_two_eras(machine):
+    for delay in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ERA_MS, ERA_MS):
+        machine.add(Position(1, 0), delay)
+    machine.holds_the_same()
+
+
+def story_of_a_full_leaf(machine):
+    for first in (0, 10, 10):
+        machine.add_many(1, [(entry_id, 9) for entry_id in range(first, 30)])
+        machine.holds_the_same()
+
+
+def story_of_many_ledgers(machine):
+    for first in (1, 11, 21):
+        machine.add_to_many_ledgers(first, 10, 3)
+    machine.take_until(3, None)
+
+
+def story_of_ties(machine):
+    machine.add(Position(1, 0), 3)
+    machine.add(Position(5, 0), 3)
+    machine.take_until(3, 1)
+
+
+def story_of_one_message(machine):
+    machine.add(Position(1, 0), 1)
+    machine.take_until(1, None)
+
+
+def story_of_a_leaf_that_is_half_due(machine):
+    machine.add_many(1, [(0, delay) for delay in range(30)])
+    machine.take_until(10, None)
+    machine.holds_the_same()
+
+
+PLANTED = [
+    ("_begin_era", begins_an_era_at_its_key, story_of_two_eras),
+    ("_divide", divides_without_the_pivot, story_of_a_full_leaf),
+    ("_free_unused_pages", frees_pages_that_only_the_front_uses, story_of_many_ledgers),
+    ("_free_unused_pages", frees_pages_that_only_a_leaf_uses, story_of_many_ledgers),
+    ("take_until", cuts_ties_in_order_of_pages, story_of_ties),
+    ("_take", forgets_what_is_fresh, story_of_one_message),
+    ("_refill", takes_a_leaf_that_only_begins_before_the_end, story_of_a_leaf_that_is_half_due),
+    ("_put_sorted", puts_all_keys_into_one_leaf, story_of_a_full_leaf),
+]
+
+
+@pytest.mark.parametrize("story", {story.__name__: story for *_, story in PLANTED}.values())
+def test_each_story_is_one_of_a_sound_calendar(story):
+    machine = CalendarMachine()
+    machine.open(0)
+    story(machine)
+    machine.teardown()
+
+
+@pytest.mark.parametrize(("name", "planted", "story"), PLANTED, ids=[planted.__name__ for _, planted, _ in PLANTED])
+def test_a_story_tells_of_a_planted_bug(monkeypatch, name, planted, story):
+    monkeypatch.setattr(Calendar, name, planted)
+    machine = CalendarMachine()
+    machine.open(0)
+    with pytest.raises((AssertionError, IndexError)):
+        story(machine)
+
+
+@pytest.mark.slow
+def test_the_search_finds_a_planted_bug(monkeypatch):
+    monkeypatch.setattr(Calendar, "take_until", cuts_ties_in_order_of_pages)
+    assert_caught(CalendarMachine, by=AssertionError)

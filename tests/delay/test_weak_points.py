@@ -1,0 +1,480 @@
+"""The weak points of PIP-448's topic-wide tracker, (a) to (h): each story is told to that design and to ours.
+
+What the proposal's does is asserted too: else a story might show nothing.
+"""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ackstate import Position
+from benchmarks.delay.pip448 import TopicDelayManager, TopicDelayManagers
+from delay import DelayIndexRegistry, InMemoryDelayTracker, TopicDelayIndex
+from delay.position_set import PositionSet
+
+TICK = 100
+DUE = 2_000
+NO_DELAY = -1
+A, B, C, D = (Position(3, entry_id) for entry_id in range(4))
+
+
+def nothing_acked(position):
+    return False
+
+
+def offer(view, position, deliver_at_ms, *, now_ms=1_000):
+    return view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """How many lines of Python a call runs: work that can be counted, whatever the machine."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+# (a) A subscription with an ack hole is given the same messages on every poll, and never those behind them.
+
+
+def given_to_a_subscription_with_a_hole(view, acked, *, poll_count, push_mark_delete):
+    """1,000 messages are due at once. Of those handed out all are acked but the first: the mark-delete stays there."""
+    for entry_id in range(1_000):
+        assert offer(view, Position(3, entry_id), DUE)
+    push_mark_delete(Position(3, -1))
+    given = []
+    for _ in range(poll_count):
+        handed_out = view.scheduled_messages(10, now_ms=DUE)
+        given += handed_out
+        acked |= set(handed_out) - {Position(3, 0)}
+    return given
+
+
+def test_a_hole_in_the_proposals_design_starves_all_behind_it():
+    view = TopicDelayManager(tick_time_ms=TICK).open_view("a")
+    given = given_to_a_subscription_with_a_hole(view, set(), poll_count=1_000, push_mark_delete=view.update_mark_delete)
+    assert given == [Position(3, entry_id) for entry_id in range(10)] * 1_000
+    assert view.has_message_available(now_ms=DUE), "so its dispatcher asks again, for ever"
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_hole_keeps_nothing_back(is_attached):
+    acked = set()
+    view = TopicDelayIndex(tick_time_ms=TICK).open_view(acked.__contains__)
+    if is_attached:
+        view.attach(Subscription(acked))
+    given = given_to_a_subscription_with_a_hole(view, acked, poll_count=100, push_mark_delete=lambda _: None)
+    assert given == [Position(3, entry_id) for entry_id in range(1_000)]
+    assert not view.has_message_available(now_ms=DUE)
+
+
+class Subscription:
+    """What a view asks of a subscription whose reader has passed the log of ledger 3 up to an entry."""
+
+    def __init__(self, acked, *, sent=(), read_end=0):
+        self.acked, self.sent, self.read_end = acked, set(sent), read_end
+
+    def discard_acked(self, ledger_id, entries):
+        for entry_id in list(entries):
+            if Position(ledger_id, entry_id) in self.acked:
+                entries.remove(entry_id)
+
+    def not_sent_between(self, first, end):
+        found = PositionSet()
+        for entry_id in range(self.read_end):
+            position = Position(3, entry_id)
+            if first <= position < end and position not in self.acked | self.sent:
+                found.add(position)
+        return found
+
+
+# (b) The slowest subscription pins the memory of all, and what it pins is walked over by all.
+
+
+class ProposalTopic:
+    """Subscriptions of which one may be dead; what the others are given they ack at once. All have read the log."""
+
+    def __init__(self, times, *, subscription_count, is_one_dead):
+        self.manager = TopicDelayManager(tick_time_ms=TICK, is_deliver_at_time_strict=True)
+        self.views = [self.manager.open_view(f"s{number}") for number in range(subscription_count)]
+        dead = [self.manager.open_view("dead")] if is_one_dead else []
+        for view in [*self.views, *dead]:
+            view.update_mark_delete(Position(3, -1))
+        for entry_id, deliver_at_ms in enumerate(times):
+            assert offer(self.views[0], Position(3, entry_id), deliver_at_ms, now_ms=0)
+
+    def poll(self, view, now_ms):
+        given = view.scheduled_messages(1_000, now_ms=now_ms)
+        if given:
+            view.update_mark_delete(given[-1])
+        return given
+
+    def held(self):
+        return len(self.manager), self.manager.memory_bytes
+
+
+class OurTopic:
+    """The same of our design."""
+
+    def __init__(self, times, *, subscription_count, is_one_dead, is_attached=False, **settings):
+        self.index = TopicDelayIndex(tick_time_ms=TICK, **settings)
+        self.views = [self.index.open_view(nothing_acked) for _ in range(subscription_count)]
+        self.index.feed_many(3, range(len(times)), times, now_ms=0)
+        if is_one_dead:
+            self.dead = self.index.open_view(nothing_acked)
+            self.dead.passed(Position(3, len(times)))
+            if is_attached:
+                self.dead.attach(Subscription(set(), read_end=len(times)))
+
+    def poll(self, view, now_ms):
+        return view.scheduled_messages(1_000, now_ms=now_ms)
+
+    def held(self):
+        return len(self.index), self.index.memory_bytes
+
+
+def times_of(tick_count, *, messages_a_tick=1):
+    """So many messages are due at each tick from the first on, in the order of the log."""
+    return [tick * TICK for tick in range(1, tick_count + 1) for _ in range(messages_a_tick)]
+
+
+def run_topic(topic, *, until_tick):
+    """At each tick all but the dead one poll; return what each poll gave, and what was held after each tick."""
+    given, held = [], []
+    for tick in range(1, until_tick + 1):
+        given += [topic.poll(view, tick * TICK) for view in topic.views]
+        held.append(topic.held())
+    return given, held
+
+
+def test_a_dead_subscription_pins_the_proposals_memory_and_makes_all_polls_longer():
+    run = {}
+    for is_one_dead in (False, True):
+        topic = ProposalTopic(times_of(40, messages_a_tick=10), subscription_count=5, is_one_dead=is_one_dead)
+        given, held = run_topic(topic, until_tick=40)
+        before = topic.manager.bucket_probe_count
+        assert topic.poll(topic.views[0], 40 * TICK) == []
+        run[is_one_dead] = given, held[-1][0], topic.manager.bucket_probe_count - before
+    alone, beside_dead = run.values()
+    assert beside_dead[0] == alone[0], "the others are still given the same"
+    assert (alone[1], beside_dead[1]) == (10, 400), "messages held once all was due"
+    assert (alone[2], beside_dead[2]) == (1, 40), "buckets that a poll for nothing looks at"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_one_dead_subscription_of_1000_changes_nothing_for_the_others(is_attached):
+    bytes_max = 4_096
+    times = times_of(10, messages_a_tick=10)
+    run = {}
+    for is_one_dead in (False, True):
+        topic = OurTopic(
+            times,
+            subscription_count=999,
+            is_one_dead=is_one_dead,
+            is_attached=is_attached,
+            due_log_bytes_max=bytes_max,
+        )
+        run[is_one_dead] = run_topic(topic, until_tick=10)
+    (given, held), (given_beside_dead, held_beside_dead) = run.values()
+    assert given_beside_dead == given, "the same positions at the same polls"
+    assert sum(map(len, given)) == 999 * len(times)
+    for (count, size), (count_beside_dead, size_beside_dead) in zip(held, held_beside_dead, strict=True):
+        assert count_beside_dead == count
+        assert size <= size_beside_dead <= size + bytes_max
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_however_long_a_subscription_is_dead_its_topics_index_does_not_grow(is_attached):
+    bytes_max, tick_count = 20_000, 1_000
+    alone, beside_dead = (
+        OurTopic(
+            times_of(tick_count),
+            subscription_count=2,
+            is_one_dead=is_one_dead,
+            is_attached=is_attached,
+            due_log_bytes_max=bytes_max,
+        )
+        for is_one_dead in (False, True)
+    )
+    given, held = run_topic(alone, until_tick=tick_count)
+    given_beside_dead, held_beside_dead = run_topic(beside_dead, until_tick=tick_count)
+    assert given_beside_dead == given
+    excess = [beside - size for (_, size), (_, beside) in zip(held, held_beside_dead, strict=True)]
+    assert 0 < max(excess) <= bytes_max
+    dead = beside_dead.dead
+    missed_bytes = sum(missed.memory_bytes for missed in (dead._due, dead._caught_up) if missed)
+    # An attached one asks its subscription, when it is asked; another has a bitmap of its own.
+    assert missed_bytes == 0 if is_attached else 0 < missed_bytes <= 1_000 + 2 * tick_count
+    assert len(beside_dead.poll(dead, tick_count * TICK)) == tick_count
+    assert beside_dead.poll(dead, tick_count * TICK) == []
+
+
+# (c) At each run the timer looks, for each subscription, at every bucket that is due and not pruned.
+
+
+def test_the_work_of_the_proposals_timer_grows_with_subscriptions_and_due_buckets():
+    def probes_of_a_run(subscription_count, bucket_count):
+        topic = ProposalTopic(times_of(bucket_count), subscription_count=subscription_count, is_one_dead=True)
+        run_topic(topic, until_tick=bucket_count)
+        before = topic.manager.bucket_probe_count
+        assert topic.manager.run_timer(bucket_count * TICK) == ["dead"]
+        return topic.manager.bucket_probe_count - before
+
+    # And one more: what is due for the dead one is found at the first look.
+    assert probes_of_a_run(5, 20) == 5 * 20 + 1
+    assert probes_of_a_run(20, 20) == 20 * 20 + 1
+    assert probes_of_a_run(5, 80) == 5 * 80 + 1
+
+
+def test_a_due_bucket_is_the_same_little_work_for_each_view_whatever_else_fell_due():
+    def lines_of_a_wake_up(subscription_count, bucket_count):
+        topic = OurTopic(times_of(bucket_count + 9), subscription_count=subscription_count, is_one_dead=True)
+        run_topic(topic, until_tick=bucket_count)
+        now_ms = (bucket_count + 1) * TICK
+        moving = lines_run(lambda: topic.index.advance(now_ms))
+        asking = {lines_run(lambda view=view: view.has_message_available(now_ms=now_ms)) for view in topic.views}
+        assert all(view.has_message_available(now_ms=now_ms) for view in topic.views)
+        return moving, asking
+
+    moving, asking = lines_of_a_wake_up(5, 20)
+    assert len(asking) == 1
+    assert moving + max(asking) < 200
+    assert lines_of_a_wake_up(50, 20) == lines_of_a_wake_up(5, 200) == (moving, asking)
+
+
+# (d) A subscription's count is the topic's, acked or not.
+
+
+def counted(one, other, acked, *, push_mark_delete):
+    """One has read four messages and acked two; the other has read one."""
+    for position in (A, B, C, D):
+        offer(one, position, DUE)
+    offer(other, A, DUE)
+    acked |= {A, C}
+    push_mark_delete(A)
+    return one.delayed_message_count, other.delayed_message_count
+
+
+def test_the_proposals_counts_are_the_topics():
+    manager = TopicDelayManager(tick_time_ms=TICK)
+    one, other = manager.open_view("one"), manager.open_view("other")
+    assert counted(one, other, set(), push_mark_delete=one.update_mark_delete) == (4, 4)
+
+
+def test_counts_are_each_subscriptions_own_and_exact():
+    index, acked = TopicDelayIndex(tick_time_ms=TICK), set()
+    one, other = index.open_view(acked.__contains__), index.open_view(nothing_acked)
+    assert counted(one, other, acked, push_mark_delete=lambda _: None) == (2, 1)
+    assert one.scheduled_messages(10, now_ms=DUE) == [B, D]
+    assert (one.delayed_message_count, other.delayed_message_count) == (0, 1)
+
+
+# (e) A time is rounded down, also where delivery is strict.
+
+
+def first_given_ms(view, deliver_at_ms, candidates_ms):
+    """Offer a message and return the first of some times at which it is handed out."""
+    assert offer(view, A, deliver_at_ms, now_ms=0)
+    return next(now_ms for now_ms in candidates_ms if view.scheduled_messages(1, now_ms=now_ms) == [A])
+
+
+@pytest.mark.parametrize("tick_ms", [2, 7, 100, 1_000, 1_024, 60_000])
+def test_the_proposal_delivers_early_by_up_to_a_tick_though_it_is_strict(tick_ms):
+    manager = TopicDelayManager(tick_time_ms=tick_ms, is_deliver_at_time_strict=True)
+    deliver_at_ms = 3 * tick_ms - 1
+    candidates_ms = [2 * tick_ms - 1, 2 * tick_ms, deliver_at_ms]
+    assert deliver_at_ms - first_given_ms(manager.open_view("a"), deliver_at_ms, candidates_ms) == tick_ms - 1
+
+
+@pytest.mark.parametrize("tick_ms", [1, 2, 7, 100, 1_000, 1_024, 60_000])
+def test_a_message_is_never_early_whatever_the_tick(tick_ms):
+    for deliver_at_ms in (2 * tick_ms + 1, 3 * tick_ms - 1, 3 * tick_ms):
+        view = TopicDelayIndex(tick_time_ms=tick_ms).open_view(nothing_acked)
+        tick_end_ms = -(-deliver_at_ms // tick_ms) * tick_ms
+        candidates_ms = sorted({2 * tick_ms, deliver_at_ms - 1, tick_end_ms - 1, tick_end_ms})
+        given_ms = first_given_ms(view, deliver_at_ms, candidates_ms)
+        assert deliver_at_ms <= given_ms == tick_end_ms < deliver_at_ms + tick_ms
+
+
+# (f) Whether all delays are equal: a message without delay does not end it, an index that is empty does not begin it.
+
+
+def test_the_proposal_pauses_a_subscription_that_has_something_to_read():
+    """Behind three messages of one delay come some without: Pulsar's own tracker reads on, as does our view of it."""
+    proposed = TopicDelayManager(tick_time_ms=TICK, fixed_delay_detection_lookahead=3).open_view("a")
+    ours = TopicDelayIndex(tick_time_ms=TICK).open_view(nothing_acked)
+    pulsars = InMemoryDelayTracker(tick_time_ms=TICK, fixed_delay_detection_lookahead=3)
+    for view in (proposed, pulsars, ours):
+        assert all(offer(view, position, DUE) for position in (A, B, C))
+        assert not offer(view, D, NO_DELAY)
+    pauses = [view.should_pause_all_deliveries(now_ms=1_000) for view in (proposed, pulsars, ours)]
+    assert pauses == [True, False, False]
+
+
+def test_the_proposal_never_pauses_again_after_one_shorter_delay():
+    """Pulsar's own tracker begins anew once it is empty. Ours never pauses, which costs reads and nothing else."""
+    proposed = TopicDelayManager(tick_time_ms=TICK, fixed_delay_detection_lookahead=2).open_view("a")
+    ours = TopicDelayIndex(tick_time_ms=TICK).open_view(nothing_acked)
+    pulsars = InMemoryDelayTracker(tick_time_ms=TICK, fixed_delay_detection_lookahead=2)
+    pauses = []
+    for view in (proposed, pulsars, ours):
+        offer(view, A, 9 * DUE)
+        offer(view, B, DUE)
+        assert view.scheduled_messages(10, now_ms=9 * DUE) == [A, B]
+        if view is proposed:
+            view.update_mark_delete(B)
+        assert view.delayed_message_count == 0 or view is proposed
+        offer(view, C, 20 * DUE, now_ms=9 * DUE)
+        offer(view, D, 20 * DUE, now_ms=9 * DUE)
+        if view is proposed:
+            # C comes through, and D with it; the poll has pruned what was acked.
+            assert view.scheduled_messages(10, now_ms=9 * DUE) == []
+        pauses.append(view.should_pause_all_deliveries(now_ms=9 * DUE))
+    assert pauses == [False, True, False]
+
+
+# (g) A manager is given up while a subscription registers with it.
+
+
+def test_the_proposals_cache_ends_with_two_managers_of_a_topic():
+    managers = TopicDelayManagers(tick_time_ms=TICK)
+    last = managers.open_view("orders", "last")
+    found = managers.manager_of("orders")
+    last.close()
+    joined = found.open_view("joined")
+    assert "orders" not in managers
+    another = managers.open_view("orders", "another")
+    offer(another, A, DUE)
+    assert (joined.next_delivery_ms, another.next_delivery_ms) == (None, DUE)
+
+
+def test_a_view_that_is_opened_while_the_last_one_closes_shares_its_index_with_the_next(monkeypatch):
+    registry = DelayIndexRegistry(tick_time_ms=TICK)
+    last = registry.open_view("orders", is_acked=nothing_acked)
+    open_view = TopicDelayIndex.open_view
+
+    def when_the_last_has_closed(index, is_acked):
+        last.close()
+        return open_view(index, is_acked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicDelayIndex, "open_view", when_the_last_has_closed)
+        joined = registry.open_view("orders", is_acked=nothing_acked)
+    assert "orders" in registry
+    another = registry.open_view("orders", is_acked=nothing_acked)
+    offer(another, A, DUE)
+    assert (joined.next_delivery_ms, another.next_delivery_ms) == (DUE, DUE)
+    joined.close()
+    another.close()
+    assert "orders" not in registry
+
+
+# (h) To prune is to walk over every bucket that waits.
+
+
+def one_due_and_many_far(bucket_count):
+    return [TICK, *(10**6 + number * TICK for number in range(bucket_count))]
+
+
+def test_the_proposal_walks_over_all_that_waits_to_prune_one_message():
+    def probes(bucket_count):
+        topic = ProposalTopic(one_due_and_many_far(bucket_count), subscription_count=1, is_one_dead=False)
+        before = topic.manager.bucket_probe_count
+        assert topic.poll(topic.views[0], TICK) == [Position(3, 0)]
+        return topic.manager.bucket_probe_count - before
+
+    # The bucket that is due is looked at for the poll and to prune.
+    assert (probes(100), probes(2_000)) == (102, 2_002)
+
+
+def test_what_falls_due_is_taken_without_a_look_at_what_waits():
+    def lines(bucket_count):
+        topic = OurTopic(one_due_and_many_far(bucket_count), subscription_count=1, is_one_dead=False)
+        topic.index.advance(TICK - 1)
+        given = []
+        count = lines_run(lambda: given.extend(topic.poll(topic.views[0], TICK)))
+        assert given == [Position(3, 0)]
+        assert len(topic.index) == bucket_count
+        return count
+
+    assert lines(100) == lines(10_000) < 300
+
+
+# What new and rewound subscriptions see.
+
+
+def test_a_new_subscription_of_the_proposal_is_given_what_lies_before_it_and_ends_all_pruning():
+    manager = TopicDelayManager(tick_time_ms=TICK)
+    old = manager.open_view("old")
+    assert all(offer(old, position, DUE) for position in (A, B))
+    new = manager.open_view("new")
+    assert offer(new, C, DUE), "it begins at C"
+    assert new.scheduled_messages(10, now_ms=DUE) == [A, B, C]
+    old.update_mark_delete(C)
+    old.scheduled_messages(10, now_ms=2 * DUE)
+    manager.run_timer(3 * DUE)
+    assert len(manager) == 3
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("opened", ["before it is fed", "before it is due", "after it is due"])
+def test_a_new_subscription_sees_what_it_must(opened, is_fed):
+    """It begins at B: A lies before it, C was due at once."""
+    index = TopicDelayIndex(tick_time_ms=TICK)
+    put_in = index.feed if is_fed else index.add
+    new = index.open_view(nothing_acked) if opened == "before it is fed" else None
+    for position in (A, B):
+        assert put_in(position, deliver_at_ms=DUE, now_ms=1_000)
+    new = index.open_view(nothing_acked) if opened == "before it is due" else new
+    must_wait = new is not None
+    if must_wait:
+        assert offer(new, B, DUE)
+        assert not offer(new, C, NO_DELAY)
+    index.advance(DUE)
+    new = new or index.open_view(nothing_acked)
+    assert new.scheduled_messages(10, now_ms=DUE) == ([B] if must_wait else [])
+    assert not offer(new, B, DUE, now_ms=DUE), "delivered, or met when it is due"
+    assert new.scheduled_messages(10, now_ms=2 * DUE) == []
+
+
+def test_a_rewound_subscription_of_the_proposal_is_given_twice_what_it_reads_anew():
+    view = TopicDelayManager(tick_time_ms=TICK).open_view("a")
+    assert offer(view, A, DUE)
+    view.clear()
+    assert view.delayed_message_count == 1
+    assert not offer(view, A, DUE, now_ms=DUE), "so it is delivered now"
+    assert view.scheduled_messages(10, now_ms=DUE) == [A]
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_a_rewound_subscription_is_given_once_more_what_is_not_acked(is_fed):
+    acked = set()
+    index = TopicDelayIndex(tick_time_ms=TICK)
+    view, other = index.open_view(acked.__contains__), index.open_view(nothing_acked)
+    put_in = index.feed if is_fed else index.add
+    times = {A: DUE, B: DUE, C: 2 * DUE, D: 2 * DUE}
+    for position, deliver_at_ms in times.items():
+        put_in(position, deliver_at_ms=deliver_at_ms, now_ms=1_000)
+        assert offer(view, position, deliver_at_ms)
+        assert offer(other, position, deliver_at_ms)
+    assert view.scheduled_messages(1, now_ms=DUE) == [A]
+    acked |= {B, D}
+    view.clear()
+    assert not offer(view, A, DUE, now_ms=DUE)
+    assert offer(view, C, 2 * DUE, now_ms=DUE)
+    assert view.delayed_message_count == 1
+    assert view.scheduled_messages(10, now_ms=2 * DUE) == [C]
+    assert other.scheduled_messages(10, now_ms=2 * DUE) == [A, B, C, D]
