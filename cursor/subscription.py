@@ -300,8 +300,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             receipt = self.cursor.clear_backlog(now_ms=now_ms)
-            if self._delays is not None:
-                self._delays.clear()
+            self._dispatcher.forget_delays()
             self._acked_up_to_mark_delete()
             return receipt
 

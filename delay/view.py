@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
-_BELOW_ALL = Position(0, 0)
+_BELOW_ALL = Position(0, -1)
 
 _position = partial(tuple.__new__, Position)  # of two plain integers; in half the time of the class itself
 
@@ -78,8 +78,8 @@ class SubscriptionDelayView(SkippingTracker):
         # What follows is guarded by the index's lock.
         self._caught_up: PositionSet | None = None  # read from the log on behalf of the view
         self._is_cut_off = False
-        # What the reader has passed, first included, end excluded; while nothing is known of the reader, nothing.
-        self._first, self._end = _ABOVE_ALL, _BELOW_ALL
+        # What the reader has passed, both included; while nothing is known of the reader, nothing.
+        self._first, self._last = _ABOVE_ALL, _BELOW_ALL
         with index.lock:
             self.unread: DueBatch = index.due_log.end
             index.due_log.readers.add(self)
@@ -96,7 +96,8 @@ class SubscriptionDelayView(SkippingTracker):
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         index = self._index
         while True:
-            with index.lock:
+            index.lock.acquire()  # half the time of `with`
+            try:
                 index.move_due(now_ms)
                 if not self._is_cut_off:
                     is_held = index.hold(position, deliver_at_ms)
@@ -104,6 +105,8 @@ class SubscriptionDelayView(SkippingTracker):
                     self._read_due_log()
                     self._pass(position)
                     return is_held or position in self._due
+            finally:
+                index.lock.release()
             self._derive()
 
     @property
@@ -130,10 +133,9 @@ class SubscriptionDelayView(SkippingTracker):
             TypeError: An id is not an integer.
         """
         ledger_id, entry_id = check_position(end)
-        end = Position(ledger_id, max(entry_id, 0))
         with self._index.lock:
             self._read_due_log()
-            self._first, self._end = _BELOW_ALL, max(self._end, end)
+            self._first, self._last = _BELOW_ALL, max(self._last, Position(ledger_id, max(entry_id, 0) - 1))
 
     def has_message_available(self, *, now_ms: int) -> bool:
         """Say whether `scheduled_messages` would hand out anything now."""
@@ -220,7 +222,7 @@ class SubscriptionDelayView(SkippingTracker):
         """
         with self._index.lock:
             self.unread = self._index.due_log.end
-            self._first, self._end = _ABOVE_ALL, _BELOW_ALL
+            self._first, self._last = _ABOVE_ALL, _BELOW_ALL
             self._is_cut_off = False
             self._caught_up = None
         self._due.clear()
@@ -263,13 +265,15 @@ class SubscriptionDelayView(SkippingTracker):
     def _pass(self, position: Position) -> None:
         if position < self._first:  # noqa: PLR1730 - faster than `min`
             self._first = position
-        if position >= self._end:
-            self._end = Position(position[0], position[1] + 1)
+        if position > self._last:  # noqa: PLR1730
+            self._last = position
 
     def _window(self) -> tuple[Position, Position]:
         """Return what the view is to be told of: first included, end excluded."""
-        knows_nothing = self._first > self._end
-        return (_BELOW_ALL, _ABOVE_ALL) if knows_nothing and self._index.is_fed else (self._first, self._end)
+        if self._first is _ABOVE_ALL and self._index.is_fed:
+            return _BELOW_ALL, _ABOVE_ALL
+        ledger_id, last = self._last
+        return self._first, Position(ledger_id, last + 1)
 
     def _read_due_log(self) -> None:
         """Take from the due log what the reader has passed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, final
 
-from ackstate.errors import CorruptStateError
+from ackstate.errors import AckStateError, CorruptStateError
 from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
 from cursor.dispatch.consumers import ANYONE
 from cursor.dispatch.deliveries import Sent
@@ -140,8 +140,17 @@ class Dispatcher:
         self.waiting.clear()
         self._due.clear()
         self._holes.clear()
-        if self._delays is not None:
+        self.forget_delays()
+
+    def forget_delays(self) -> None:
+        """Forget what is delayed, since all of it is acked or comes again."""
+        if self._delays is None:
+            return
+        try:
             self._delays.clear()
+        except AckStateError as error:
+            # What is left is stored to no use, not state: the next recovery finds it, and what it says is still true.
+            _LOG.warning("snapshots of delayed messages could not be deleted: %s", error)
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """See `AckedAndSent`."""
