@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
-_BELOW_ALL = Position(0, -1)
+_BEFORE_ALL = Position(0, -1)
+_LOWEST = Position(0, 0)
 
 _position = partial(tuple.__new__, Position)  # of two plain integers; in half the time of the class itself
 
@@ -79,7 +80,7 @@ class SubscriptionDelayView(SkippingTracker):
         self._caught_up: PositionSet | None = None  # read from the log on behalf of the view
         self._is_cut_off = False
         # What the reader has passed, both included; while nothing is known of the reader, nothing.
-        self._first, self._last = _ABOVE_ALL, _BELOW_ALL
+        self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
         with index.lock:
             self.unread: DueBatch = index.due_log.end
             index.due_log.readers.add(self)
@@ -135,7 +136,7 @@ class SubscriptionDelayView(SkippingTracker):
         ledger_id, entry_id = check_position(end)
         with self._index.lock:
             self._read_due_log()
-            self._first, self._last = _BELOW_ALL, max(self._last, Position(ledger_id, max(entry_id, 0) - 1))
+            self._first, self._last = _LOWEST, max(self._last, Position(ledger_id, max(entry_id, 0) - 1))
 
     def has_message_available(self, *, now_ms: int) -> bool:
         """Say whether `scheduled_messages` would hand out anything now."""
@@ -222,7 +223,7 @@ class SubscriptionDelayView(SkippingTracker):
         """
         with self._index.lock:
             self.unread = self._index.due_log.end
-            self._first, self._last = _ABOVE_ALL, _BELOW_ALL
+            self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
             self._is_cut_off = False
             self._caught_up = None
         self._due.clear()
@@ -271,7 +272,7 @@ class SubscriptionDelayView(SkippingTracker):
     def _window(self) -> tuple[Position, Position]:
         """Return what the view is to be told of: first included, end excluded."""
         if self._first is _ABOVE_ALL and self._index.is_fed:
-            return _BELOW_ALL, _ABOVE_ALL
+            return _LOWEST, _ABOVE_ALL
         ledger_id, last = self._last
         return self._first, Position(ledger_id, last + 1)
 

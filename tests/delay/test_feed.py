@@ -314,3 +314,13 @@ def feed_both(together, one_by_one, messages, *, now_ms):
     assert held_count == max(0, len(one_by_one) - before)
     assert sum(is_held) >= held_count
     together._check()
+
+
+def test_the_very_first_message_of_a_log_is_handed_out():
+    index = TopicDelayIndex(tick_time_ms=100)
+    view, told = index.open_view(nothing_acked), index.open_view(nothing_acked)
+    told.passed(Position(0, 1))
+    index.feed(Position(0, 0), deliver_at_ms=2_000, now_ms=1_000)
+    index.feed(Position(0, 1), deliver_at_ms=2_000, now_ms=1_000)
+    assert view.scheduled_messages(10, now_ms=2_000) == [Position(0, 0), Position(0, 1)]
+    assert told.scheduled_messages(10, now_ms=2_000) == [Position(0, 0)]
