@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check spark soak bench clean
+.PHONY: help setup demo test check spark soak bench bench-delay clean
 
 # The command that follows runs with the Java that set-up chose.
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
@@ -20,7 +20,7 @@ define LINT
 endef
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
 
 setup: ## make or refresh .venv, and find or install Java
 	@bash .ci/setup
@@ -57,6 +57,14 @@ bench: setup ## run every benchmarks/bench_*.py
 		echo "benchmarks.$${name%.py}"; \
 		$(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
 	done
+
+bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw what they found
+	@set -e; for file in benchmarks/delay/bench_*.py; do \
+		name=$${file##*/}; \
+		echo "benchmarks.delay.$${name%.py}"; \
+		.venv/bin/python -m "benchmarks.delay.$${name%.py}"; \
+	done
+	@.venv/bin/python -m benchmarks.delay.draw
 
 clean: ## remove .venv, build leftovers, caches and out/
 	rm -rf .venv build dist out *.egg-info .hypothesis .*_cache

@@ -83,8 +83,8 @@ class Subscription(PersistWatcher):
     that fill ack holes still go out, if their acks cannot pass it.
 
     Driven by calls; no threads and no clock of its own: where the present may be left out, it is that of the latest
-    call. Safe for any number of threads, one call at a time; but no call may overlap with one that publishes to the
-    log. It is the one watcher of its cursor.
+    call. Safe for any number of threads, one call at a time, and subscriptions that share a delay index may be used by
+    different threads; but no call may overlap with one that publishes to the log. It is the one watcher of its cursor.
 
     Args:
         log: The topic's messages.
@@ -125,6 +125,7 @@ class Subscription(PersistWatcher):
             dead_letters=options.dead_letters,
         )  # fmt: skip
         cursor.watch(self)
+        self._dispatcher.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=0)
 
     @property
@@ -431,6 +432,7 @@ class Subscription(PersistWatcher):
             if isinstance(outcome, AckStateError):
                 self._admission.persisted(outcome, now_ms=self._now_ms)
             else:  # One that had nothing to write says nothing about the store.
+                self._dispatcher.mark_delete_persisted(outcome.mark_delete)
                 error = self._admission.store_error if outcome.route is Route.NOTHING else None
                 self._admission.persisted(error, now_ms=self._now_ms)
 

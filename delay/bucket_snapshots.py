@@ -190,10 +190,10 @@ class BucketSnapshots:
         except AckStateError:
             return None
 
-    def is_gone(self, bucket_id: int) -> bool:
-        """Tell whether a snapshot is certainly not stored any more."""
+    def is_gone(self, bucket_id: int, number: int) -> bool:
+        """Tell whether a segment is certainly not stored any more: its snapshot is deleted, or was cut."""
         try:
-            return bucket_id not in self.stored()
+            return bucket_id not in self.stored() or attempt(lambda: self._storage.ledgers.last(bucket_id)) < number
         except AckStateError:
             return False
 

@@ -95,6 +95,8 @@ class BucketedDelayIndex(SkippingTracker):
         # All of the ledgers before this one is consumed; _has_consumed: some may be held.
         self._consumed_before = 0
         self._has_consumed = False
+        # Invariant: nothing that is held is due by then, but what `take_all_due` could not load.
+        self._taken_until_ms = -1
         # For the views.
         self.lock = threading.Lock()
         self.due_log = DueLog(bytes_max=DUE_LOG_BYTES_MAX)
@@ -226,6 +228,7 @@ class BucketedDelayIndex(SkippingTracker):
         check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)
         if not self._config.is_deliver_at_time_strict:
             self._early_ms = tick_time_ms
+            self._taken_until_ms = -1  # With a shorter one, what comes now may be due before that.
 
     def clear(self) -> None:
         """Forget every message and delete every snapshot of this owner, those too that no index knows.
@@ -242,7 +245,8 @@ class BucketedDelayIndex(SkippingTracker):
 
     def close(self) -> None:
         """Let go of everything in memory; what is sealed stays on disk for `recover`. Once closed, do nothing."""
-        self._forget()
+        with self.lock:
+            self._forget()
         self._is_open = False
 
     def advance_mark_delete(self, position: Position) -> None:
@@ -256,15 +260,14 @@ class BucketedDelayIndex(SkippingTracker):
         ledger_id = check_position(position).ledger_id
         with self.lock:
             if ledger_id > self._consumed_before:
-                self._consumed_before, self._has_consumed = ledger_id, True
-                self._drop_consumed()
+                self.drop_before(ledger_id)
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
         """Return a view for one of several subscriptions that share the index.
 
         Views may be used by different threads. What the index does on the storage, such as sealing a bucket, is done by
         whoever's call brings it about, while the others wait. From the first view on, poll the index through views
-        only; the lowest mark-delete position of all subscriptions is still to be told by `advance_mark_delete`.
+        only, and tell them the mark-delete positions: what all have passed is dropped.
 
         Args:
             is_acked: Whether the subscription has acked a position, at the moment it is asked.
@@ -350,6 +353,22 @@ class BucketedDelayIndex(SkippingTracker):
         self._check_open()
         return self.take_due(self._cutoff(now_ms), max_count)
 
+    def take_all_due(self, now_ms: int) -> PositionSet | None:
+        """Take out all that is due at a time; None, at once, if nothing can be that was not when last asked."""
+        until_ms = self._cutoff(now_ms)
+        if until_ms <= self._taken_until_ms:
+            return None
+        taken = self.take_due(until_ms)
+        first_ms = self._first_due_ms()
+        # What is due and could not be loaded is asked for again.
+        self._taken_until_ms = until_ms if first_ms is None or first_ms > until_ms else self._taken_until_ms
+        return taken
+
+    def drop_before(self, ledger_id: int) -> None:
+        """Drop what waits in the ledgers before one, and from now on what comes; it may be a lower one than before."""
+        self._consumed_before, self._has_consumed = ledger_id, True
+        self._drop_consumed()
+
     def take_due(self, until_ms: int, max_count: int | None = None) -> PositionSet:
         """Take out the messages that are due first, up to a time, included, and at most so many."""
         taken = PositionSet()
@@ -386,6 +405,7 @@ class BucketedDelayIndex(SkippingTracker):
         if self._sealed.has_too_many:
             self._drop_consumed()
             put_into(self._shared, self._sealed.merge())
+            self._taken_until_ms = -1  # What was merged has messages again that have been taken.
         self._sealed.catch_up()
 
     def _load_next(self, bucket: Bucket) -> bool:
@@ -421,6 +441,7 @@ class BucketedDelayIndex(SkippingTracker):
         self._mutable.clear()
         self._shared.clear()
         self._consumed_before, self._has_consumed = 0, False
+        self._taken_until_ms = -1
         self._sealed.clear()
 
     # Time.

@@ -31,7 +31,11 @@ _LEAF_MASK = (1 << _ERA_BITS) - 1
 _LEAF_COUNT_MAX = 32_768
 _FRONT_COUNT_MAX = 1_024
 _FRONT_COUNT = 512
-_FRESH_COUNT_MAX = 4_096
+# How many messages are gathered before they go into the leaves, at least, and for each leaf: none is to be touched for
+# one or two.
+_FRESH_COUNT = 4_096
+_FRESH_COUNT_PER_LEAF = 64
+_BULK_COUNT_PER_LEAF = 8
 # What a leaf takes beside its array (its bound, two list slots) and a page beside its slots (two integers): measured.
 _LEAF_BYTES = 60
 _PAGE_BYTES = 64
@@ -91,7 +95,7 @@ class Calendar:
     """
 
     __slots__ = (
-        "_count", "_free_pages", "_fresh", "_fresh_first_ms", "_front", "_leaves", "_lows",
+        "_count", "_free_pages", "_fresh", "_fresh_count_max", "_fresh_first_ms", "_front", "_leaves", "_lows",
         "_page_highs", "_page_ledger_ids", "_pages", "_sweep_at_count",
     )  # fmt: skip
 
@@ -99,6 +103,7 @@ class Calendar:
         # What was added one by one since the last flush, and the earliest time of that.
         self._fresh = _Fresh(array("q"), array("q"), array("q"))
         self._fresh_first_ms = _NEVER_MS
+        self._fresh_count_max = _FRESH_COUNT
         # Invariants: _front is sorted, not empty unless all leaves are, and below _lows[0]. _lows is sorted; _leaves[i]
         # has the low bits of keys of the era of _lows[i], from that up to _lows[i + 1], and is not empty.
         self._front: list[int] = []
@@ -143,7 +148,7 @@ class Calendar:
         entry_ids.append(entry_id)
         if due_ms < self._fresh_first_ms:  # noqa: PLR1730 - faster than `min`
             self._fresh_first_ms = due_ms
-        if len(times) >= _FRESH_COUNT_MAX:
+        if len(times) >= self._fresh_count_max:
             self._flush()
 
     def add_many(self, ledger_id: int, entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64]) -> None:
@@ -155,8 +160,17 @@ class Calendar:
 
     def add_all(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
         """Put in messages of any ledgers, three arrays as in `Due` but in any order; complexity as for `add_many`."""
-        self._free_unused_pages()
-        self._put_many(due_ms, ledger_ids, entry_ids)
+        if not len(due_ms):
+            return
+        if len(due_ms) >= _BULK_COUNT_PER_LEAF * len(self._leaves):
+            self._free_unused_pages()
+            self._put_many(due_ms, ledger_ids, entry_ids)
+            return
+        for gathered, column in zip(self._fresh, (due_ms, ledger_ids, entry_ids), strict=True):
+            gathered.frombytes(column.astype(np.int64, copy=False).tobytes())
+        self._fresh_first_ms = min(self._fresh_first_ms, int(due_ms.min()))
+        if len(self._fresh.due_ms) >= self._fresh_count_max:
+            self._flush()
 
     def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
         """Remove and return the messages that are due at a time or before, the first of them, in order.
@@ -255,6 +269,7 @@ class Calendar:
         fresh, self._fresh, self._fresh_first_ms = self._fresh, _Fresh(array("q"), array("q"), array("q")), _NEVER_MS
         if len(fresh.due_ms) >= _BULK_COUNT_MIN:
             self._put_many(*(np.frombuffer(column, dtype=np.int64) for column in fresh))
+            self._fresh_count_max = max(_FRESH_COUNT, _FRESH_COUNT_PER_LEAF * len(self._leaves))
             return
         for due_ms, ledger_id, entry_id in zip(*fresh, strict=True):
             page = self._page(ledger_id, entry_id >> _ENTRY_BITS)
@@ -275,8 +290,6 @@ class Calendar:
             self._divide(at)
 
     def _put_many(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
-        if not len(due_ms):
-            return
         eras = due_ms >> _TIME_BITS
         times = (due_ms & _TIME_MASK).astype(np.uint64) << np.uint64(_POSITION_BITS)
         keys = times | self._paged(ledger_ids, entry_ids).astype(np.uint64)
@@ -297,14 +310,19 @@ class Calendar:
     def _paged(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the pages of positions, and the lower halves of their entries."""
         highs = entry_ids >> _ENTRY_BITS
-        if highs.min() == highs.max() and ledger_ids.min() == ledger_ids.max():
-            page = self._page(int(ledger_ids[0]), int(highs[0]))
-            return entry_ids & _ENTRY_MASK | page << _ENTRY_BITS
-        ledgers, ledger_numbers = np.unique(ledger_ids, return_inverse=True)
-        keys, numbers = np.unique(ledger_numbers << _ENTRY_BITS | highs, return_inverse=True)
-        found = zip(ledgers[keys >> _ENTRY_BITS].tolist(), (keys & _ENTRY_MASK).tolist(), strict=True)
-        pages = np.array([self._page(ledger_id, high) for ledger_id, high in found], dtype=np.int64)
-        return pages[numbers] << _ENTRY_BITS | entry_ids & _ENTRY_MASK
+        first, last = int(highs.min()), int(highs.max())
+        numbers: NDArray[np.int64]
+        if last - first < len(highs) and ledger_ids.min() == ledger_ids.max():
+            # Of one ledger and close together, as a reader meets them: no need to sort.
+            numbers, ledger_id = highs - first, int(ledger_ids[0])
+            counts = np.bincount(numbers).tolist()
+            found = [self._page(ledger_id, first + at) if count else 0 for at, count in enumerate(counts)]
+        else:
+            ledgers, ledger_numbers = np.unique(ledger_ids, return_inverse=True)
+            keys, numbers = np.unique(ledger_numbers << _ENTRY_BITS | highs, return_inverse=True)
+            used = zip(ledgers[keys >> _ENTRY_BITS].tolist(), (keys & _ENTRY_MASK).tolist(), strict=True)
+            found = [self._page(ledger_id, high) for ledger_id, high in used]
+        return np.array(found, dtype=np.int64)[numbers] << _ENTRY_BITS | entry_ids & _ENTRY_MASK
 
     def _put_sorted(self, era: int, keys: NDArray[np.uint64]) -> None:
         """Put in keys of one era, which are sorted."""
@@ -331,7 +349,7 @@ class Calendar:
         self._front += [era << _ERA_BITS | key for key in keys[:_FRONT_COUNT].tolist()]
         self._front.sort()
         if len(keys) > _FRONT_COUNT:
-            at = bisect_left(self._front, era << _ERA_BITS | int(keys[_FRONT_COUNT]))
+            at = bisect_right(self._front, era << _ERA_BITS | int(keys[_FRONT_COUNT]))
             above = self._front[at:]
             del self._front[at:]
             self._insert_leaves(0, era, keys[_FRONT_COUNT:], size=_LEAF_COUNT_MAX // 2)
@@ -406,7 +424,7 @@ class Calendar:
         """Assert every invariant. Complexity: O(messages)."""
         assert self._front == sorted(self._front)
         assert bool(self._front) == bool(self._count)
-        assert len(self._fresh.due_ms) < _FRESH_COUNT_MAX
+        assert len(self._fresh.due_ms) < self._fresh_count_max
         assert self._fresh_first_ms == min(self._fresh.due_ms, default=_NEVER_MS)
         assert len(self._lows) == len(self._leaves)
         assert self._lows == sorted(self._lows)

@@ -18,9 +18,11 @@ class DueLogReader(Protocol):
 
     Attributes:
         unread: The first batch not read yet; the empty one at the end of the log if there is none.
+        mark_delete_ledger_id: Of the ledgers before this one it has acked everything.
     """
 
     unread: DueBatch
+    mark_delete_ledger_id: int
 
     def catch_up(self) -> None:
         """Go on to the end of the log now, whatever else the reader is doing."""

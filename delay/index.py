@@ -80,6 +80,10 @@ class DelayIndex(Protocol):
         """Move what has fallen due to the due log."""
         ...
 
+    def drop_before(self, ledger_id: int) -> None:
+        """Let go of messages in ledgers before one: every subscription has acked them. It may be a lower one later."""
+        ...
+
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Round the times of messages added from now on to another tick."""
         ...
@@ -201,7 +205,7 @@ class TopicDelayIndex:
 
         A message that is held stays where it is, whatever time is given this time. One whose time has come but whose
         tick has not is held too, else it would be delivered both now and then. But if even its tick is over, the index
-        is wrong about it, and it falls due at once, for all.
+        is wrong about it, and it falls due at once, for all who have passed it; the answer is False then.
 
         Raises:
             ValueError: An id or a time is out of range.
@@ -285,12 +289,15 @@ class TopicDelayIndex:
                 # Not past the end of time, where it would never fall due.
                 self._calendar.add(position, due_ms if due_ms < TIME_MS_MAX else TIME_MS_MAX)
             return True
-        is_held = position in self.held
-        if is_held and deliver_at_ms + self._tick_time_ms_max <= self._now_ms:
-            due = PositionSet()
-            due.add(position)
-            self._let_go(due)
-        return is_held
+        if position not in self.held:
+            return False
+        if deliver_at_ms + self._tick_time_ms_max > self._now_ms:
+            return True
+        # It falls due for those who have passed it. Who meets it only now is to deliver it now.
+        due = PositionSet()
+        due.add(position)
+        self._let_go(due)
+        return False
 
     def move_due(self, now_ms: int) -> None:
         """See `DelayIndex`."""
@@ -305,6 +312,10 @@ class TopicDelayIndex:
         if len(self._calendar) + len(due) != len(self.held):
             due.intersection_update(self.held)
         self._let_go(due)
+
+    def drop_before(self, ledger_id: int) -> None:
+        """See `DelayIndex`."""
+        self.held.remove_below(Position(ledger_id, 0))
 
     def _let_go(self, due: PositionSet) -> None:
         if len(due):

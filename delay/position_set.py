@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
@@ -10,7 +12,7 @@ from ackstate import Position
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _ENTRY_ID_END = 2**32
 
@@ -20,6 +22,14 @@ _BITMAP_BYTES = 200
 _CONTAINER_BYTES = 90
 _SET_BYTES = 350
 _NOTHING = BitMap()
+
+
+_new_position = partial(tuple.__new__, Position)
+
+
+def positions_of(ledger_id: int, entry_ids: Iterable[int]) -> Iterator[Position]:
+    """Yield positions of plain integers, in half the time of the class itself."""
+    return map(_new_position, zip(repeat(ledger_id), entry_ids))
 
 
 @final
@@ -43,9 +53,7 @@ class PositionSet:
 
     def __iter__(self) -> Iterator[Position]:
         """Yield the positions in order."""
-        for ledger_id in sorted(self._bitmaps):
-            for entry_id in self._bitmaps[ledger_id]:
-                yield Position(ledger_id, entry_id)
+        return chain.from_iterable(positions_of(each, self._bitmaps[each]) for each in sorted(self._bitmaps))
 
     def at_least(self, first: Position) -> Iterator[Position]:
         """Yield the positions from `first` (included) on, in order."""

@@ -194,7 +194,7 @@ class SealedBuckets:
             indexes = self._stored.read_segment(bucket.bucket_id, number, segment.metadata)
         except AckStateError as error:
             is_damage = isinstance(error, CorruptStateError | UnsupportedVersionError)
-            if not is_damage and not self._stored.is_gone(bucket.bucket_id):
+            if not is_damage and not self._stored.is_gone(bucket.bucket_id, number):
                 return None
             self.damaged.append(DamagedSegment(bucket.bucket_id, bucket.key, number, str(error)))
             indexes = self._rebuilt(segment)

@@ -54,20 +54,23 @@ class SharedBuckets:
             return True
         if position not in self._index.held:
             return False
-        # It is held for too late a time, or lies in a segment that cannot be read now.
+        # It is held for too late a time, or lies in a segment that cannot be read now. Who meets it only now is to
+        # deliver it now, the others read of it.
         due = PositionSet()
         due.add(position)
         self._index.held.discard(position)
         self.due_log.append(due)
-        return True
+        return False
 
     def move_due(self, now_ms: int) -> None:
         """See `DelayIndex`."""
-        if now_ms <= self._index.now_ms:
-            return
-        due = self._index.take_due_at(now_ms)
-        if len(due):
+        due = self._index.take_all_due(now_ms)
+        if due is not None and len(due):
             self.due_log.append(due)
+
+    def drop_before(self, ledger_id: int) -> None:
+        """See `DelayIndex`."""
+        self._index.drop_before(ledger_id)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See `DelayIndex`."""

@@ -21,6 +21,8 @@ class DelayedDeliveryTracker(Protocol):
     Source: ``DelayedDeliveryTracker`` of Apache Pulsar.
     """
 
+    __slots__ = ()
+
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Say whether a message that the dispatcher has met must wait.
 
@@ -93,11 +95,22 @@ class DelayedDeliveryTracker(Protocol):
 
 @runtime_checkable
 class SkippingTracker(DelayedDeliveryTracker, Protocol):
-    """A tracker that may know a message before the dispatcher has read it."""
+    """A tracker that may know a message before the dispatcher has read it, and may be told what never comes again."""
+
+    __slots__ = ()
 
     @property
     def outlives_restarts(self) -> bool:
         """Whether it knows messages from before a restart, so that it is worth the dispatcher's while to ask."""
+        ...
+
+    def advance_mark_delete(self, position: Position) -> None:
+        """Say that everything up to a position, included, is durably acked, until `clear`.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+        """
         ...
 
     def skip(self, position: Position, *, now_ms: int) -> bool:

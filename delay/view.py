@@ -8,8 +8,7 @@ its reader is.
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
@@ -17,7 +16,7 @@ from pyroaring import BitMap
 from ackstate.integers import check_count
 from ackstate.position import Position, check_position
 from delay.due_log import batches_from
-from delay.position_set import PositionSet
+from delay.position_set import PositionSet, positions_of
 from delay.tracker import SkippingTracker, check_message, check_time
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _ABOVE_ALL = Position(2**63, 0)
 _BEFORE_ALL = Position(0, -1)
 _LOWEST = Position(0, 0)
-
-_position = partial(tuple.__new__, Position)  # of two plain integers; in half the time of the class itself
 
 
 class AckedAndSent(Protocol):
@@ -71,6 +68,11 @@ class SubscriptionDelayView(SkippingTracker):
     Use after `close` raises `ValueError`. One thread at a time, whatever the other views of the topic do.
     """
 
+    __slots__ = (
+        "_caught_up", "_due", "_first", "_is_acked", "_is_cut_off", "_last", "_open_index", "_subscription",
+        "mark_delete_ledger_id", "unread",
+    )  # fmt: skip
+
     def __init__(self, index: DelayIndex, *, is_acked: Callable[[Position], bool]) -> None:
         self._open_index: DelayIndex | None = index
         self._is_acked = is_acked
@@ -81,9 +83,11 @@ class SubscriptionDelayView(SkippingTracker):
         self._is_cut_off = False
         # What the reader has passed, both included; while nothing is known of the reader, nothing.
         self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
+        self.mark_delete_ledger_id = 0
         with index.lock:
             self.unread: DueBatch = index.due_log.end
             index.due_log.readers.add(self)
+            index.drop_before(0)  # It may begin anywhere.
 
     def attach(self, subscription: AckedAndSent) -> None:
         """Let the view ask its subscription for more than `is_acked`: faster, and O(1) memory however far it lags."""
@@ -126,6 +130,19 @@ class SubscriptionDelayView(SkippingTracker):
                 self._pass(position)
         return is_held or position in self._due
 
+    def advance_mark_delete(self, position: Position) -> None:
+        """Say that everything up to a position, included, is durably acked; see `SkippingTracker`.
+
+        What all views have said so of the index drops, a ledger at a time, due or not.
+
+        Complexity: O(1), and O(views) where the lowest of them goes on to another ledger.
+        """
+        ledger_id = check_position(position).ledger_id
+        with self._index.lock:
+            before, self.mark_delete_ledger_id = self.mark_delete_ledger_id, max(self.mark_delete_ledger_id, ledger_id)
+            if before < ledger_id:
+                self._drop_consumed(before)
+
     def passed(self, end: Position) -> None:
         """Note that the reader has passed every message below a position, as a dispatcher does that offers none.
 
@@ -153,9 +170,7 @@ class SubscriptionDelayView(SkippingTracker):
         Complexity: O(ledgers + messages looked at).
         """
         found = self.scheduled_entries(max_messages, now_ms=now_ms)
-        return list(
-            map(_position, chain.from_iterable(zip(repeat(ledger_id), entries) for ledger_id, entries in found))
-        )
+        return list(chain.from_iterable(positions_of(*each) for each in found))
 
     def scheduled_entries(self, max_messages: int, *, now_ms: int) -> list[tuple[int, BitMap]]:
         """Do as `scheduled_messages`, but return the entries of each ledger in a bitmap: without a position each."""
@@ -226,6 +241,8 @@ class SubscriptionDelayView(SkippingTracker):
             self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
             self._is_cut_off = False
             self._caught_up = None
+            self.mark_delete_ledger_id = 0
+            self._index.drop_before(0)
         self._due.clear()
 
     def close(self) -> None:
@@ -234,6 +251,7 @@ class SubscriptionDelayView(SkippingTracker):
             self.clear()
             with self._open_index.lock:
                 self._open_index.due_log.readers.discard(self)
+                self._drop_consumed(0)
             self._open_index = None
 
     def catch_up(self) -> None:
@@ -262,6 +280,13 @@ class SubscriptionDelayView(SkippingTracker):
             self._read_due_log()
         if self._is_cut_off:
             self._derive()
+
+    def _drop_consumed(self, before_ledger_id: int) -> None:
+        """Drop what all have acked, if the lowest mark-delete position was in a ledger and may be above it now."""
+        ledger_ids = [reader.mark_delete_ledger_id for reader in self._index.due_log.readers]
+        lowest = min(ledger_ids, default=0)
+        if lowest > before_ledger_id:
+            self._index.drop_before(lowest)
 
     def _pass(self, position: Position) -> None:
         if position < self._first:  # noqa: PLR1730 - faster than `min`

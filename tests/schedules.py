@@ -86,8 +86,7 @@ class Schedule:
         self.fault_share = draw((0, 0, 0.05, 0.2))
         self.batch_share = draw((0, 0, 0.3))
         self.delay_share = draw((0, 0, 0.2))
-        # By itself, so that what a seed was known for it still does.
-        self.tracker = random.Random(f"tracker {self.seed}").choice(TRACKERS)
+        self.tracker = "view"
         self.broker_max = draw((0, 0, 12, 30)) if self.subscription_count > 1 else 0
         self.limits = self.draw_limits()
         self.config = self.draw_config()
@@ -128,7 +127,7 @@ class Schedule:
         self.delays = self.open_delays(store) if self.delay_share else None
 
     def open_delays(self, store):
-        """Return what opens the tracker of each subscription: a view of one index, or one of its own."""
+        """Return what opens the tracker of each subscription: a view of one index, or one of its own; of `TRACKERS`."""
         if self.tracker == "view":
             return TopicDelayIndex(tick_time_ms=TICK_MS)
         if self.tracker == "in memory":

@@ -142,6 +142,11 @@ class Dispatcher:
         self._holes.clear()
         self.forget_delays()
 
+    def mark_delete_persisted(self, position: Position) -> None:
+        """Let the delayed messages know what is durably acked."""
+        if isinstance(self._delays, SkippingTracker):
+            self._delays.advance_mark_delete(position)
+
     def forget_delays(self) -> None:
         """Forget what is delayed, since all of it is acked or comes again."""
         if self._delays is None:
@@ -175,8 +180,12 @@ class Dispatcher:
             missing -= len(self.waiting.ready_for(self._owner(batch.consumer)))
         if self._delays is None or missing <= 0:
             return
-        # The view has forgotten them: they are kept until their keys could be read.
-        self._due += self._delays.scheduled_messages(missing, now_ms=batch.now_ms)
+        # Some trackers know no acks: what is acked is not to take the place of what is not.
+        while missing > 0 and (due_now := self._delays.scheduled_messages(missing, now_ms=batch.now_ms)):
+            unacked = [position for position in due_now if not self._cursor.is_acked(position)]
+            # The tracker has forgotten them: they are kept until their keys could be read.
+            self._due += unacked
+            missing -= len(unacked)
         due: list[tuple[Position, bytes | None]]
         if not self._consumers.needs_keys:
             due = [(position, None) for position in self._due]

@@ -17,7 +17,9 @@ LIMITS = {
     "_LEAF_COUNT_MAX": 8,
     "_FRONT_COUNT_MAX": 8,
     "_FRONT_COUNT": 4,
-    "_FRESH_COUNT_MAX": 6,
+    "_FRESH_COUNT": 6,
+    "_FRESH_COUNT_PER_LEAF": 1,
+    "_BULK_COUNT_PER_LEAF": 1,
     "_BULK_COUNT_MIN": 5,
     "_SWEEP_COUNT_MIN": 4,
 }

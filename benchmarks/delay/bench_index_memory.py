@@ -1,0 +1,84 @@
+"""How many bytes a message does one index take, and is what it says of itself true?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.delay.footprint import Ruler, growth, in_new_process
+from benchmarks.delay.workload import TICK_MS, mixed_delays
+from benchmarks.measurement import Against, Report
+from delay import TopicDelayIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ABOUT = (
+    "Growth of a process of its own, by what waits: messages due within an hour, any time as likely as another, tick "
+    "1 s, in ledgers of 50 thousand. One by one: `add`. In bulk: `feed_many`, a ledger a call. Resident: pages; of "
+    "fewer than a million messages, of as many indexes as make a million. Traced: `tracemalloc` and, since bitmaps "
+    "lie outside of it, their containers and structures. Its own figure is `memory_bytes`. Pulsar: heap, measured "
+    "with 100 thousand and with 1 million; its own figure is 7 to 25 times too low."
+)
+COUNTS = (10_000, 100_000, 1_000_000, 10_000_000)
+ENOUGH = 1_000_000
+LIMITS = {1_000_000: Against("limit", 16), 10_000_000: Against("limit", 12)}
+PULSAR_BYTES = {100_000: Against("Pulsar", 74, 78)}  # and 45 to 49 with 1 million
+UNIT = "bytes a message"
+OWN = "its own figure"
+
+
+def one_by_one(count: int) -> TopicDelayIndex:
+    index = TopicDelayIndex(tick_time_ms=TICK_MS)
+    for ledger in mixed_delays(count):
+        for position, deliver_at_ms in ledger.one_by_one():
+            index.add(position, deliver_at_ms=deliver_at_ms, now_ms=0)
+    return index
+
+
+def in_bulk(count: int) -> TopicDelayIndex:
+    index = TopicDelayIndex(tick_time_ms=TICK_MS)
+    for ledger in mixed_delays(count):
+        index.feed_many(*ledger, now_ms=0)
+    return index
+
+
+WAYS: dict[str, Callable[[int], TopicDelayIndex]] = {"one by one": one_by_one, "in bulk": in_bulk}
+
+
+def bytes_a_message(way: str, count: int, ruler: Ruler) -> tuple[float, float]:
+    """Return what this process grew by for a message, and what the index says."""
+    fill = WAYS[way]
+    fill(min(count, 100_000))  # Once for nothing: what the first one loads and makes is not the messages'.
+    built: list[TopicDelayIndex] = []
+    copies = max(1, ENOUGH // count) if ruler is Ruler.RESIDENT else 1
+
+    def build() -> object:
+        built.extend(fill(count) for _ in range(copies))
+        return built
+
+    grown = growth(build, ruler)
+    return grown / copies / count, built[0].memory_bytes / count
+
+
+def row(count: int, way: str, what: str) -> str:
+    """Name a figure: the picture finds it by that."""
+    return f"{count:,} {way}: {what}"
+
+
+def measure(report: Report, counts: Sequence[int] = COUNTS) -> None:
+    """Report all sizes, filled one by one and in bulk; one by one it takes minutes to trace."""
+    for count in counts:
+        for way, ruler in (("one by one", Ruler.RESIDENT), ("in bulk", Ruler.RESIDENT), ("in bulk", Ruler.TRACED)):
+            taken, own = in_new_process("benchmarks.delay.bench_index_memory", way, count, ruler.value)
+            report.count(row(count, way, ruler.value), UNIT, taken, LIMITS.get(count) or PULSAR_BYTES.get(count))
+            report.count(f"{row(count, way, OWN)}, beside {ruler.value}", UNIT, own, Against("measured", taken))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        print(*bytes_a_message(sys.argv[1], int(sys.argv[2]), Ruler(sys.argv[3])))
+    else:
+        report = Report("delay_index_memory", ABOUT)
+        measure(report)
+        report.publish()

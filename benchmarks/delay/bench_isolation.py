@@ -1,0 +1,134 @@
+"""Do four subscriptions that are a burden delay the other thousand, or weigh on their topic's memory?"""
+
+from __future__ import annotations
+
+import gc
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from benchmarks.delay.curves import keep_curves
+from benchmarks.delay.footprint import owned_bytes
+from benchmarks.delay.isolation import BURDENS, Subscriber, Topic, Traffic
+from benchmarks.delay.isolation_peers import PeerTopic, ProposedTopic, TrackersTopic
+from benchmarks.measurement import Against, Report, Spread
+
+if TYPE_CHECKING:
+    from benchmarks.delay.curves import Curve
+
+ABOUT = (
+    "A topic with a shared index and 1,000 subscriptions, of which one never polls (stuck), one polls at every 20th "
+    "tick for 100 messages (slow), one acks all but its lowest message (hole) and one is closed and opened every 10 "
+    "ticks and seeks to the beginning every 30 (churn); without these four, 996. 1,000 messages are published at each "
+    "of 100 ticks of 1 s, delayed by up to 50 s, any time as likely as another. At each tick all poll in turn, on one "
+    "thread: a lag is the time from the begin of that round until a healthy subscription has its messages. In each "
+    "run both topics take turns tick by tick. None of the healthy was handed a message in a later tick than it was "
+    "due: that is asserted. Memory is what Python and CRoaring hold for the index and its views, acked state apart; "
+    "over 300 ticks also with 10 subscriptions, the four among them, for a tracker a subscription and PIP-448's "
+    "design."
+)
+HEALTHY = 996
+PEERS_HEALTHY = 6
+PEERS_TICKS = 300
+RUNS = 5
+SAMPLE_TICKS = 5
+QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+WITH, WITHOUT = "with the four", "without"
+TRACKERS, PROPOSED = f"tracker a subscription, {WITH}", f"PIP-448, {WITH}"
+
+
+class Outcome(NamedTuple):
+    """What one run showed of both topics.
+
+    Attributes:
+        lags_ms: By topic and name of a quantile.
+        memory: By topic, bytes by tick.
+    """
+
+    lags_ms: dict[str, dict[str, float]]
+    memory: dict[str, Curve]
+
+
+def run(traffic: Traffic, *, healthy: int) -> Outcome:
+    """Run a topic with the four and one without, in turns."""
+    topics = {
+        WITH: Topic(traffic, healthy=healthy, burdens=BURDENS),
+        WITHOUT: Topic(traffic, healthy=healthy, burdens=()),
+    }
+    lags: dict[str, list[int]] = {name: [] for name in topics}
+    memory: dict[str, list[tuple[float, float]]] = {name: [] for name in topics}
+    # Not within a round: a collection would look as if somebody had held up the others.
+    gc.collect()
+    gc.disable()
+    for tick in range(traffic.ticks):
+        for name in sorted(topics, reverse=bool(tick % 2)):
+            topic = topics[name]
+            topic.publish(tick)
+            lags[name] += topic.lags_ns(tick)
+            if tick % SAMPLE_TICKS == 0:
+                memory[name].append((tick, owned_bytes(topic.owned(), outside=(Subscriber,))))
+    gc.enable()
+    return Outcome({name: quantiles_ms(lags[name]) for name in topics}, dict(memory))
+
+
+def quantiles_ms(lags_ns: list[int]) -> dict[str, float]:
+    return {name: float(np.quantile(lags_ns, quantile)) / 1e6 for name, quantile in QUANTILES.items()}
+
+
+def memory_over_time(topic: PeerTopic, traffic: Traffic) -> Curve:
+    """Return bytes by tick."""
+    curve = []
+    for tick in range(traffic.ticks):
+        topic.step(tick)
+        if tick % SAMPLE_TICKS == 0:
+            curve.append((tick, owned_bytes(topic.owned(), outside=(Subscriber,))))
+    return curve
+
+
+def measure_lags(report: Report, traffic: Traffic, *, healthy: int, runs: int) -> None:
+    """Report the lags of the healthy ones, and the memory that the topic takes meanwhile."""
+    outcomes = [run(traffic, healthy=healthy) for _ in range(runs)]
+    for quantile in QUANTILES:
+        spreads = {name: _spread([each.lags_ms[name][quantile] for each in outcomes]) for name in (WITHOUT, WITH)}
+        report.time(lag_row(quantile, WITHOUT), "ms", spreads[WITHOUT])
+        report.time(lag_row(quantile, WITH), "ms", spreads[WITH], Against(WITHOUT, spreads[WITHOUT].median))
+        ratios = [each.lags_ms[WITH][quantile] / each.lags_ms[WITHOUT][quantile] for each in outcomes]
+        report.time(f"{lag_row(quantile, WITH)} by that {WITHOUT}, run by run", "times", _spread(ratios))
+    _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in outcomes[0].memory.items()})
+
+
+def measure_memory(report: Report, traffic: Traffic, *, healthy: int) -> dict[str, Curve]:
+    """Report the memory that several designs take, and return it over time."""
+    topics: dict[str, PeerTopic] = {
+        TRACKERS: TrackersTopic(traffic, healthy=healthy),
+        PROPOSED: ProposedTopic(traffic, healthy=healthy),
+        f"shared index, {WITH}": Topic(traffic, healthy=healthy, burdens=BURDENS),
+        f"shared index, {WITHOUT}": Topic(traffic, healthy=healthy, burdens=()),
+    }
+    curves = {name: memory_over_time(topic, traffic) for name, topic in topics.items()}
+    _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in curves.items()})
+    return curves
+
+
+def _report_memory(report: Report, curves: dict[str, Curve]) -> None:
+    for name, curve in curves.items():
+        report.count(f"{name}: memory at most", "kB", max(size for _, size in curve) / 1e3)
+        report.count(f"{name}: memory at the end", "kB", curve[-1][1] / 1e3)
+
+
+def lag_row(quantile: str, name: str) -> str:
+    """Name a figure: the picture finds it by that."""
+    return f"lag of the others, {quantile}, {name}"
+
+
+def _spread(figures: list[float]) -> Spread:
+    return Spread(median(figures), min(figures), max(figures), len(figures))
+
+
+if __name__ == "__main__":
+    report = Report("delay_isolation", ABOUT)
+    measure_lags(report, Traffic(), healthy=HEALTHY, runs=RUNS)
+    curves = measure_memory(report, Traffic(publish_ticks=PEERS_TICKS), healthy=PEERS_HEALTHY)
+    report.publish()
+    keep_curves("delay_isolation", curves)

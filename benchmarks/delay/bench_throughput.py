@@ -1,0 +1,203 @@
+"""How long does it take to add a delayed message and to get it back when it is due, by how many wait?"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.delay.workload import HOUR_MS, TICK_MS, LedgerOfMessages, end_of, mixed_delays
+from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.workloads import SEED
+from delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
+from delay.position_set import PositionSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyroaring import BitMap
+
+    from ackstate import Position
+    from delay import DelayedDeliveryTracker
+
+    Messages = Sequence[tuple[Position, int]]
+    Adding = tuple[Callable[[Position, int], object], Messages]
+
+ABOUT = (
+    "Messages due within an hour, any time as likely as another, tick 1 s, in ledgers of 50 thousand. Add: 10 "
+    "thousand more, one by one, to what is held at the beginning; in bulk: 100 thousand more, in calls of so many. "
+    "Drain: the clock goes through the hour in steps of a minute or of a tick, with a poll without a maximum after "
+    "each, until all is handed out; by a view whose subscription has acked nothing. The peer is "
+    "`InMemoryDelayTracker`, at most a million. Pulsar: its in-memory tracker, uniform delays; increasing ones it "
+    "adds in 72 ns."
+)
+HELD = (10_000, 100_000, 1_000_000, 10_000_000)
+HELD_BY_PEER_MAX = 1_000_000
+ONE_BY_ONE = 10_000
+BULK = 100_000
+CALLS = (1_000, 10_000, 100_000)
+STEPS = {"minute": 60_000, "tick": TICK_MS}
+UNIT = "ns a message"
+PULSAR_ADD, PULSAR_DRAIN = Against("Pulsar", 1_800), Against("Pulsar", 250)
+LIMIT_ADD, LIMIT_BULK, LIMIT_DRAIN = Against("limit", 1_000), Against("limit", 50), Against("limit", 100)
+AGAINST = {
+    "index.add": LIMIT_ADD,
+    "view.add_message": LIMIT_ADD,
+    "tracker.add_message": PULSAR_ADD,
+    **{f"feed_many of {size:,}": LIMIT_BULK for size in CALLS},
+    **{f"scheduled_entries each {step}": LIMIT_DRAIN for step in STEPS},
+    **{f"scheduled_messages each {step}": LIMIT_DRAIN for step in STEPS},
+    **{f"tracker drained each {step}": PULSAR_DRAIN for step in STEPS},
+}
+
+
+class NothingAcked:
+    """A subscription that has acked nothing."""
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Take nothing out."""
+
+    def not_sent_between(self, _first: Position, _end: Position) -> PositionSet:
+        return PositionSet()
+
+
+def filled_index(held: int) -> TopicDelayIndex:
+    index = TopicDelayIndex(tick_time_ms=TICK_MS)
+    for ledger in mixed_delays(held):
+        index.feed_many(*ledger, now_ms=0)
+    return index
+
+
+def filled_view(held: int) -> SubscriptionDelayView:
+    index = filled_index(held)
+    view = index.open_view(lambda _position: False)
+    view.attach(NothingAcked())
+    view.passed(end_of(held))
+    return view
+
+
+def filled_tracker(held: int) -> InMemoryDelayTracker:
+    tracker = InMemoryDelayTracker(tick_time_ms=TICK_MS)
+    for ledger in mixed_delays(held):
+        for position, deliver_at_ms in ledger.one_by_one():
+            tracker.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=0)
+    return tracker
+
+
+FILLED: dict[str, Callable[[int], TopicDelayIndex | DelayedDeliveryTracker]] = {
+    "index.add": filled_index,
+    "view.add_message": filled_view,
+    "tracker.add_message": filled_tracker,
+}
+
+
+def more(size: int) -> Iterator[LedgerOfMessages]:
+    """Yield messages of one new ledger after the other."""
+    for ledger_id in count(1_000_000):
+        (ledger,) = mixed_delays(size, first_ledger_id=ledger_id, ledger_size=size, seed=SEED + ledger_id)
+        yield ledger
+
+
+def add_timings(held: int, size: int) -> dict[str, Timing]:
+    """Return what is to be timed of adding one by one to so many."""
+    timings = {}
+    for name, fill in FILLED.items():
+        if held > HELD_BY_PEER_MAX and fill is filled_tracker:
+            continue
+        messages = more(size)
+        make = _made_anew_or_kept(held, fill)
+
+        def fresh(make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages) -> object:
+            return make(), list(next(messages).one_by_one())
+
+        timings[name] = Timing(_add_to_index if fill is filled_index else _add_to_tracker, fresh, size)
+    return timings
+
+
+def bulk_timings(held: int, size: int) -> dict[str, Timing]:
+    """Return what is to be timed of adding in bulk to so many."""
+    timings = {}
+    for call in CALLS:
+        messages = more(size)
+        make = _made_anew_or_kept(held, filled_index)
+
+        def fresh(
+            make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages, call: int = call
+        ) -> object:
+            ledger_id, *columns = next(messages)
+            parts = zip(*(np.split(column, range(call, size, call)) for column in columns), strict=True)
+            return make(), [(ledger_id, *part) for part in parts]
+
+        timings[f"feed_many of {call:,}"] = Timing(_add_in_bulk, fresh, size)
+    return timings
+
+
+def drain_timings(held: int) -> dict[str, Timing]:
+    """Return what is to be timed of getting back so many."""
+    timings = {}
+    for step, step_ms in STEPS.items():
+        for method in ("scheduled_entries", "scheduled_messages"):
+            timings[f"{method} each {step}"] = Timing(
+                partial(_drain, method=method, step_ms=step_ms), partial(filled_view, held), held
+            )
+        if held <= HELD_BY_PEER_MAX:
+            timings[f"tracker drained each {step}"] = Timing(
+                partial(_drain, method="scheduled_messages", step_ms=step_ms), partial(filled_tracker, held), held
+            )
+    return timings
+
+
+def _made_anew_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
+    """Return what makes a thing that holds so many: the same one again and again where a run adds little to it."""
+    if held < HELD_BY_PEER_MAX:
+        return partial(fill, held)
+    kept = fill(held)
+    return lambda: kept
+
+
+def _add_to_index(adding: tuple[TopicDelayIndex, Messages]) -> None:
+    index, messages = adding
+    for position, deliver_at_ms in messages:
+        index.add(position, deliver_at_ms=deliver_at_ms, now_ms=0)
+
+
+def _add_to_tracker(adding: tuple[DelayedDeliveryTracker, Messages]) -> None:
+    tracker, messages = adding
+    for position, deliver_at_ms in messages:
+        tracker.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=0)
+
+
+def _add_in_bulk(adding: tuple[TopicDelayIndex, list[LedgerOfMessages]]) -> None:
+    index, parts = adding
+    for part in parts:
+        index.feed_many(*part, now_ms=0)
+
+
+def _drain(tracker: DelayedDeliveryTracker, *, method: str, step_ms: int) -> None:
+    """Poll until the hour is over, and a little longer for what was rounded up."""
+    poll = getattr(tracker, method)
+    for now_ms in range(step_ms, HOUR_MS + step_ms + 1, step_ms):
+        poll(HOUR_MS * TICK_MS, now_ms=now_ms)
+    assert tracker.delayed_message_count == 0
+
+
+def row(held: int, what: str) -> str:
+    """Name a figure: the picture finds it by that."""
+    return f"{what}, {held:,} held"
+
+
+def measure(report: Report, sizes: Sequence[int] = HELD, *, one_by_one: int = ONE_BY_ONE, bulk: int = BULK) -> None:
+    """Report every way to add and to drain, by how many are held."""
+    for held in sizes:
+        runs = 7 if held < HELD_BY_PEER_MAX else 3
+        for timings in (add_timings(held, one_by_one), bulk_timings(held, bulk), drain_timings(held)):
+            for what, spread in timed_in_turn(timings, runs=runs).items():
+                report.time(row(held, what), UNIT, spread, AGAINST[what])
+
+
+if __name__ == "__main__":
+    report = Report("delay_throughput", ABOUT)
+    measure(report)
+    report.publish()

@@ -1,0 +1,61 @@
+"""Delayed messages: every message of the log waits, any time up to an hour is as likely as another."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from ackstate import Position
+from benchmarks.workloads import SEED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+HOUR_MS = 3_600_000
+TICK_MS = 1_000
+LEDGER_COUNT_MAX = 50_000  # managedLedgerMaxEntriesPerLedger
+
+
+class LedgerOfMessages(NamedTuple):
+    """Messages of one ledger, in order.
+
+    Attributes:
+        ledger_id: The ledger.
+        entry_ids: Their entries, from 0 on.
+        deliver_at_ms: When each is to be delivered.
+    """
+
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+    deliver_at_ms: NDArray[np.int64]
+
+    def one_by_one(self) -> Iterator[tuple[Position, int]]:
+        """Yield each position with its time."""
+        for entry_id, deliver_at_ms in zip(self.entry_ids.tolist(), self.deliver_at_ms.tolist(), strict=True):
+            yield Position(self.ledger_id, entry_id), deliver_at_ms
+
+    def as_bitmap(self) -> BitMap:
+        """Return the entries."""
+        return BitMap(array("I", self.entry_ids.astype(np.uint32).tobytes()))
+
+
+def mixed_delays(
+    count: int, *, now_ms: int = 0, first_ledger_id: int = 1, ledger_size: int = LEDGER_COUNT_MAX, seed: int = SEED
+) -> Iterator[LedgerOfMessages]:
+    """Yield messages, uniform over the hour to come, as many in a ledger as Pulsar puts there by default."""
+    random = np.random.default_rng(seed)
+    for at, first in enumerate(range(0, count, ledger_size)):
+        size = min(ledger_size, count - first)
+        times = now_ms + random.integers(1, HOUR_MS + 1, size)
+        yield LedgerOfMessages(first_ledger_id + at, np.arange(size, dtype=np.int64), times)
+
+
+def end_of(count: int, *, first_ledger_id: int = 1, ledger_size: int = LEDGER_COUNT_MAX) -> Position:
+    """Return the position behind the last of so many messages."""
+    ledgers, entries = divmod(count - 1, ledger_size)
+    return Position(first_ledger_id + ledgers, entries + 1)
