@@ -10,6 +10,8 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 
 # What waits for other programs more than it computes: it runs beside the rest.
 HEAVY := spark or root or browser
+# What runs there after it, so that both take as long.
+BESIDE := delay tests/delay
 FAST  := not slow and not spark and not root and not browser
 
 define LINT
@@ -31,11 +33,12 @@ demo: setup ## run the demo; ARGS='...' passes options on
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	$(LINT)
-	@beside=$$(mktemp); \
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m '$(HEAVY)' >"$$beside" 2>&1 & heavy=$$!; \
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m 'not ($(HEAVY))'; others=$$?; \
-	wait $$heavy; heavy=$$?; cat "$$beside"; rm -f "$$beside"; \
-	exit $$((others ? others : heavy))
+	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp); failed=0; \
+	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) $(BESIDE) || failed=1; exit $$failed ) \
+		>"$$shown_after" 2>&1 & \
+	$(PYTEST) -m 'not ($(HEAVY))' $(BESIDE:%=--ignore=%) || failed=1; \
+	wait $$! || failed=1; cat "$$shown_after"; rm -f "$$shown_after"; \
+	exit $$failed
 
 check: setup ## format, lint, types, imports and the fast tests, in under a minute
 	$(LINT)
