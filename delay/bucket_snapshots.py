@@ -18,13 +18,14 @@ from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata,
 from delay.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ackstate.position import Position
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
     from delay.bucket import Bucket
 
 ATTEMPT_COUNT = 4
+_BATCH_BYTES_MAX = 512 * 1024  # A request of a megabyte is more than ZooKeeper takes.
 
 _Result = TypeVar("_Result")
 
@@ -121,7 +122,9 @@ class BucketSnapshots:
         return frozenset(self._retired)
 
     def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[Segment]]:
-        """Store a bucket in a new ledger, with one sync, and return its id and what memory keeps of the segments.
+        """Store a bucket in a new ledger, and return its id and what memory keeps of the segments.
+
+        Until it is registered it is not there, so a large one may be written by several calls.
 
         Raises:
             AckStateError: Every attempt failed.
@@ -136,7 +139,8 @@ class BucketSnapshots:
         # A new ledger for each attempt: one that failed may have happened.
         bucket_id = self._storage.ledgers.create(self._storage.owner)
         try:
-            self._storage.ledgers.append_all([(bucket_id, entry) for entry in entries])
+            for batch in _batches(entries):
+                self._storage.ledgers.append_all([(bucket_id, entry) for entry in batch])
         except AckStateError:
             self._retired[bucket_id] = None
             raise
@@ -275,6 +279,17 @@ class BucketSnapshots:
             raise
         self.count(kind, is_done=True)
         return result
+
+
+def _batches(entries: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the entries in order, as many together as are not too large for one request, and at least one."""
+    first = size = 0
+    for at, entry in enumerate(entries):
+        if at > first and size + len(entry) > _BATCH_BYTES_MAX:
+            yield entries[first:at]
+            first, size = at, 0
+        size += len(entry)
+    yield entries[first:]
 
 
 def attempt(call: Callable[[], _Result]) -> _Result:

@@ -367,3 +367,27 @@ def test_a_corrupt_error_of_the_store_is_not_tried_again(store, index):
     assert poll(broken, 120) == [(3, 0), (3, 1)]
     assert calls == [2]
     assert poll(broken, 130) == [(3, 2), (3, 3)]
+
+
+@pytest.mark.slow
+def test_a_large_bucket_is_written_by_requests_of_half_a_megabyte():
+    store, sizes = MemoryStore(), []
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(store.ledgers, name)
+
+        def append_all(self, entries):
+            sizes.append(sum(len(entry) for _, entry in entries))
+            return store.ledgers.append_all(entries)
+
+    storage = SnapshotStorage(Counting(), MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
+    settings = config(min_index_count_per_bucket=100_000, max_indexes_per_segment=5_000)
+    index = BucketedDelayIndex(settings, storage=storage)
+    for entry_id in range(100_000):
+        index.add_message(Position(3, entry_id), deliver_at_ms=10**12 + 7919 * entry_id % 10**6, now_ms=0)
+    index.add_message(Position(4, 0), deliver_at_ms=10**12, now_ms=0)
+    assert len(sizes) >= 3
+    assert max(sizes) <= 512 * 1024
+    recovered, report = BucketedDelayIndex.recover(settings, storage=storage, now_ms=0)
+    assert (report.bucket_count, len(recovered), report.dropped) == (1, 100_000, ())
