@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.errors import CorruptStateError
 from cursor.managed import INTERNAL_PREFIX
 from cursor.store import ABSENT, check_path
 
@@ -65,14 +64,15 @@ class MetadataBucketRegistry:
         self._path = path
 
     def get_all(self) -> Mapping[str, str]:
-        """Return every name with its text.
+        """Return every name with its text; bytes that are no UTF-8 are escaped, so that it is none of a bucket.
 
         Raises:
-            CorruptStateError: A value is not text.
             StoreError: The store failed.
         """
         found = {name: self._metadata.get(self._value_path(name)) for name in self._metadata.children(self._path)}
-        return {name: _text(name, value.data) for name, value in found.items() if value is not None}
+        return {
+            name: value.data.decode(errors="backslashreplace") for name, value in found.items() if value is not None
+        }
 
     def put(self, name: str, text: str) -> None:
         """Set the text of a name.
@@ -97,14 +97,6 @@ class MetadataBucketRegistry:
         path = f"{self._path}/{name}"
         check_path(path)
         return path
-
-
-def _text(name: str, data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        found = f"0x{data[error.start]:02x}"
-        raise CorruptStateError(f"registry entry {name}", offset=error.start, expected="UTF-8", found=found) from None
 
 
 if TYPE_CHECKING:

@@ -25,6 +25,8 @@ import numpy as np
 
 from ackstate.entry_bitmap import firsts, runs_of
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.integers import check_within
+from ackstate.position import LEDGER_ID_MAX
 from ackstate.wire.native_shared import BucketHoles, BucketReference, joined, resolve
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata
 from cursor.store import ABSENT, LedgerNotFoundError, StoreError, VersionMismatchError
@@ -205,6 +207,7 @@ class BucketReferences:
 
         Complexity: O(buckets that are pinned or closed).
         """
+        check_within("bucket_id", bucket_id, least=0, most=LEDGER_ID_MAX)
         self._forget_deleted()
         with suppress(VersionMismatchError):
             self._store.metadata.put(_bucket_path(bucket_id), b"closed", expected_version=ABSENT)

@@ -151,6 +151,7 @@ class Subscription(PersistWatcher):
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
         with self._lock:
             times = [self._dispatcher.waiting.next_until_ms, self._admission.promote_again_ms]
+            times.append(self._dispatcher.next_early_ms)
             if self._delays is not None:
                 times.append(self._delays.next_delivery_ms)
         return min((time for time in times if time is not None), default=None)

@@ -144,7 +144,8 @@ def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callabl
     for name in _replaced(found):
         dropped.append(DroppedBucket(name, names[name], DropReason.REPLACED))
         del found[name]
-    orphan_count = _tidy(snapshots, names, stored, dropped)
+    in_use = {each.bucket.bucket_id for each in found.values()}
+    orphan_count = _tidy(snapshots, in_use, stored, dropped)
     return FoundBuckets(tuple(found.values()), tuple(dropped), orphan_count)
 
 
@@ -229,15 +230,21 @@ def _union(metadata: tuple[SegmentMetadata, ...]) -> dict[int, BitMap]:
 
 def _tidy(
     snapshots: BucketSnapshots,
-    names: Mapping[str, str],
+    in_use: set[int],
     stored: set[int],
     dropped: list[DroppedBucket],
 ) -> int:
     """Unregister and delete what was dropped, delete what nothing names, and return how many those were."""
+    orphans = stored - in_use
     for each in dropped:
-        if each.reason is not DropReason.MALFORMED:
-            snapshots.drop(int(each.text), BucketKey.parse(each.name))
-    orphans = stored - {int(text) for text in names.values() if text.isdecimal()}
+        if each.reason is DropReason.MALFORMED:
+            continue
+        key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
+        if bucket_id in in_use:
+            snapshots.unregister(key)
+        else:
+            snapshots.drop(bucket_id, key)
+            orphans.discard(bucket_id)
     for bucket_id in sorted(orphans):
         snapshots.drop(bucket_id)
     return len(orphans)

@@ -190,9 +190,12 @@ class BucketSnapshots:
         if read is None:
             return None
         try:
-            return attempt(lambda: read(positions))
+            times = attempt(lambda: read(positions))
         except AckStateError:
             return None
+        if len(times) != len(positions):
+            raise ValueError(f"read_deliver_at_ms was asked for {len(positions)} messages and told of {len(times)}")
+        return times
 
     def is_gone(self, bucket_id: int, number: int) -> bool:
         """Tell whether a segment is certainly not stored any more: its snapshot is deleted, or was cut."""
@@ -233,6 +236,14 @@ class BucketSnapshots:
         self._retired[bucket_id] = key
         self._try_to_drop(bucket_id)
         return self._retired.get(bucket_id) is None
+
+    def unregister(self, key: BucketKey) -> None:
+        """Forget a key whose snapshot is another bucket's too.
+
+        Raises:
+            AckStateError: Every attempt failed; it may be registered nevertheless.
+        """
+        attempt(lambda: self._storage.registry.remove(str(key)))
 
     def delete_retired(self) -> None:
         """Delete every snapshot out of use that is not referenced; a failure leaves it for the next time."""

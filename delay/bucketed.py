@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from ackstate.errors import AckStateError
-from ackstate.integers import check_count, check_within
+from ackstate.integers import check_count, check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from delay.bucket_recovery import BucketRecoveryReport, find_buckets
@@ -193,6 +193,7 @@ class BucketedDelayIndex(SkippingTracker):
 
         Messages that the mark-delete has passed are dropped; whether one was acked by itself is not known here.
         """
+        max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
         return list(self.take_due_at(now_ms, max_messages))
 
@@ -272,6 +273,7 @@ class BucketedDelayIndex(SkippingTracker):
         Args:
             is_acked: Whether the subscription has acked a position, at the moment it is asked.
         """
+        self._check_open()
         return SubscriptionDelayView(SharedBuckets(self), is_acked=is_acked)
 
     def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
@@ -292,8 +294,9 @@ class BucketedDelayIndex(SkippingTracker):
     def skip(self, position: Position, *, now_ms: int) -> bool:
         """Say whether a message that the reader comes to is known to wait; see `SkippingTracker.skip`."""
         self._check_open()
+        position = check_position(position, entry_id_min=0)
         self._cutoff(now_ms)
-        return check_position(position, entry_id_min=0) in self.held
+        return position in self.held
 
     @property
     def live_buckets(self) -> tuple[tuple[int, int], ...]:
@@ -305,16 +308,19 @@ class BucketedDelayIndex(SkippingTracker):
 
     def bucket_snapshots(self) -> list[BucketSnapshot]:
         """Return the durable snapshots, in order of their ledgers. Complexity: O(bitmaps) to decode their metadata."""
-        return [bucket.snapshot() for bucket in self._sealed if bucket.is_registered]
+        with self.lock:
+            return [bucket.snapshot() for bucket in self._sealed if bucket.is_registered]
 
     def delete_retired(self) -> None:
         """Delete the snapshots out of use that nothing references any more; a failure leaves one to the next call."""
+        self._check_open()
         with self.lock:
             self._sealed.catch_up()
 
     def stats(self) -> BucketStats:
         """Return the index's numbers."""
-        return self._sealed.stats(mutable_count=len(self._mutable), shared_count=len(self._shared))
+        with self.lock:
+            return self._sealed.stats(mutable_count=len(self._mutable), shared_count=len(self._shared))
 
     # What an index that several subscriptions share is made of: no tick, no clock, no polls.
 
@@ -355,6 +361,7 @@ class BucketedDelayIndex(SkippingTracker):
 
     def take_all_due(self, now_ms: int) -> PositionSet | None:
         """Take out all that is due at a time; None, at once, if nothing can be that was not when last asked."""
+        self._check_open()
         until_ms = self._cutoff(now_ms)
         if until_ms <= self._taken_until_ms:
             return None
@@ -370,8 +377,25 @@ class BucketedDelayIndex(SkippingTracker):
         self._drop_consumed()
 
     def take_due(self, until_ms: int, max_count: int | None = None) -> PositionSet:
-        """Take out the messages that are due first, up to a time, included, and at most so many."""
+        """Take out the messages that are due first, up to a time, included, and at most so many.
+
+        What the storage's `read_deliver_at_ms` raises passes through, and nothing is taken out.
+        """
         taken = PositionSet()
+        try:
+            self._take_into(taken, until_ms, max_count)
+        except BaseException:
+            self._put_back(taken, until_ms)
+            raise
+        return taken
+
+    def _put_back(self, taken: PositionSet, due_ms: int) -> None:
+        self.held.update(taken)
+        for position in taken:
+            self._shared.add(position, due_ms)
+        self._taken_until_ms = -1
+
+    def _take_into(self, taken: PositionSet, until_ms: int, max_count: int | None) -> None:
         self.advance(until_ms)
         self._drop_consumed()
         while (room := None if max_count is None else max_count - len(taken)) is None or room > 0:
@@ -388,7 +412,6 @@ class BucketedDelayIndex(SkippingTracker):
             self._release(due, taken)
             if is_all and (head is None or len(taken) == max_count or not self._load_next(head[1])):
                 break
-        return taken
 
     # Sealing.
 
@@ -435,6 +458,8 @@ class BucketedDelayIndex(SkippingTracker):
             self.held.remove_below(Position(self._consumed_before, 0))
             self._sealed.trim(self._consumed_before)
             self._has_consumed = False
+            for calendar in (self._shared, self._mutable.calendar):
+                calendar.keep_only(self.held)
 
     def _forget(self) -> None:
         self.held.clear()

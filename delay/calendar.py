@@ -212,6 +212,24 @@ class Calendar:
 
         self._forget_pages_if_empty()
 
+    def keep_only(self, positions: PositionSet) -> None:
+        """Remove the messages that are not in a set, once they are more than those that may be.
+
+        Complexity: O(1), and O(messages log messages) each time that half of them are to go.
+        """
+        if len(self) <= 2 * len(positions) + _FRESH_COUNT:
+            return
+        everything = self.take_until(_NEVER_MS - 1)
+        for ledger_id in np.unique(everything.ledger_ids).tolist():
+            kept = positions.entries_of(ledger_id)
+            if kept is None:
+                continue
+            is_of_it = everything.ledger_ids == ledger_id
+            # In order of time: of one that is in twice the first counts.
+            entry_ids, first_at = np.unique(everything.entry_ids[is_of_it], return_index=True)
+            is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
+            self.add_many(ledger_id, entry_ids[is_kept], everything.due_ms[is_of_it][first_at[is_kept]])
+
     def clear(self) -> None:
         """Remove everything."""
         Calendar.__init__(self)

@@ -111,6 +111,9 @@ class DelayConfig:
                 that begins like those of delayed delivery is none of them; the text names the key.
             TypeError: A value is neither text nor a number nor a boolean.
         """
+        for key in properties:
+            if not isinstance(key, str):
+                raise TypeError(f"the name of a setting is text, found {key!r}")
         texts = {key: _text(key, value) for key, value in properties.items() if _concerns_delays(key)}
         for key in texts:
             _check_known(key)

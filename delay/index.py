@@ -111,7 +111,7 @@ class TopicDelayIndex:
     >>> view.scheduled_messages(10, now_ms=1_200)
     [Position(ledger_id=3, entry_id=8)]
 
-    A message is never due early, and late by less than a tick. It takes 8 to 9 bytes while it waits, however many
+    A message is never due early, and late by less than a tick. It takes 8 to 11 bytes while it waits, however many
     subscriptions there are. Safe for any number of threads, and so are its views, each used by one thread at a time.
 
     Args:
@@ -316,6 +316,7 @@ class TopicDelayIndex:
     def drop_before(self, ledger_id: int) -> None:
         """See `DelayIndex`."""
         self.held.remove_below(Position(ledger_id, 0))
+        self._calendar.keep_only(self.held)
 
     def _let_go(self, due: PositionSet) -> None:
         if len(due):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
 
-from ackstate.integers import check_count
+from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
 from delay.due_log import batches_from
 from delay.position_set import PositionSet, positions_of
@@ -133,7 +133,7 @@ class SubscriptionDelayView(SkippingTracker):
     def advance_mark_delete(self, position: Position) -> None:
         """Say that everything up to a position, included, is durably acked; see `SkippingTracker`.
 
-        What all views have said so of the index drops, a ledger at a time, due or not.
+        What all views have said so of the index drops, a ledger at a time, due or not, unless it is fed.
 
         Complexity: O(1), and O(views) where the lowest of them goes on to another ledger.
         """
@@ -174,6 +174,7 @@ class SubscriptionDelayView(SkippingTracker):
 
     def scheduled_entries(self, max_messages: int, *, now_ms: int) -> list[tuple[int, BitMap]]:
         """Do as `scheduled_messages`, but return the entries of each ledger in a bitmap: without a position each."""
+        max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
         self._advance(now_ms)
         return self._take_unacked(max_messages)
@@ -225,7 +226,8 @@ class SubscriptionDelayView(SkippingTracker):
         Nothing of this subscription is due before. What is due then may be another's: a spare wake-up.
         """
         self._catch_up_now()
-        return self._index.now_ms if self._due else self._index.next_due_ms
+        with self._index.lock:
+            return self._index.now_ms if self._due else self._index.next_due_ms
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Round the times of messages added from now on to another tick, for the whole topic."""
@@ -283,6 +285,8 @@ class SubscriptionDelayView(SkippingTracker):
 
     def _drop_consumed(self, before_ledger_id: int) -> None:
         """Drop what all have acked, if the lowest mark-delete position was in a ledger and may be above it now."""
+        if self._index.is_fed:
+            return  # Nobody would feed a message again to a subscription that begins anew.
         ledger_ids = [reader.mark_delete_ledger_id for reader in self._index.due_log.readers]
         lowest = min(ledger_ids, default=0)
         if lowest > before_ledger_id:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, final
 
 from ackstate.errors import AckStateError, CorruptStateError
@@ -77,7 +79,12 @@ class Dispatcher:
         self._look_ahead_max = look_ahead_max
         self._dead_letters = dead_letters
         self._due: list[Position] = []
-        self._skip = delays.skip if isinstance(delays, SkippingTracker) and delays.outlives_restarts else None
+        self._early: list[tuple[int, Position]] = []  # a heap: what the tracker would deliver before its time
+        # Looked at once: to compare with a protocol asks for all that it has.
+        self._remembering = delays if isinstance(delays, SkippingTracker) else None
+        self._skip = None
+        if self._remembering is not None and self._remembering.outlives_restarts:
+            self._skip = self._remembering.skip
         if isinstance(delays, SubscriptionDelayView):
             delays.attach(self)
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
@@ -139,13 +146,24 @@ class Dispatcher:
         """Forget what waits: the reader begins anew."""
         self.waiting.clear()
         self._due.clear()
+        self._early.clear()
         self._holes.clear()
         self.forget_delays()
 
+    @property
+    def next_early_ms(self) -> int | None:
+        """When the next message's own time comes that the tracker would have delivered before; None without one."""
+        return self._early[0][0] if self._early else None
+
     def mark_delete_persisted(self, position: Position) -> None:
         """Let the delayed messages know what is durably acked."""
-        if isinstance(self._delays, SkippingTracker):
-            self._delays.advance_mark_delete(position)
+        if self._remembering is None:
+            return
+        try:
+            self._remembering.advance_mark_delete(position)
+        except ValueError as error:
+            # Somebody has closed it. The next dispatch says so; what was persisted is persisted.
+            _LOG.warning("the delayed messages cannot be told what is acked: %s", error)
 
     def forget_delays(self) -> None:
         """Forget what is delayed, since all of it is acked or comes again."""
@@ -168,7 +186,7 @@ class Dispatcher:
             found.update_entries(ledger_id, entries)
         found.difference_update(self._admission.deliveries.in_order())
         found.difference_update(self.waiting.in_order())
-        for position in self._due:
+        for position in chain(self._due, (position for _, position in self._early)):
             found.discard(position)
         return found
 
@@ -180,6 +198,8 @@ class Dispatcher:
             missing -= len(self.waiting.ready_for(self._owner(batch.consumer)))
         if self._delays is None or missing <= 0:
             return
+        while self._early and self._early[0][0] <= batch.now_ms:
+            self._due.append(heapq.heappop(self._early)[1])
         # Some trackers know no acks: what is acked is not to take the place of what is not.
         while missing > 0 and (due_now := self._delays.scheduled_messages(missing, now_ms=batch.now_ms)):
             unacked = [position for position in due_now if not self._cursor.is_acked(position)]
@@ -375,7 +395,13 @@ class Dispatcher:
         # The view is told of messages without a delay too: it must know how far the reader is.
         if self._delays is None:
             return False
-        return self._delays.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms)
+        if self._delays.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms):
+            return True
+        if message.deliver_at_ms <= now_ms:
+            return False
+        # The tracker rounds, or holds on to a clock that had run ahead: what the message itself says is what counts.
+        heapq.heappush(self._early, (message.deliver_at_ms, position))
+        return True
 
     def _read(self, positions: Sequence[Position], before: Position, *, now_ms: int) -> list[tuple[Position, Message]]:
         try:

@@ -47,16 +47,8 @@ def test_no_limit_is_passed_and_nothing_gets_stuck_in_random_schedules():
         schedules.run(seed, long_disk=disk)
 
 
-USES_UP_POLLS = pytest.mark.xfail(
-    raises=AssertionError, reason="what a tracker hands out that is acked counts as if the consumer had got it"
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "tracker",
-    ["view", "view of buckets", *(pytest.param(name, marks=USES_UP_POLLS) for name in ("in memory", "bucketed"))],
-)
+@pytest.mark.parametrize("tracker", ["view", "view of buckets", "in memory", "bucketed"])
 def test_any_tracker_keeps_what_the_others_keep_in_random_schedules(tracker):
     for seed in range(60):
         schedules.run(seed, delay_share=0.5, tracker=tracker)
