@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cursor.managed import ManagedCursor
     from cursor.store import LedgerStore, MetadataStore
-    from delay.bucket_snapshots import BucketRegistry, SnapshotLedgers
+    from delay.buckets.snapshots import BucketRegistry, SnapshotLedgers
 
 
 @final

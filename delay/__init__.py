@@ -1,8 +1,8 @@
 """Which delayed messages are due? One index for a topic, one view of it for each subscription; no clock."""
 
-from delay.bucket_recovery import BucketRecoveryReport
-from delay.bucket_snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
-from delay.bucketed import BucketedDelayIndex
+from delay.buckets.index import BucketedDelayIndex
+from delay.buckets.recovery import BucketRecoveryReport
+from delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
 from delay.config import DelayConfig
 from delay.in_memory import InMemoryDelayTracker
 from delay.index import TopicDelayIndex

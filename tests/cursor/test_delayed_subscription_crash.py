@@ -8,7 +8,7 @@ import pytest
 from ackstate import Position
 from cursor import CursorConfig, MemoryStore
 from cursor.stores.memory import Fault, FaultKind, PowerCutError
-from delay.sealed_buckets import SealedBuckets
+from delay.buckets.sealed import SealedBuckets
 from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
 
 CUTS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]

@@ -13,7 +13,7 @@ from cursor.message_log import log_owner
 from cursor.store import StoreError
 from cursor.subscription import SubscriptionType
 from delay import BucketedDelayIndex, DelayConfig
-from delay.bucket_recovery import DropReason
+from delay.buckets.recovery import DropReason
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 
 LATER_LEDGER = Position(10**6, 0)

@@ -20,8 +20,8 @@ from cursor import MemoryStore
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.store import StoreError
 from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from delay.bucket_snapshots import ATTEMPT_COUNT
-from delay.sealed_buckets import SealedBuckets
+from delay.buckets.sealed import SealedBuckets
+from delay.buckets.snapshots import ATTEMPT_COUNT
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "bucket.jsonl.gz"
 

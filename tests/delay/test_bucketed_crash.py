@@ -15,9 +15,10 @@ from cursor import MemoryStore
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.store import StoreError
 from cursor.stores.memory import Fault, FaultKind, PowerCutError
-from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage, bucketed
-from delay.bucket_recovery import DropReason
-from delay.bucket_snapshots import BucketSnapshots
+from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
+from delay.buckets import index as bucketed
+from delay.buckets.recovery import DropReason
+from delay.buckets.snapshots import BucketSnapshots
 
 CONFIG = DelayConfig(
     min_index_count_per_bucket=3, max_indexes_per_segment=2, max_bucket_count=2, is_deliver_at_time_strict=True

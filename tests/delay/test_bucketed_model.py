@@ -17,9 +17,10 @@ from cursor import MemoryStore
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.store import StoreError
 from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, bucketed
-from delay.bucket_snapshots import BucketSnapshots
-from delay.sealed_buckets import SealedBuckets
+from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from delay.buckets import index as bucketed
+from delay.buckets.sealed import SealedBuckets
+from delay.buckets.snapshots import BucketSnapshots
 from planted import assert_caught
 
 LEDGER_ENTRIES = 3

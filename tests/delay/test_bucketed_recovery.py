@@ -10,7 +10,7 @@ from cursor import MemoryStore, StoreError
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.stores.memory import Fault, FaultKind
 from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
-from delay.bucket_recovery import DroppedBucket, DropReason
+from delay.buckets.recovery import DroppedBucket, DropReason
 
 KEY = "#pulsar.internal.delayed.bucket"
 CONFIG = DelayConfig(min_index_count_per_bucket=4, max_indexes_per_segment=2, is_deliver_at_time_strict=True)

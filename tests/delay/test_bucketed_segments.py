@@ -7,8 +7,8 @@ import pytest
 
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from delay import DelayConfig
-from delay.bucket import Boundary, BucketKey
-from delay.bucket_merge import cut_segments, in_order
+from delay.buckets.bucket import Boundary, BucketKey
+from delay.buckets.merge import cut_segments, in_order
 
 KEY = "#pulsar.internal.delayed.bucket"
 TIME_MAX = 2**63 - 1

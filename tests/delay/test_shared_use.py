@@ -10,7 +10,7 @@ import pytest
 from ackstate import Position
 from cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
 from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from delay.bucketed import SealedBuckets
+from delay.buckets.index import SealedBuckets
 
 KEY = "#pulsar.internal.delayed.bucket"
 FAR_MS = 10**9

@@ -10,10 +10,10 @@ from pyroaring import BitMap
 from ackstate import Position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from delay import BucketedDelayIndex, InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
-from delay.bucket_snapshots import BucketSnapshots
+from delay.buckets.sealed import SealedBuckets
+from delay.buckets.snapshots import BucketSnapshots
 from delay.due_log import batches_from
 from delay.position_set import PositionSet
-from delay.sealed_buckets import SealedBuckets
 from delay_driver import ALL, NO_DELAY, Broker
 from tracker_kinds import KINDS
 

@@ -13,13 +13,13 @@ from pyroaring import BitMap
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, split_metadata
-from delay.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
+from delay.buckets.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
-    from delay.bucket_snapshots import BucketSnapshots
+    from delay.buckets.snapshots import BucketSnapshots
 
 
 class DropReason(Enum):

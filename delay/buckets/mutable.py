@@ -9,7 +9,7 @@ import numpy as np
 
 from ackstate.position import Position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.bucket import BucketKey
+from delay.buckets.bucket import BucketKey
 from delay.calendar import Calendar
 from delay.tracker import TIME_MS_MAX
 

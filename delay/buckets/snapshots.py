@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata, encode_segment, segment_metadata
-from delay.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment
+from delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ackstate.position import Position
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
-    from delay.bucket import Bucket
+    from delay.buckets.bucket import Bucket
 
 ATTEMPT_COUNT = 4
 _BATCH_BYTES_MAX = 512 * 1024  # A request of a megabyte is more than ZooKeeper takes.

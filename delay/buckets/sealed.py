@@ -13,14 +13,14 @@ from intervaltree import Interval, IntervalTree
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.bucket import Boundary, Bucket, BucketKey
-from delay.bucket_merge import buckets_to_merge, cut_segments, in_order
+from delay.buckets.bucket import Boundary, Bucket, BucketKey
+from delay.buckets.merge import buckets_to_merge, cut_segments, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from delay.bucket import Segment
-    from delay.bucket_snapshots import BucketSnapshots
+    from delay.buckets.bucket import Segment
+    from delay.buckets.snapshots import BucketSnapshots
     from delay.config import DelayConfig
 
 

@@ -8,7 +8,7 @@ from delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from ackstate.position import Position
-    from delay.bucketed import BucketedDelayIndex
+    from delay.buckets.index import BucketedDelayIndex
 
 
 @final

@@ -15,23 +15,23 @@ from ackstate.errors import AckStateError
 from ackstate.integers import check_count, check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.bucket_recovery import BucketRecoveryReport, find_buckets
-from delay.bucket_snapshots import BucketSnapshots, SnapshotStorage
+from delay.buckets.mutable import MutableBucket, by_ledger, put_into
+from delay.buckets.recovery import BucketRecoveryReport, find_buckets
+from delay.buckets.sealed import SealedBuckets
+from delay.buckets.shared import SharedBuckets
+from delay.buckets.snapshots import BucketSnapshots, SnapshotStorage
 from delay.calendar import Calendar
 from delay.config import DelayConfig
 from delay.due_log import DUE_LOG_BYTES_MAX, DueLog
-from delay.mutable_bucket import MutableBucket, by_ledger, put_into
 from delay.position_set import PositionSet
-from delay.sealed_buckets import SealedBuckets
-from delay.shared_buckets import SharedBuckets
 from delay.tracker import TIME_MS_MAX, SkippingTracker, check_message, check_time
 from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from delay.bucket import Bucket, BucketSnapshot
-    from delay.sealed_buckets import BucketStats
+    from delay.buckets.bucket import Bucket, BucketSnapshot
+    from delay.buckets.sealed import BucketStats
 
 # From so many messages a ledger on, taking them out of its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16

@@ -15,7 +15,7 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delay.bucket import Bucket
+    from delay.buckets.bucket import Bucket
     from delay.config import DelayConfig
 
 MERGED_COUNT_MAX = 4
