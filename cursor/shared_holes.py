@@ -160,7 +160,7 @@ def resolver(store: Store, path: str, shared: SharedHoles | None = None) -> Reso
     """
     buckets = shared or SharedHoles(store, tuple)
 
-    def read(snapshot: SharedSnapshot) -> Parts:
+    def _resolved(snapshot: SharedSnapshot) -> Parts:
         holes = [buckets.referred_to(reference, path) for reference in snapshot.references]
         try:
             return resolve(snapshot, holes)
@@ -168,7 +168,7 @@ def resolver(store: Store, path: str, shared: SharedHoles | None = None) -> Reso
             what = f"snapshot of {path}"
             raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
 
-    return read
+    return _resolved
 
 
 def _referred_to(ledgers: LedgerStore, reference: BucketReference, path: str) -> _Bucket:

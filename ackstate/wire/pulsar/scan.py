@@ -8,10 +8,11 @@ Source: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ackstate.errors import CorruptStateError
+from ackstate.wire.pulsar.strict_fields import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 _DEPTH_MAX = 100
 _VARINT_BYTES_MAX = 10
 _TAG_BYTES_MAX = 5
-
-
-class _Wire(IntEnum):
-    VARINT = 0
-    FIXED64 = 1
-    BYTES = 2
-    GROUP = 3
-    GROUP_END = 4
-    FIXED32 = 5
 
 
 class Kind(Enum):
@@ -190,7 +182,7 @@ class Scanner:
             elif field.kind is Kind.TEXT:
                 self._check_text(field, token)
                 found.values[field.name] = (token.offset, 0)
-            elif token.wire == _Wire.BYTES:
+            elif token.wire == Wire.BYTES:
                 self._check_packed(token)
 
     def _read_message(self, field: Field, schema: Schema, token: _Token, found: Found) -> None:
@@ -234,9 +226,9 @@ class Scanner:
         while at < end:
             offset = at
             number, wire, at = self._tag(at, end)
-            if wire == _Wire.GROUP:
+            if wire == Wire.GROUP:
                 start, at = at, self._group_end(number, at, end)
-            elif wire == _Wire.GROUP_END:
+            elif wire == Wire.GROUP_END:
                 self._refuse(offset, "a field", "the end of a group that did not begin")
             else:
                 start, at = self._extent(wire, at, end)
@@ -245,16 +237,16 @@ class Scanner:
     def _tag(self, at: int, end: int) -> tuple[int, int, int]:
         tag, after = self._varint(at, end, size_max=_TAG_BYTES_MAX)
         number, wire = tag >> 3, tag & 7
-        if not 1 <= number < 2**29 or wire > _Wire.FIXED32:
+        if not 1 <= number < 2**29 or wire > Wire.FIXED32:
             self._refuse(at, "a field", f"number {number} of wire type {wire}")
         return number, wire, after
 
     def _extent(self, wire: int, at: int, end: int) -> tuple[int, int]:
         """Return where the content of a field begins and ends, given where its tag does."""
-        if wire == _Wire.VARINT:
+        if wire == Wire.VARINT:
             return at, self._varint(at, end)[1]
-        size, start = (8 if wire == _Wire.FIXED64 else 4), at
-        if wire == _Wire.BYTES:
+        size, start = (8 if wire == Wire.FIXED64 else 4), at
+        if wire == Wire.BYTES:
             size, start = self._varint(at, end, size_max=_TAG_BYTES_MAX)
         if size > end - start:
             self._refuse(at, f"at most {end - start} bytes", size)
@@ -266,11 +258,11 @@ class Scanner:
         while opened:
             offset = at
             number, wire, at = self._tag(at, end)
-            if wire == _Wire.GROUP:
+            if wire == Wire.GROUP:
                 opened.append(number)
                 if len(opened) > _DEPTH_MAX:
                     self._refuse(offset, f"at most {_DEPTH_MAX} groups within another", "one more")
-            elif wire == _Wire.GROUP_END:
+            elif wire == Wire.GROUP_END:
                 if opened.pop() != number:
                     self._refuse(offset, "the end of the group that began last", f"the end of group {number}")
             else:
@@ -293,5 +285,5 @@ class Scanner:
 def _fits(kind: Kind | Schema, wire: int) -> bool:
     """Tell whether a field of a kind is read from a wire type; if not, it counts as unknown."""
     if kind is Kind.INT:
-        return wire == _Wire.VARINT
-    return wire == _Wire.BYTES or (kind is Kind.INTS and wire == _Wire.VARINT)
+        return wire == Wire.VARINT
+    return wire == Wire.BYTES or (kind is Kind.INTS and wire == Wire.VARINT)
