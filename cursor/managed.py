@@ -235,6 +235,11 @@ class ManagedCursor:
                     found.append((ledger_id, entries))
             return found
 
+    def is_unacked(self, position: Position) -> bool:
+        """Tell whether the log has an entry that is not acked."""
+        with self._lock:
+            return position in self._ledgers and not self._state.is_acked(position)
+
     def hole_at(self, position: Position) -> AckHole | None:
         """Return the ack hole that an entry lies in; see `ackstate.ack_hole.hole_at`."""
         with self._lock:

@@ -36,7 +36,10 @@ class TrackerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DelayConfig:
-    """The settings of delayed delivery; each tracker acts on those that concern it. The defaults are Pulsar's.
+    """The settings of delayed delivery; the defaults are Pulsar's.
+
+    Each tracker acts on those that concern it. `enabled`, `tracker` and `max_delivery_delay_ms` are for whoever makes
+    the trackers, or none, and publishes.
 
     >>> DelayConfig.from_pulsar_conf({"delayedDeliveryTickTimeMillis": "100"}).tick_time_ms
     100

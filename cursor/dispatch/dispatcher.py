@@ -200,9 +200,9 @@ class Dispatcher:
             return
         while self._early and self._early[0][0] <= batch.now_ms:
             self._due.append(heapq.heappop(self._early)[1])
-        # Some trackers know no acks: what is acked is not to take the place of what is not.
+        # Some trackers know no acks, and a stale one has what the log has not: neither is to take another's place.
         while missing > 0 and (due_now := self._delays.scheduled_messages(missing, now_ms=batch.now_ms)):
-            unacked = [position for position in due_now if not self._cursor.is_acked(position)]
+            unacked = [position for position in due_now if self._cursor.is_unacked(position)]
             # The tracker has forgotten them: they are kept until their keys could be read.
             self._due += unacked
             missing -= len(unacked)

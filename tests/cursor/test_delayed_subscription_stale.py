@@ -159,6 +159,7 @@ def test_a_position_that_the_log_never_had_holds_nobody_up(make_trackers, strang
     topic.ack(2, now_ms=310)
     assert topic.unacked() == []
     assert topic.dispatch(now_ms=10**6) == []
+    assert len(topic.subscriptions["s"]._dispatcher.waiting) == 0
 
 
 def sealed_topic():
