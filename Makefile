@@ -11,7 +11,7 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # What waits for other programs more than it computes: it runs beside the rest.
 HEAVY := spark or root or browser
 # What runs there after it, so that both take as long.
-BESIDE := delay tests/delay
+BESIDE := delay limits tests/delay tests/limits tests/benchmarks
 FAST  := not slow and not spark and not root and not browser
 
 define LINT
@@ -34,7 +34,7 @@ test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	$(LINT)
 	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp); failed=0; \
-	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) $(BESIDE) || failed=1; exit $$failed ) \
+	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) -m 'not ($(HEAVY))' $(BESIDE) || failed=1; exit $$failed ) \
 		>"$$shown_after" 2>&1 & \
 	$(PYTEST) -m 'not ($(HEAVY))' $(BESIDE:%=--ignore=%) || failed=1; \
 	wait $$! || failed=1; cat "$$shown_after"; rm -f "$$shown_after"; \

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MARKS_MAX_MIN = 128
 _MARKS_PER_CELL_OF_A_DOUBLING = 64
 _ANSWERS_MAX = 32
+_INSTANTS_MAX = 4
 
 
 @final
@@ -67,8 +68,9 @@ class DeliveryRuler:
         # Invariant: both rise strictly; _positions[i] belongs to _times[i].
         self._times: list[int] = []
         self._positions: list[Position] = []
-        # Age -> the instant that was asked for, and the position known to be sent by then; the last asked at the end.
-        self._answers: dict[int, tuple[int, Position]] = {}
+        # Age -> instants that were asked for, rising, with the position known to be sent by each; the last asked age
+        # at the end. There are several where the clock went back.
+        self._answers: dict[int, list[tuple[int, Position]]] = {}
 
     @property
     def mark_count(self) -> int:
@@ -122,11 +124,9 @@ class DeliveryRuler:
         instant = now_ms - age_ms
         counted = bisect_right(self._times, instant)
         found = self._positions[counted - 1] if counted else None
-        known_at, known = self._answers.get(age_ms, (instant, None))
-        if known_at > instant:
-            return found
-        if known is not None and (found is None or found < known):
-            found = known
+        for known_at, known in self._answers.get(age_ms, ()):
+            if known_at <= instant and (found is None or found < known):
+                found = known
         if found is not None:
             self._keep_answer(age_ms, instant, found)
         return found
@@ -184,8 +184,10 @@ class DeliveryRuler:
         self._answers.clear()
 
     def _keep_answer(self, age_ms: int, instant: int, position: Position) -> None:
-        self._answers.pop(age_ms, None)
-        self._answers[age_ms] = (instant, position)
+        answers = self._answers.pop(age_ms, [])
+        later = [answer for answer in answers if answer[0] > instant]
+        # It is as good as those of instants before; of later ones, from which the clock has gone back, some are kept.
+        self._answers[age_ms] = [(instant, position), *later[: _INSTANTS_MAX - 1]]
         if len(self._answers) > _ANSWERS_MAX:
             del self._answers[next(iter(self._answers))]
 

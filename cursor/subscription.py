@@ -151,9 +151,11 @@ class Subscription(PersistWatcher):
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
         with self._lock:
             times = [self._dispatcher.waiting.next_until_ms, self._admission.promote_again_ms]
-            times.append(self._dispatcher.next_early_ms)
             if self._delays is not None:
-                times.append(self._delays.next_delivery_ms)
+                due = [self._dispatcher.next_early_ms, self._delays.next_delivery_ms]
+                # What is due already and a limit keeps back waits for that, not for a time.
+                is_refused = self._admission.refused_by is not None
+                times += [each for each in due if not is_refused or each is None or each > self._now_ms]
         return min((time for time in times if time is not None), default=None)
 
     def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:

@@ -153,6 +153,8 @@ class Dispatcher:
     @property
     def next_early_ms(self) -> int | None:
         """When the next message's own time comes that the tracker would have delivered before; None without one."""
+        while self._early and not self._cursor.is_unacked(self._early[0][1]):
+            heapq.heappop(self._early)
         return self._early[0][0] if self._early else None
 
     def mark_delete_persisted(self, position: Position) -> None:
@@ -198,7 +200,7 @@ class Dispatcher:
             missing -= len(self.waiting.ready_for(self._owner(batch.consumer)))
         if self._delays is None or missing <= 0:
             return
-        while self._early and self._early[0][0] <= batch.now_ms:
+        while (early_ms := self.next_early_ms) is not None and early_ms <= batch.now_ms:
             self._due.append(heapq.heappop(self._early)[1])
         # Some trackers know no acks, and a stale one has what the log has not: neither is to take another's place.
         while missing > 0 and (due_now := self._delays.scheduled_messages(missing, now_ms=batch.now_ms)):
@@ -347,8 +349,8 @@ class Dispatcher:
         """Send a message that waits; tell whether it waits no longer."""
         waiting = self.waiting.get(position)
         assert waiting is not None
-        # What handed it out early rounds, or was wrong: then it is told again what the message itself says.
-        is_early = waiting.reason is HoleReason.DELAYED and message.deliver_at_ms > batch.now_ms
+        # Who handed it out early rounds, or was wrong, or read it by another clock: the message itself is what counts.
+        is_early = waiting.delivery_count == 0 and message.deliver_at_ms > batch.now_ms
         if is_early and self._is_delayed(position, message, now_ms=batch.now_ms):
             self.waiting.take(position)
             return True

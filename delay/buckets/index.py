@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # From so many messages a ledger on, taking them out of its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16
+_LOAD_RETRY_MS = 1_000
 
 
 @final
@@ -97,6 +98,7 @@ class BucketedDelayIndex(SkippingTracker):
         self._has_consumed = False
         # Invariant: nothing that is held is due by then, but what `take_all_due` could not load.
         self._taken_until_ms = -1
+        self._retry_at_ms = 0  # when to try again to load what could not be loaded
         # For the views.
         self.lock = threading.Lock()
         self.due_log = DueLog(bytes_max=DUE_LOG_BYTES_MAX)
@@ -218,10 +220,13 @@ class BucketedDelayIndex(SkippingTracker):
 
     @property
     def next_delivery_ms(self) -> int | None:
-        """When to ask again: at the first message's time, or a tick before it unless delivery is strict."""
+        """When to ask again: at the first message's time, or a tick before it unless delivery is strict.
+
+        While a segment cannot be loaded it is a second after the last time that this was tried; a poll tries at once.
+        """
         self._check_open()
         first_ms = self._first_due_ms()
-        return None if first_ms is None else max(first_ms - self._early_ms, 0)
+        return None if first_ms is None else max(first_ms - self._early_ms, self._retry_at_ms, 0)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """From now on take another tick; see `DelayedDeliveryTracker.reset_tick_time`."""
@@ -433,9 +438,12 @@ class BucketedDelayIndex(SkippingTracker):
 
     def _load_next(self, bucket: Bucket) -> bool:
         loaded = self._sealed.load_next(bucket)
-        if loaded is not None:
-            put_into(self._shared, loaded)
-        return loaded is not None
+        if loaded is None:
+            self._retry_at_ms = self._now_ms + _LOAD_RETRY_MS
+            return False
+        self._retry_at_ms = 0
+        put_into(self._shared, loaded)
+        return True
 
     def _release(self, due: DelayedIndexes, taken: PositionSet) -> None:
         """Move messages out of what is held, those that are in, to those that are taken."""

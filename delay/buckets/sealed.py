@@ -196,8 +196,8 @@ class SealedBuckets:
             is_damage = isinstance(error, CorruptStateError | UnsupportedVersionError)
             if not is_damage and not self._stored.is_gone(bucket.bucket_id, number):
                 return None
-            self.damaged.append(DamagedSegment(bucket.bucket_id, bucket.key, number, str(error)))
             indexes = self._rebuilt(segment)
+            self.damaged.append(DamagedSegment(bucket.bucket_id, bucket.key, number, str(error)))
         bucket.current, bucket.boundary = number, Boundary.of(indexes)
         self._push(bucket)
         self._note_durable()

@@ -202,3 +202,15 @@ def test_no_age_starves_under_continuous_traffic(count, step_ms):
                 waited_ms = time if frontier is None else time - frontier.entry_id * step_ms
                 assert frontier is None or waited_ms >= age_ms
                 assert waited_ms < age_ms * 4 / 3 + 1 + step_ms
+
+
+def test_what_was_old_after_the_clock_went_back_stays_old_when_its_mark_is_dropped():
+    ruler = DeliveryRuler(marks_max=128)
+    for entry_id in range(40):
+        ruler.record(Position(3, entry_id), 100 * (entry_id + 1))
+    assert ruler.frontier(1_000_000, now_ms=1_004_000) == Position(3, 39)
+    assert ruler.frontier(1_000_000, now_ms=1_003_000) == Position(3, 29)
+    for entry_id in range(89):
+        ruler.record(Position(3, 40 + entry_id), 1_003_001 + entry_id)
+    assert ruler.frontier(1_000_000, now_ms=1_003_089) == Position(3, 29)
+    assert ruler.frontier(1_000_000, now_ms=1_004_000) == Position(3, 39)

@@ -8,13 +8,13 @@ import pytest
 
 from ackstate import Position
 from cursor.dispatch.dispatcher import Dispatcher
-from cursor.hole_report import HoleReason
 from cursor.message_log import log_owner
-from cursor.store import StoreError
+from cursor.store import LedgerNotFoundError, StoreError
 from cursor.subscription import SubscriptionType
 from delay import BucketedDelayIndex, DelayConfig
 from delay.buckets.recovery import DropReason
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
+from limits import GateLimits
 
 LATER_LEDGER = Position(10**6, 0)
 
@@ -73,7 +73,7 @@ def test_a_dispatcher_that_trusts_the_index_is_found(monkeypatch, make_trackers,
     put = Dispatcher.put
 
     def trusting(dispatcher, position, waiting):
-        put(dispatcher, position, waiting._replace(reason=HoleReason.OWNER_GONE))
+        put(dispatcher, position, waiting._replace(delivery_count=1))
 
     monkeypatch.setattr(Dispatcher, "put", trusting)
     topic = DelayedTopic(make_trackers())
@@ -242,3 +242,55 @@ def test_segments_that_cannot_be_read_for_a_while_come_when_they_can(monkeypatch
     monkeypatch.undo()
     came = topic.drain(now_ms=450)
     assert came == {number: max(450, 200 + 100 * number) for number in range(1, 12)}
+
+
+# Neither a failed read nor a clock that ran ahead makes a message go out before its own time.
+
+
+def test_a_message_that_could_not_be_read_once_is_delayed_all_the_same(monkeypatch):
+    topic = DelayedTopic(Views())
+    topic.publish(3_600_000)
+
+    def away(positions):
+        raise LedgerNotFoundError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topic.log, "read", away)
+        assert topic.dispatch(now_ms=0) == []
+    assert topic.dispatch(now_ms=60_000) == []
+    assert topic.dispatch(now_ms=3_600_010) == [0]
+
+
+def test_what_was_read_ahead_for_others_while_the_clock_ran_ahead_waits_for_its_time():
+    topic = DelayedTopic(Views(), kind=SubscriptionType.KEY_SHARED)
+    subscription = topic.subscriptions["s"]
+    for name in ("a", "b"):
+        subscription.consumer_opened(name)
+    for number in range(8):
+        topic.publish(1_000, key=b"k%d" % number)
+    ahead = subscription.dispatch("a", 20, now_ms=5_000)
+    assert 0 < len(ahead) < 8
+    assert subscription.dispatch("b", 20, now_ms=10) == []
+    assert len(subscription.dispatch("b", 20, now_ms=1_010)) == 8 - len(ahead)
+
+
+def test_what_a_limit_keeps_back_wakes_nobody_by_the_clock():
+    topic = DelayedTopic(Views(), limits=GateLimits(max_unacked_messages=2))
+    topic.publish(*range(1_000, 1_020))
+    assert topic.dispatch(now_ms=0) == []
+    assert topic.dispatch(now_ms=5_000, count=10) == [0, 1]
+    assert topic.dispatch(now_ms=5_000, count=10) == []
+    wake_ms = topic.subscriptions["s"].next_wake_ms
+    assert wake_ms is None or wake_ms > 5_000
+    topic.ack(0, 1, now_ms=5_000)
+    assert len(topic.dispatch(now_ms=5_000, count=10)) == 2
+
+
+def test_what_is_acked_while_it_waits_for_its_own_time_wakes_nobody():
+    topic = DelayedTopic(Views())
+    topic.publish(5_000, NONE)
+    topic.trackers.index.advance(10_000)
+    assert topic.dispatch(now_ms=0) == [1]
+    assert topic.subscriptions["s"].next_wake_ms == 5_000
+    topic.subscriptions["s"].clear_backlog(now_ms=1)
+    assert topic.subscriptions["s"].next_wake_ms is None

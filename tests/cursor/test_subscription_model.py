@@ -50,7 +50,7 @@ def test_no_limit_is_passed_and_nothing_gets_stuck_in_random_schedules():
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["view", "view of buckets", "in memory", "bucketed"])
 def test_any_tracker_keeps_what_the_others_keep_in_random_schedules(tracker):
-    for seed in range(60):
+    for seed in range(20):
         schedules.run(seed, delay_share=0.5, tracker=tracker)
 
 

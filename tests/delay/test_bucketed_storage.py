@@ -135,7 +135,7 @@ def test_a_load_is_tried_four_times_then_again_at_the_next_poll(store, failing):
     assert poll(index, 200) == [(3, 0)]
     assert len(index) == 4
     assert index.has_message_available(now_ms=200)
-    assert index.next_delivery_ms == 110
+    assert index.next_delivery_ms == 1_200
     assert ranges(index) == [(3, 3, 1, 2)]
     assert poll(index, 200) == [(3, 1), (3, 2), (3, 3)]
     assert ranges(index) == []
