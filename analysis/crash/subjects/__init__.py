@@ -1,0 +1,1 @@
+"""What the harness ships to be crashed: our cursor, and one that is deliberately naive."""

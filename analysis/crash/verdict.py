@@ -1,0 +1,126 @@
+"""What a subject was asked and what it said, and whether what it holds after a crash agrees: sets against sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from analysis.crash.subject import OperationKind
+from analysis.trace.entry_set import EntrySet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from analysis.crash.subject import EntryRun, Operation, Report
+
+
+class Verdict(NamedTuple):
+    """What a recovery showed.
+
+    Attributes:
+        lost_durable: Entries whose ack had a durable receipt, or was known at the start of the life, and is not known.
+        invented: Entries that are known as acked and that nobody had asked to ack.
+        redelivered: Entries whose ack had been accepted and is not known: they come again.
+        redelivery_max: The most that may come again by the subject's own gauge; None if it told none.
+    """
+
+    lost_durable: EntrySet
+    invented: EntrySet
+    redelivered: EntrySet
+    redelivery_max: int | None
+
+    @property
+    def is_gauge_passed(self) -> bool:
+        """Whether more comes again than the gauge said."""
+        return self.redelivery_max is not None and len(self.redelivered) > self.redelivery_max
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost or invented, and the gauge held."""
+        return not (len(self.lost_durable) or len(self.invented) or self.is_gauge_passed)
+
+
+@final
+class Life:
+    """One life of a subject, from its start to its crash, as seen from outside.
+
+    Args:
+        ledgers: The message log: the number of entries of each ledger, by id.
+        known: What it held as acked when it started; that must survive.
+    """
+
+    def __init__(self, ledgers: Mapping[int, int], known: EntrySet | None = None) -> None:
+        self._ledgers = ledgers
+        known = EntrySet() if known is None else known
+        self._operations: list[Operation] = []
+        self._asked, self._accepted, self._durable = known.copy(), known.copy(), known.copy()
+        self._gauge: int | None = None
+        self._accepted_since_gauge = EntrySet()
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What it was asked, in order."""
+        return tuple(self._operations)
+
+    def asked(self, operation: Operation) -> None:
+        """Note a request; before it is sent."""
+        assert operation.number == len(self._operations)
+        self._operations.append(operation)
+        self._add(self._asked, operation)
+
+    def accepted(self, number: int) -> None:
+        """Note that an operation was accepted.
+
+        Raises:
+            IndexError: It was never asked for.
+        """
+        self._add(self._accepted, self._operation(number))
+        self._add(self._accepted_since_gauge, self._operation(number))
+
+    def durable(self, numbers: Iterable[int]) -> None:
+        """Note that operations are durable, as the subject said.
+
+        Raises:
+            IndexError: One was never asked for.
+        """
+        for operation in [self._operation(number) for number in numbers]:
+            self._add(self._durable, operation)
+
+    def gauged(self, redelivery_if_crashed: int) -> None:
+        """Note what the subject's gauge said; what is accepted later may come on top of it."""
+        self._gauge = redelivery_if_crashed
+        self._accepted_since_gauge = EntrySet()
+
+    def judge(self, recovered: Report) -> Verdict:
+        """Compare with what a recovery after the crash holds."""
+        acked = entries(recovered.acked)
+        gauge = self._gauge
+        return Verdict(
+            lost_durable=self._durable - acked,
+            invented=acked - self._asked,
+            redelivered=self._accepted - acked,
+            redelivery_max=None if gauge is None else gauge + len(self._accepted_since_gauge),
+        )
+
+    def _operation(self, number: int) -> Operation:
+        if not 0 <= number < len(self._operations):
+            raise IndexError(f"there was no operation {number}: {len(self._operations)} were asked for")
+        return self._operations[number]
+
+    def _add(self, entries: EntrySet, operation: Operation) -> None:
+        ledger_id, entry_id = operation.ledger_id, operation.entry_id
+        match operation.kind:
+            case OperationKind.ACK:
+                entries.add_run(ledger_id, entry_id, entry_id + 1)
+            case OperationKind.MARK_DELETE:
+                for lower_id, count in self._ledgers.items():
+                    if lower_id < ledger_id:
+                        entries.add_run(lower_id, 0, count)
+                entries.add_run(ledger_id, 0, entry_id + 1)
+
+
+def entries(runs: Iterable[EntryRun]) -> EntrySet:
+    """Return the entries of some runs."""
+    found = EntrySet()
+    for run in runs:
+        found.add_run(*run)
+    return found

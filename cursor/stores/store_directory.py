@@ -1,0 +1,83 @@
+"""The calls of a file system that `FileStore` makes, and what each promises about a power cut.
+
+Below them is the kernel (`KernelDirectory`), or a disk in memory that shows every state a crash could leave
+(`analysis.crash.simulated_disk`). A name is a plain file name without a slash. Every call may raise `OSError`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StoreFile(Protocol):
+    """A file that is appended to and read anywhere."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, those not yet synced included."""
+        ...
+
+    def append(self, data: bytes) -> None:
+        """Write at the end. A power cut before the next sync may keep any part of it, whole sectors as zeros, or none.
+
+        It may have been written in part if it raises.
+        """
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer only where the file ends."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes; certain after the next sync."""
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was appended survives a power cut; the file's name may still not.
+
+        If it raises, what was appended since the last sync may be lost although it can be read, and a later sync that
+        succeeds proves nothing about it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; nothing is synced."""
+        ...
+
+
+class StoreDirectory(Protocol):
+    """A directory that holds one store."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the files in it, sorted."""
+        ...
+
+    def create(self, name: str) -> StoreFile:
+        """Make an empty file; `FileExistsError` if there is one. Its name is certain after `sync`."""
+        ...
+
+    def open(self, name: str) -> StoreFile:
+        """Open a file that exists; `FileNotFoundError` if there is none."""
+        ...
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file another name, replacing what has it, all or nothing; certain after `sync`.
+
+        Without a sync of the file before, a power cut may leave the new name with none or part of its bytes.
+        """
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a name; certain after `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Return when every name made, changed or removed so far survives a power cut."""
+        ...
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        ...
