@@ -15,7 +15,7 @@ _NARROW = 32
 _ID_BYTES = 4  # an unsigned number of so many bytes is never out of range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy.typing as npt
 
@@ -66,6 +66,18 @@ def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
     if (entry_ids[1:] < entry_ids[:-1]).any():
         entry_ids = np.sort(entry_ids)
     return BitMap(array("I", entry_ids.tobytes()))
+
+
+def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
+    """Return what any of some maps from a ledger to its entries holds: not to be changed, it may be one of theirs."""
+    by_ledger: dict[int, list[BitMap]] = {}
+    for bitmaps in maps:
+        for ledger_id, bitmap in bitmaps.items():
+            by_ledger.setdefault(ledger_id, []).append(bitmap)
+    return {
+        ledger_id: bitmaps[0] if len(bitmaps) == 1 else BitMap.union(*bitmaps)
+        for ledger_id, bitmaps in by_ledger.items()
+    }
 
 
 def firsts(bitmap: BitMap) -> BitMap:

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import google_crc32c
 import numpy as np
 
-from ackstate.entry_bitmap import firsts, runs_of
+from ackstate.entry_bitmap import firsts, runs_of, union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
 from ackstate.position import LEDGER_ID_MAX
@@ -66,12 +66,7 @@ class _Bucket(NamedTuple):
     def holes(self, bucket_id: int, first_segment: int) -> BucketHoles:
         """Join the segments from one on. Complexity: O(bitmaps)."""
         reference = BucketReference(bucket_id, first_segment, self.checksum)
-        bitmaps: dict[int, BitMap] = {}
-        for segment in self.segments[first_segment - 1 :]:
-            for ledger_id, bitmap in segment.bitmaps.items():
-                held = bitmaps.get(ledger_id)
-                bitmaps[ledger_id] = bitmap if held is None else held | bitmap
-        return BucketHoles(reference, bitmaps)
+        return BucketHoles(reference, union_by_ledger(each.bitmaps for each in self.segments[first_segment - 1 :]))
 
 
 @final

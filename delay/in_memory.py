@@ -7,21 +7,22 @@ once. This one answers as Pulsar's does, to the bit, and is what the others are 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate import Position
 from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position
 from delay.config import DelayConfig
+from delay.position_set import positions_of
 from delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from ackstate import Position
 
 # What a bitmap and each of its containers take beside their entries, with the key in a dict: measured as growth of the
 # process on 64-bit Linux (pyroaring 1.2).
@@ -32,13 +33,12 @@ _CONTAINER_BYTES = 68
 _LEDGER_BITS = 63
 _LEDGER_MASK = 2**_LEDGER_BITS - 1
 
-_NEW_POSITION = partial(tuple.__new__, Position)
-
 
 @final
 class InMemoryDelayTracker(DelayedDeliveryTracker):
     """The delayed messages of one subscription, in buckets as wide as the tick, rounded down to a power of two.
 
+    >>> from ackstate import Position
     >>> tracker = InMemoryDelayTracker(tick_time_ms=1_000)
     >>> tracker.precision_ms, tracker.add_message(Position(3, 7), deliver_at_ms=10_000, now_ms=0)
     (512, True)
@@ -188,7 +188,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
                 due[ledger_id] = entries
         if not self._keys:
             self._forget_all()
-        return list(chain.from_iterable(_positions(ledger_id, due[ledger_id]) for ledger_id in sorted(due)))
+        return list(chain.from_iterable(positions_of(ledger_id, due[ledger_id]) for ledger_id in sorted(due)))
 
     @property
     def delayed_message_count(self) -> int:
@@ -288,8 +288,3 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         assert all(self._bitmaps.values())
         assert self._count == sum(map(len, self._bitmaps.values()))
         assert all((key >> _LEDGER_BITS) % self._precision_ms == 0 for key in self._keys)
-
-
-def _positions(ledger_id: int, entries: BitMap) -> Iterator[Position]:
-    # Past the constructor of `Position`, which takes twice as long.
-    return map(_NEW_POSITION, zip(repeat(ledger_id), entries))

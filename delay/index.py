@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import numpy as np
 from pyroaring import BitMap
 
+from ackstate.entry_bitmap import bitmap_of
 from ackstate.integers import check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from delay.calendar import Calendar
@@ -327,7 +328,7 @@ class TopicDelayIndex:
         wait = deliver_at_ms > self._now_ms
         if not wait.all():
             entry_ids, deliver_at_ms = entry_ids[wait], deliver_at_ms[wait]
-        fresh = _bitmap(entry_ids)
+        fresh = bitmap_of(entry_ids)
         held = self.held.entries_of(ledger_id)
         if held is not None and held.intersect(fresh):
             fresh -= held
@@ -348,7 +349,7 @@ class TopicDelayIndex:
         held = self.held.entries_of(ledger_id)
         if held is not None and len(entry_ids):
             due = PositionSet()
-            due.update_entries(ledger_id, held & _bitmap(entry_ids))
+            due.update_entries(ledger_id, held & bitmap_of(entry_ids))
             self._let_go(due)
 
     def _check(self) -> None:

@@ -185,13 +185,7 @@ class PositionSet:
 
     def intersection_update(self, other: PositionSet) -> None:
         """Take out all positions that another set does not have."""
-        for ledger_id in list(self._bitmaps):
-            bitmap = self._bitmaps[ledger_id]
-            self._count -= len(bitmap)
-            bitmap &= other._bitmaps.get(ledger_id, _NOTHING)
-            self._count += len(bitmap)
-            if not bitmap:
-                del self._bitmaps[ledger_id]
+        self.apply(lambda ledger_id, bitmap: bitmap.intersection_update(other._bitmaps.get(ledger_id, _NOTHING)))
 
     def remove_below(self, end: Position) -> None:
         """Take out all positions below `end`."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyroaring import BitMap
 
 from ackstate.deleted_ranges import Run
+from ackstate.entry_bitmap import union_by_ledger
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 from ackstate.wire import native
 from ackstate.wire.native import Parts, Record, RecordKind, encode_ledger, encode_parts, read_parts
@@ -187,12 +188,7 @@ def _head(record: Record) -> tuple[RecordKind, int, int, int, Position]:
 
 def joined(buckets: Iterable[BucketHoles]) -> dict[int, BitMap]:
     """Return what any of the buckets holds, by message ledger: not to be changed."""
-    holes: dict[int, BitMap] = {}
-    for bucket in buckets:
-        for ledger_id, bitmap in bucket.bitmaps.items():
-            held = holes.get(ledger_id)
-            holes[ledger_id] = bitmap if held is None else held | bitmap
-    return holes
+    return union_by_ledger(bucket.bitmaps for bucket in buckets)
 
 
 def _serves(holes: Mapping[int, BitMap], run: Run) -> bool:

@@ -59,8 +59,8 @@ class BucketedDelayIndex(SkippingTracker):
     Every call is synchronous: when one returns, what it began on the storage has happened or has failed. No failure of
     the storage reaches the caller except where that is said. A snapshot that cannot be written leaves its messages in
     memory. A merge that fails changes nothing. A segment that cannot be loaded, and with it what is due later, waits
-    for the next poll. One that is damaged or gone is made up from its metadata: its messages are late by less than the
-    time step of a segment, and `stats` reports it.
+    for the next poll. One that is damaged or gone is rebuilt by asking the log when each message is due; without
+    a log to ask, they are late by less than the time step of a segment. `stats` reports it.
 
     As in Pulsar, a poll hands out by time and returns by position, and what was offered twice with different times has
     the first one. Not as in Pulsar 5.0.1: buckets may overlap and both deliver, what the mark-delete has passed counts

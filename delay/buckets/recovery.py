@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyroaring import BitMap
-
+from ackstate.entry_bitmap import union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, split_metadata
 from delay.buckets.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pyroaring import BitMap
 
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
     from delay.buckets.snapshots import BucketSnapshots
@@ -221,11 +222,7 @@ def _has_all(bitmaps: Mapping[int, BitMap], others: Mapping[int, BitMap]) -> boo
 
 
 def _union(metadata: tuple[SegmentMetadata, ...]) -> dict[int, BitMap]:
-    by_ledger: dict[int, list[BitMap]] = {}
-    for segment in metadata:
-        for ledger_id, bitmap in segment.bitmaps.items():
-            by_ledger.setdefault(ledger_id, []).append(bitmap)
-    return {ledger_id: BitMap.union(*bitmaps) for ledger_id, bitmaps in by_ledger.items()}
+    return union_by_ledger(segment.bitmaps for segment in metadata)
 
 
 def _tidy(
