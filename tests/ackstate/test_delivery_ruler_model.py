@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ackstate import Position
 from ackstate.delivery_ruler import DeliveryRuler
-from planted import assert_caught
 
 AGES_MS = [0, 1, 2, 3, 7, 8, 20, 49, 50, 64, 100, 500, 1_000, 4_095, 4_096, 30_000, 1_000_000]
 
@@ -154,9 +153,54 @@ def anchored_at_the_newest(self, time):
     return width_bits, (self._times[-1] - time) >> width_bits
 
 
-def plant(monkeypatch, thin):
-    monkeypatch.setattr(DeliveryRuler, "_thin", thin)
-    assert_caught(DeliveryRulerMachine, by=AssertionError)
+def tell(*story, marks_max=128, start=0):
+    """Let a machine do what a story says, with every invariant after each step."""
+    machine = DeliveryRulerMachine()
+    machine.begin(marks_max, start)
+    for act, *arguments in story:
+        act(machine, *arguments)
+        machine.answers_are_never_too_young_never_back_and_hardly_late()
+        machine.is_bounded_and_in_order()
+
+
+dispatch, wait = DeliveryRulerMachine.dispatch, DeliveryRulerMachine.wait
+clock_back, seek = DeliveryRulerMachine.set_the_clock_back, DeliveryRulerMachine.seek
+LONG_STORY = [
+    (dispatch, count, step_ms)
+    for count, step_ms in [
+        (50, 3),
+        (130, 100),
+        *[(130, 2), (130, 1)] * 2,
+        (150, 1),
+        (130, 1),
+        (50, 1),
+        (1, 8),
+        (150, 3),
+    ]
+]
+SHORT_STORY = [
+    (dispatch, count, step_ms) for count, step_ms in [(130, 1), (50, 2), (50, 1), (7, 100), (1, 3), (1, 100)]
+]
+
+
+# Up and down, with pauses, until a cell that is twice as wide hides a mark at the one place where it shows.
+WINDING_STORY = [
+    (wait, step) if isinstance(step, int) else (dispatch, *step)
+    for step in [
+        (150, 100), 8, (1, 8), (50, 100), (150, 100), (7, 100), (50, 2), (130, 2), 7, (150, 2), (7, 1), (50, 100),
+        (50, 1), (150, 8), (50, 2), (150, 3), (7, 100), 1, (7, 100), (150, 3), 7, (130, 100), (130, 1),
+        (1, 3), (7, 8), (130, 8), (7, 1), (7, 8), (1, 1), (130, 100), (1, 2), (7, 100), 5_000, (150, 1),
+    ]
+]  # fmt: skip
+
+
+def redeliver_the(machine, number):
+    machine.record(machine.records[number][1])
+
+
+def assert_caught_by(*story, saying=None, **begin):
+    with pytest.raises(AssertionError, match=saying):
+        tell(*story, **begin)
 
 
 def test_the_planted_thinnings_differ_from_the_real_one_by_their_bug_only():
@@ -168,36 +212,43 @@ def test_the_planted_thinnings_differ_from_the_real_one_by_their_bug_only():
     assert ruler._times == other._times
 
 
-@pytest.mark.slow
+def test_the_stories_are_without_fault():
+    tell(*LONG_STORY)
+    tell(*SHORT_STORY)
+    tell(*WINDING_STORY, marks_max=192, start=12_345)
+    tell((dispatch, 100, 3), (clock_back, 1_000), (dispatch, 100, 1), (redeliver_the, 51), (clock_back, 40), (seek,))
+
+
 def test_model_catches_cells_counted_back_from_the_newest_mark(monkeypatch):
-    plant(monkeypatch, thin_by(anchored_at_the_newest, last_of))
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin_by(anchored_at_the_newest, last_of))
+    assert_caught_by(*LONG_STORY, saying="late")
 
 
-@pytest.mark.slow
 def test_model_catches_an_older_mark_that_stays_for_its_cell(monkeypatch):
-    plant(monkeypatch, thin_by(DeliveryRuler._cell, first_of))
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin_by(DeliveryRuler._cell, first_of))
+    assert_caught_by(*SHORT_STORY, saying="late")
 
 
-@pytest.mark.slow
 def test_model_catches_cells_twice_as_wide(monkeypatch):
-    plant(monkeypatch, thin_by(lambda self, time: twice_as_wide(DeliveryRuler._cell(self, time), time), last_of))
+    thin = thin_by(lambda self, time: twice_as_wide(DeliveryRuler._cell(self, time), time), last_of)
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin)
+    assert_caught_by(*WINDING_STORY, marks_max=192, start=12_345, saying="late")
 
 
 def twice_as_wide(cell, time):
     return cell[0] + 1, time >> (cell[0] + 1)
 
 
-@pytest.mark.slow
 def test_model_catches_a_thinning_that_drops_the_oldest_only(monkeypatch):
-    plant(monkeypatch, thin_by(lambda self, time: time, last_of))
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin_by(lambda self, time: time, last_of))
+    assert_caught_by((dispatch, 150, 100), (dispatch, 150, 8), saying="late")
 
 
-@pytest.mark.slow
 def test_model_catches_marks_without_a_bound(monkeypatch):
-    plant(monkeypatch, lambda self: None)
+    monkeypatch.setattr(DeliveryRuler, "_thin", lambda self: None)
+    assert_caught_by((dispatch, 150, 2))
 
 
-@pytest.mark.slow
 def test_model_catches_a_clock_that_takes_the_marks_back(monkeypatch):
     record = DeliveryRuler.record
 
@@ -207,10 +258,9 @@ def test_model_catches_a_clock_that_takes_the_marks_back(monkeypatch):
         record(self, position, now_ms)
 
     monkeypatch.setattr(DeliveryRuler, "record", record_as_told)
-    assert_caught(DeliveryRulerMachine, by=AssertionError)
+    assert_caught_by((dispatch, 100, 8), (clock_back, 1_000), (dispatch, 100, 1))
 
 
-@pytest.mark.slow
 def test_model_catches_a_redelivery_that_makes_a_mark_younger(monkeypatch):
     record = DeliveryRuler.record
 
@@ -220,26 +270,23 @@ def test_model_catches_a_redelivery_that_makes_a_mark_younger(monkeypatch):
         record(self, position, now_ms)
 
     monkeypatch.setattr(DeliveryRuler, "record", record_all)
-    assert_caught(DeliveryRulerMachine, by=AssertionError)
+    assert_caught_by((dispatch, 20, 3), (wait, 100), (redeliver_the, 11), (clock_back, 40), saying="not exact")
 
 
-@pytest.mark.slow
 def test_model_catches_answers_that_are_forgotten(monkeypatch):
     monkeypatch.setattr(DeliveryRuler, "_keep_answer", lambda self, age_ms, instant, position: None)
-    assert_caught(DeliveryRulerMachine, by=AssertionError, saying="went back")
+    assert_caught_by((dispatch, 20, 2), (dispatch, 100, 100), (dispatch, 20, 1), saying="went back")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("off_by_ms", [-1, 1])
-def test_model_catches_an_age_that_is_off_by_one(monkeypatch, off_by_ms):
+@pytest.mark.parametrize(("off_by_ms", "saying"), [(-1, "not exact"), (1, "too young")])
+def test_model_catches_an_age_that_is_off_by_one(monkeypatch, off_by_ms, saying):
     frontier = DeliveryRuler.frontier
     monkeypatch.setattr(
         DeliveryRuler, "frontier", lambda self, age_ms, now_ms: frontier(self, age_ms, now_ms + off_by_ms)
     )
-    assert_caught(DeliveryRulerMachine, by=AssertionError)
+    assert_caught_by((dispatch, 100, 3), saying=saying)
 
 
-@pytest.mark.slow
 def test_model_catches_a_seek_that_remembers(monkeypatch):
     monkeypatch.setattr(DeliveryRuler, "clear", lambda self: None)
-    assert_caught(DeliveryRulerMachine, by=AssertionError)
+    assert_caught_by((dispatch, 1, 2), (seek,), saying="too young")

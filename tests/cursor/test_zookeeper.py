@@ -800,11 +800,11 @@ def entry_of(number):
 
 
 @pytest.mark.slow
-def test_what_was_appended_survives_20_kills_in_order_and_whole(server, open_store):
+def test_what_was_appended_survives_kills_in_order_and_whole(server, open_store):
     chance = random.Random(20)
     writer = Writer(open_store)
     writer.start()
-    for _ in range(20):
+    for _ in range(6):
         before = len(writer.appended)
         wait_until(lambda before=before: len(writer.appended) >= before + 3)
         writer.stopping.wait(chance.random() * 0.05)  # Nobody sets it yet: a random moment.
@@ -813,7 +813,7 @@ def test_what_was_appended_survives_20_kills_in_order_and_whole(server, open_sto
     writer.stopping.set()
     writer.join(timeout=60)
     assert writer.error is None
-    assert writer.failures >= 3
+    assert writer.failures >= 1
     store = open_store()
     entries = store.ledgers.read(writer.ledger_id, 0, store.ledgers.last(writer.ledger_id) + 1)
     numbers = [int(entry.split()[0]) for entry in entries]
@@ -825,7 +825,7 @@ def test_what_was_appended_survives_20_kills_in_order_and_whole(server, open_sto
     # Only calls that failed may have been forgotten or carried out unknown.
     assert len(numbers) <= len(writer.appended) + writer.failures
     assert int(store.metadata.get("/number").data) >= writer.puts
-    assert len(writer.appended) >= 60
+    assert len(writer.appended) >= 18
 
 
 @pytest.mark.slow
