@@ -27,6 +27,7 @@ from ackstate.errors import AckStateError
 from analysis import tables
 from analysis.admin.command import ServeCommand
 from analysis.admin_commands import add_admin_commands
+from analysis.crash_command import CrashCommand
 from analysis.explain_command import ExplainCommand
 from analysis.store_commands import StoreCommands
 
@@ -58,6 +59,10 @@ instant of the recording, the crash among them:
   ackstate broker DIR & sleep 5; kill -9 $!
   ackstate recover DIR
   ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
+
+\b
+Our cursor, or yours, under failing writes, SIGKILL, power cuts and bad media:
+  ackstate crash --budget 10s
 
 \b
 What a store holds, and whether every cursor in it would open:
@@ -155,7 +160,8 @@ def demo(
     from analysis import demo as main_job
     from analysis.crash.broker import BrokerSettings
     from analysis.report import render, verdict
-    from analysis.results import DemoDirectory, write_whole
+    from analysis.results import DemoDirectory
+    from analysis.whole_file import write_whole
 
     results = DemoDirectory(out)
     lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
@@ -400,13 +406,17 @@ def _clock() -> Callable[[], int]:
     return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000
 
 
-def _progress() -> Progress:
-    """Progress goes to standard error, so that standard output holds the answer alone; only a terminal shows it."""
+def _progress(*, auto_refresh: bool = True) -> Progress:
+    """Progress goes to standard error, so that standard output holds the answer alone; only a terminal shows it.
+
+    Args:
+        auto_refresh: As Rich's: whether a thread keeps it moving. Whoever forks must have none.
+    """
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
     console = Console(stderr=True, quiet=not is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not is_terminal, auto_refresh=auto_refresh)
 
 
 def _show(*parts: Table | str) -> None:
@@ -444,6 +454,9 @@ def _write(text: str) -> None:
         raise AckStateError(f"standard output: {_os_error(error)}") from error
 
 
+app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(
+    CrashCommand(_show, _write_json, lambda: _progress(auto_refresh=False)).crash
+)
 _store_commands = StoreCommands(_show, _write_json)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(_store_commands.fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(_store_commands.inspect)

@@ -1,7 +1,4 @@
-"""Where the demo puts its results: a directory that one demo at a time writes, and in which it replaces its own alone.
-
-Results appear by rename, so each that is there is whole.
-"""
+"""Where the demo puts its results: a directory that one demo at a time writes, in which it replaces its own alone."""
 
 from __future__ import annotations
 
@@ -91,23 +88,6 @@ class DemoDirectory:
         for file, is_ours in ((self.summary, _is_summary), (self.report, _is_report)):
             if os.path.lexists(file) and not (file.is_file() and is_ours(file)):
                 raise DirectoryInUseError(f"{file}: not a demo's, and in the way of its results")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Raises:
-        OSError: The disk is full or failed; what stood at `path` still stands.
-    """
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        # A write that finds no room does not say where.
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _is_summary(file: Path) -> bool:

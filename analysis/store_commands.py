@@ -1,7 +1,7 @@
 """`ackstate fsck` and `ackstate inspect`: is a store sound, and what is in it? Neither changes a byte of it.
 
-A store on a disk is copied while nobody has it open, and the copy is looked at. In a ZooKeeper cluster, where others
-may go on writing, only reads are sent. `docs/operations.md` describes the JSON.
+A store on a disk, in SQLite or in files, is copied while nobody has it open, and the copy is looked at. In a ZooKeeper
+cluster, where others may go on writing, only reads are sent. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ackstate.deleted_ranges import DeletedRanges, Run
     from ackstate.position import Position
-    from cursor.findings import CursorInspection, CursorName, JournalRecord, Problem, RepairOutcome
+    from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome
     from cursor.journal_format import Content
     from cursor.store import Store
 
@@ -57,13 +57,15 @@ class StoreCommands:
         from cursor.inspection import inspect_store
 
         with opened_store(store) as opened:
+            notes = _store_notes(opened)
             found = list(inspect_store(opened))
         problem_count = sum(len(cursor.problems) for cursor in found)
         if json:
+            answer = {"store": store, "notes": [asdict(note) for note in notes]}
             cursors = [_checked_json(cursor) for cursor in found]
-            self.write_json({"store": store, "cursors": cursors, "problems": problem_count})
+            self.write_json(answer | {"cursors": cursors, "problems": problem_count})
         else:
-            self.show(_checked_table(found), *remarks(found))
+            self.show(_checked_table(found), *(_remark(store, note) for note in notes), *remarks(found))
             self.show(f"{counted(len(found), 'cursor')}, {counted(problem_count, 'problem')}")
         if problem_count:
             raise typer.Exit(1)
@@ -114,9 +116,33 @@ def opened_store(store: str) -> Iterator[Store]:
 
 
 def _copied(store: str) -> Store:
+    from cursor.stores.file import FileStore
+    from cursor.stores.file_generation import holds_store
     from cursor.stores.sqlite import SqliteStore
 
-    return SqliteStore.open_copy(Path(store))
+    try:
+        names = [path.name for path in Path(store).iterdir()]
+    except OSError as error:
+        raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
+    holds_database, holds_log = _DATABASE in names, holds_store(names)
+    if holds_database and holds_log:
+        raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: look at each in a directory of its own")
+    if holds_database:
+        return SqliteStore.open_copy(Path(store))
+    if holds_log:
+        return FileStore.open_copy(Path(store))
+    raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
+
+
+def _store_notes(store: Store) -> list[Note]:
+    """Return what there is to know of a store as a whole."""
+    from cursor.findings import Note
+    from cursor.stores.file import FileStore
+
+    tail = store.discarded if isinstance(store, FileStore) else None
+    if tail is None:
+        return []
+    return [Note(f"torn end of the log, which the next open discards: {tail.reason}", tail.offset, tail.byte_count)]
 
 
 def _in_zookeeper(store: str) -> Store:
@@ -250,12 +276,17 @@ def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
     """Yield a line for each problem, for each of its repairs, and for each note."""
     for cursor in cursors:
         for note in cursor.notes:
-            where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
-            yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: note: {note.text}{where}")
+            yield _remark(f"{cursor.name.topic}, {cursor.name.subscription}", note)
         for problem in cursor.problems:
             text = str(replace(problem, what=_what(problem.what)))
             yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
             yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
+
+
+def _remark(what: str, note: Note) -> str:
+    """Return a note about something in a line."""
+    where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
+    return printable(f"{what}: note: {note.text}{where}")
 
 
 def _promise(outcome: RepairOutcome) -> str:

@@ -23,6 +23,7 @@ from cursor.store import (
     StoreLockedError,
     VersionMismatchError,
 )
+from cursor.stores.file import FileStore
 from cursor.stores.memory import MemoryStore
 from cursor.stores.sqlite import SqliteStore
 from cursor.subscription import (
@@ -49,6 +50,7 @@ __all__ = [
     "CursorStats",
     "DeadLetterPolicy",
     "Delivery",
+    "FileStore",
     "Format",
     "LedgerFencedError",
     "LedgerNotFoundError",

@@ -7,6 +7,7 @@ read it says, in numbers, what each `Repair` would make of it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, final
@@ -25,7 +26,7 @@ from cursor.journal_format import Content, Format, Repair
 from cursor.message_log import log_owner
 from cursor.native_format import parts_of
 from cursor.recovery import Recovery, UnreadableCursorError, decode_record
-from cursor.store import LedgerNotFoundError, StoreError
+from cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,9 @@ class _CursorReader:
         # Before the record, as at an open: a ledger of this list is not one that the record names only later.
         self._owned = store.ledgers.owned_by(cursor_owner(name.path))
         self._recovery = Recovery(store, name.path, log or _assumed_log(store.ledgers, self._owned))
-        self._record = _stored_record(store.metadata.get(name.path), self._recovery.ledgers)
+        self._record = None
+        with suppress(DamagedValueError):
+            self._record = _stored_record(store.metadata.get(name.path), self._recovery.ledgers)
 
     def inspection(self) -> CursorInspection:
         """Return all that there is to say."""

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.integers import check_within
 from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN
-from cursor.store import ABSENT, VersionMismatchError
+from cursor.store import ABSENT, DamagedValueError, VersionMismatchError
 from limits import DelayedDeliveryPolicies, GateLimits
 
 if TYPE_CHECKING:
@@ -186,7 +186,11 @@ class PolicyStore:
             StoreError: The storage failed.
             VersionMismatchError: Somebody wrote in between; nothing was deleted.
         """
-        value = self._metadata.get(owner.path)
+        try:
+            value = self._metadata.get(owner.path)
+        except DamagedValueError as error:
+            self._metadata.delete(owner.path, expected_version=error.version)
+            return True
         if value is None:
             return False
         try:

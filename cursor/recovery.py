@@ -20,7 +20,7 @@ from cursor.journal_format import Content, CursorRecord, Recovered, Repair
 from cursor.native_format import NativeFormat, SharedCursorRecord, content_of
 from cursor.pulsar_format import PulsarFormat
 from cursor.shared_holes import resolver
-from cursor.store import ABSENT, LedgerNotFoundError
+from cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ackstate.wire.native_shared import SharedSnapshot
     from cursor.journal_format import JournalFormat
     from cursor.shared_holes import SharedHoles
-    from cursor.store import Store
+    from cursor.store import Store, Versioned
 
 _TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
 
@@ -126,10 +126,16 @@ class Recovery:
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
-        value = self.store.metadata.get(self.path)
+        try:
+            value = self.store.metadata.get(self.path)
+        except DamagedValueError as error:
+            return self._repaired_record(error.version, error, orphans)
         if value is None:
             is_lost = any(map(self._may_have_acks, orphans))
             return self._find_without_record(orphans) if is_lost else None
+        return self._find_with_record(value, orphans)
+
+    def _find_with_record(self, value: Versioned, orphans: Collection[int]) -> Found | None:
         try:
             decoded = decode_record(value.data, self.ledgers)
         except CorruptStateError as error:
@@ -164,6 +170,8 @@ class Recovery:
         ledger_id, ledgers = found.record.cursor_ledger_id, self.store.ledgers
         assert ledger_id is not None
         count = ledgers.last(ledger_id) + 1
+        if discard_damaged:
+            count = self._readable_count(ledger_id, count)
         bucket_ids: set[int] = set()
 
         def resolve(snapshot: SharedSnapshot) -> Parts:
@@ -180,6 +188,15 @@ class Recovery:
             discard_damaged=discard_damaged,
         )
         return replace(found, recovered=recovered, entry_count=count, bucket_ids=frozenset(bucket_ids))
+
+    def _readable_count(self, ledger_id: int, count: int) -> int:
+        """Return how many entries of a ledger the store can read before the first that it finds damaged."""
+        for entry_id in range(count):
+            try:
+                self.store.ledgers.read(ledger_id, entry_id, entry_id + 1)
+            except CorruptStateError:
+                return entry_id
+        return count
 
     def decode_entry(self, entry: bytes) -> Record:
         """Read an entry of a native journal by itself, and the delay buckets that it refers to.

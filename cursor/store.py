@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.errors import AckStateError
+from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,19 @@ class LedgerNotFoundError(StoreError):
 
 class VersionMismatchError(StoreError):
     """The metadata value is not at the expected version; nothing was touched."""
+
+
+class DamagedValueError(CorruptStateError):
+    """A metadata value is not what was written; it may be replaced or deleted, at the version that it has.
+
+    Args:
+        error: What is wrong.
+        version: Its version.
+    """
+
+    def __init__(self, error: CorruptStateError, version: int) -> None:
+        super().__init__(error.what, offset=error.offset, expected=error.expected, found=error.found)
+        self.version = version
 
 
 class Versioned(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from cursor.store import (
     ABSENT,
+    DamagedValueError,
     LedgerFencedError,
     LedgerNotFoundError,
     Store,
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     import sqlite3
     import tempfile
     from collections.abc import Sequence
+
+# Found through the index, and named by the rows themselves: so a damaged index never passes one entry off as another.
+_READ = (
+    "SELECT found.ledger_id, found.entry_id, found.data"
+    " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
+    " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
+)
 
 
 @final
@@ -127,8 +135,9 @@ class _SqliteLedgers:
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
-        # A memoryview, because SQLite would store a str or an int as such.
-        batch = [(ledger_id, memoryview(entry)) for ledger_id, entry in entries]
+        # Through a memoryview, because bytes() would take an int for a size.
+        batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
+        seal = self._database.seal
 
         def _change(connection: sqlite3.Connection) -> list[int]:
             ends: dict[int, int] = {}
@@ -136,7 +145,8 @@ class _SqliteLedgers:
             for ledger_id, entry in batch:
                 if ledger_id not in ends:
                     ends[ledger_id] = self._open_end(connection, ledger_id)
-                rows.append((ledger_id, ends[ledger_id], entry))
+                entry_id = ends[ledger_id]
+                rows.append((ledger_id, entry_id, seal.entry(ledger_id, entry_id, entry)))
                 ends[ledger_id] += 1
             connection.executemany("INSERT INTO entries (ledger_id, entry_id, data) VALUES (?, ?, ?)", rows)
             counts = [(end, ledger_id) for ledger_id, end in ends.items()]
@@ -155,14 +165,10 @@ class _SqliteLedgers:
                 return []
             if end > count:
                 raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
-            rows = connection.execute(
-                "SELECT entry_id, data FROM entries"
-                " WHERE ledger_id = ? AND entry_id >= ? AND entry_id < ? ORDER BY entry_id",
-                (ledger_id, first, end),
-            ).fetchall()
-            if [entry_id for entry_id, _ in rows] != list(range(first, end)):
+            rows = connection.execute(_READ, (ledger_id, first, end)).fetchall()
+            if [row[:2] for row in rows] != [(ledger_id, entry_id) for entry_id in range(first, end)]:
                 raise self._database.damage(f"entries missing in ledger {ledger_id}")
-            return [self._database.blob(data) for _, data in rows]
+            return [self._data(*row) for row in rows]
 
     def last(self, ledger_id: int) -> int:
         """See `LedgerStore.last`."""
@@ -201,6 +207,12 @@ class _SqliteLedgers:
         with self._database.reading() as connection:
             rows = connection.execute("SELECT DISTINCT owner FROM ledgers ORDER BY owner")
             return [self._database.text(owner) for (owner,) in rows]
+
+    def _data(self, ledger_id: int, entry_id: int, row: object) -> bytes:
+        data = self._database.seal.data_of_entry(ledger_id, entry_id, self._database.blob(row))
+        if data is None:
+            raise self._database.damage(f"entry {entry_id} of ledger {ledger_id}, which is not as it was written")
+        return data
 
     def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
         """Return the next entry id of a ledger that may be written."""
@@ -246,17 +258,15 @@ class _SqliteMetadata:
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """See `MetadataStore.put`."""
         check_path(path)
-        view = memoryview(data)
+        value = bytes(memoryview(data))
 
         def _change(connection: sqlite3.Connection) -> int:
-            if self._expect(connection, path, expected_version):
-                version = expected_version + 1
-            else:
-                version = self._first_version(connection)
+            self._expect(connection, path, expected_version)
+            version = self._first_version(connection) if expected_version == ABSENT else expected_version + 1
             connection.execute(
                 "INSERT INTO metadata (path, data, version) VALUES (?, ?, ?)"
                 " ON CONFLICT (path) DO UPDATE SET data = excluded.data, version = excluded.version",
-                (path, view, version),
+                (path, self._database.seal.value(path, version, value), version),
             )
             return version
 
@@ -267,7 +277,8 @@ class _SqliteMetadata:
         check_path(path)
 
         def _change(connection: sqlite3.Connection) -> None:
-            if self._expect(connection, path, expected_version) is None:
+            self._expect(connection, path, expected_version)
+            if expected_version == ABSENT:
                 raise VersionMismatchError(f"{path} holds no value to delete")
             first_version = max(self._first_version(connection), expected_version + 1)
             connection.execute("UPDATE first_version SET version = ?", (first_version,))
@@ -287,15 +298,21 @@ class _SqliteMetadata:
 
     def _get(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
         row = connection.execute("SELECT data, version FROM metadata WHERE path = ?", (path,)).fetchone()
-        return row and Versioned(self._database.blob(row[0]), self._database.integer(row[1]))
+        if row is None:
+            return None
+        version = self._database.integer(row[1])
+        data = self._database.seal.data_of_value(path, version, self._database.blob(row[0]))
+        if data is None:
+            error = self._database.damage(f"the value of {path}, which is not as it was written")
+            raise DamagedValueError(error, version)
+        return Versioned(data, version)
 
-    def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> Versioned | None:
-        """Return the value if it is at a version, None if it is `ABSENT` and should be."""
-        value = self._get(connection, path)
-        found = ABSENT if value is None else value.version
+    def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> None:
+        """Refuse a value that is not at a version, or not `ABSENT`; its data may be damaged."""
+        row = connection.execute("SELECT version FROM metadata WHERE path = ?", (path,)).fetchone()
+        found = ABSENT if row is None else self._database.integer(row[0])
         if found != version:
             raise VersionMismatchError(f"{path} is at version {found}, not {version}")
-        return value
 
     def _first_version(self, connection: sqlite3.Connection) -> int:
         row = connection.execute("SELECT version FROM first_version").fetchone()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from ackstate.errors import AckStateError, CorruptStateError
 from cursor.store import StoreError, StoreFullError, StoreLockedError
 from cursor.stores.sqlite_database import DATABASE, open_database
+from cursor.stores.sqlite_seal import RowSeal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +67,11 @@ class _Group:
 
 @final
 class SqliteConnection:
-    """The only connection to a store's database, and whether it may still be used; thread-safe."""
+    """The only connection to a store's database, and whether it may still be used; thread-safe.
+
+    Attributes:
+        seal: Of the rows of this store.
+    """
 
     def __init__(self, directory: Path, *, check_pages: bool) -> None:
         self._directory = directory
@@ -78,6 +83,11 @@ class SqliteConnection:
             self._lock_file, self._connection = open_database(directory, check_pages=check_pages)
         except sqlite3.Error as error:
             raise self._in_our_words(error) from error
+        try:
+            self.seal = RowSeal(self._salt())
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -144,6 +154,11 @@ class SqliteConnection:
         if not isinstance(value, str):
             raise self.damage(f"{value!r} where text belongs")
         return value
+
+    def _salt(self) -> bytes:
+        with self.reading() as connection:
+            row = connection.execute("SELECT salt FROM identity").fetchone()
+            return self.blob(row and row[0])
 
     def _lead(self, group: _Group) -> None:
         """Close a group and give each of its calls an outcome. The group's lock is held."""

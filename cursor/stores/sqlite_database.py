@@ -4,22 +4,22 @@ The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open o
 one without the other), and ``LOCK``, which names the process that has it open. ``LOCK`` stays; the kernel
 lets go of the lock on it when the process ends, however it ends.
 
-Opening copies the whole log into the database and syncs it. So what a killed process wrote and never synced,
-or what a failed sync left in the kernel's cache, is on the disk before a caller can read it. The price: a
-store that was not closed does not open on a full disk.
+The log is checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
+syncs it. So what a killed process wrote and never synced, or what a failed sync left in the kernel's cache, is on the
+disk before a caller can read it. The price: a store that was not closed does not open on a full disk.
 
 Opening checks the header, the schema and, unless told not to, every page: SQLite's ``PRAGMA quick_check`` walks all
 trees and free pages and finds those that are no pages of their tree, cells that overlap, keys out of order, and pages
-used twice or never. It does not find bytes that changed within an entry, for which SQLite keeps no checksum, nor an
-index that disagrees with its table. A store of 100 MB takes 0.1 s (entries of 20 kB) to 0.2 s (of
-150 bytes), and 0.1 s more when none of it is in the kernel's cache; it would be 1.2 to 2.9 s if the file were not read
-from front to back first. Without the check, damaged pages are found when they are read.
+used twice or never. The tables of metadata and of ledgers are compared with their indexes besides, that of entries
+when it is read. Bytes that changed within a row are found when it is read (`cursor.stores.sqlite_seal`). A store of
+100 MB takes 0.1 s (entries of 20 kB) to 0.2 s (of 150 bytes), and 0.1 s more when none of it is in the kernel's cache;
+it would be 1.2 to 2.9 s if the file were not read from front to back first. Without the check, damaged pages are found
+when they are read.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -30,20 +30,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor.store import StoreError, StoreFullError, StoreLockedError
+from cursor.store import StoreError, StoreFullError
+from cursor.stores.directory_lock import LOCK, claim, closed_to_others, sync_names_above, sync_path
+from cursor.stores.sqlite_log import check_log
+from cursor.stores.sqlite_seal import RowSeal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DATABASE = "ackstate.sqlite3"
 """The name of the database in a store's directory."""
-_LOCK = "LOCK"
 _UNFINISHED = "ackstate.sqlite3.new"
 # What a crash while a store is made can leave behind, beside LOCK.
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
 # What stands beside a database and belongs to it. An index of the log, "-shm", only repeats what the log says.
 _LOGS = ("-journal", "-wal")
-STORE_FILES = _LEFTOVERS | {_LOCK, DATABASE, f"{DATABASE}-journal", f"{DATABASE}-wal", f"{DATABASE}-shm"}
+STORE_FILES = _LEFTOVERS | {LOCK, DATABASE, f"{DATABASE}-journal", f"{DATABASE}-wal", f"{DATABASE}-shm"}
 """Every name that a store's directory may hold."""
 
 # The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
@@ -52,10 +54,13 @@ _MAGIC = b"SQLite format 3\0"
 _FORMAT_VERSION_OFFSET = 60
 _APPLICATION_ID_OFFSET = 68
 _APPLICATION_ID = int.from_bytes(b"acks", "big")
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_UNSEALED_VERSION = 1  # Without checksums of rows; sealed when it is opened.
 
 # SQLite keeps these texts as they stand here, and opening compares them.
-_SCHEMA = (
+_IDENTITY_TABLE = "CREATE TABLE identity (salt BLOB NOT NULL)"  # One row.
+_NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
+_UNSEALED_SCHEMA = (
     # AUTOINCREMENT: the id of a deleted ledger never comes back.
     "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
     " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
@@ -66,6 +71,7 @@ _SCHEMA = (
     # One row, above every version of every deleted value: one that comes back never matches an old version.
     "CREATE TABLE first_version (version INTEGER NOT NULL)",
 )
+_SCHEMA = (*_UNSEALED_SCHEMA, _IDENTITY_TABLE)
 _PRAGMAS = (
     # Exclusive also keeps the index of the log out of a shared file, which a full disk could tear away.
     "locking_mode = EXCLUSIVE",
@@ -78,6 +84,9 @@ _PRAGMAS = (
     f"journal_size_limit = {8 << 20}",
     "wal_checkpoint(TRUNCATE)",
 )
+
+# The small tables with their indexes, too: one that disagrees would make a cursor look absent.
+_PAGE_CHECKS = ("quick_check", "integrity_check(metadata)", "integrity_check(ledgers)")
 
 
 def open_database(directory: Path, *, check_pages: bool) -> tuple[BinaryIO, sqlite3.Connection]:
@@ -92,7 +101,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[BinaryIO, sqli
     """
     with _system_errors_in_our_words(directory):
         _prepare(directory)
-        lock = _claim(directory)
+        lock = claim(directory)
         try:
             return lock, _open_claimed(directory, check_pages=check_pages)
         except BaseException:
@@ -115,7 +124,7 @@ def copy_database(directory: Path) -> tempfile.TemporaryDirectory[str]:
         database = (directory / DATABASE).resolve(strict=True)
         copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
         try:
-            with _closed_to_others(directory):
+            with closed_to_others(directory):
                 _check_header(database)
                 shutil.copyfile(database, Path(copy.name, DATABASE))
                 for suffix in _LOGS:
@@ -142,10 +151,13 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
     # A link that leads nowhere exists too: only an absent name is a new store.
     if os.path.lexists(database):
         _check_header(database)
+        # SQLite keeps the log beside the file that a link leads to.
+        file = database.resolve()
+        check_log(file.with_name(f"{file.name}-wal"), file)
     else:
         _create(directory)
     # Each time, because whoever made the database may have died between the rename and this.
-    _sync(directory)
+    sync_path(directory)
     if check_pages:
         _read_through(database)
     return _connect(database, check_pages=check_pages)
@@ -159,53 +171,11 @@ def _prepare(directory: Path) -> None:
     if DATABASE in names:
         # Without LOCK nobody has it open, so its header may be read. Otherwise that waits for the lock:
         # closing the file would drop the locks that SQLite holds on it elsewhere in this process.
-        if _LOCK not in names:
+        if LOCK not in names:
             _check_header(directory / DATABASE)
-    elif names and not (_LOCK in names and names <= _LEFTOVERS | {_LOCK}):
-        foreign = min(names - _LEFTOVERS - {_LOCK} or names)
+    elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
+        foreign = min(names - _LEFTOVERS - {LOCK} or names)
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
-
-
-def _claim(directory: Path) -> BinaryIO:
-    """Take the lock for as long as the returned file is open."""
-    lock = (directory / _LOCK).open("a+b", buffering=0)
-    _lock_file(lock, fcntl.LOCK_EX, directory)
-    # The number is for people: a disk too full to take it must not keep the store shut.
-    with suppress(OSError):
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n".encode())
-    return lock
-
-
-@contextmanager
-def _closed_to_others(directory: Path) -> Iterator[None]:
-    """Keep a store from being opened, without a trace."""
-    name = directory / _LOCK
-    try:
-        lock = name.open("rb", buffering=0)
-    except FileNotFoundError:
-        yield
-        # There was nothing to lock, and whoever opens the store makes it.
-        if name.exists():
-            raise StoreLockedError(f"{directory} was opened while it was copied") from None
-        return
-    _lock_file(lock, fcntl.LOCK_SH, directory)
-    with lock:
-        yield
-
-
-def _lock_file(lock: BinaryIO, kind: int, directory: Path) -> None:
-    """Lock a file, or close it and say who has locked it."""
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read(20).decode("ascii", "replace").strip()
-        lock.close()
-        raise StoreLockedError(f"{directory} is open in process {holder or 'unknown'}") from None
-    except BaseException:
-        lock.close()
-        raise
 
 
 def _check_header(database: Path) -> None:
@@ -231,17 +201,16 @@ def _check_header(database: Path) -> None:
         raise UnsupportedVersionError(
             f"{name} has format version {version}; this release reads up to version {_FORMAT_VERSION}"
         )
-    if version < _FORMAT_VERSION:
-        raise CorruptStateError(
-            name, offset=_FORMAT_VERSION_OFFSET, expected=f"format version {_FORMAT_VERSION}", found=version
-        )
+    if version < _UNSEALED_VERSION:
+        expected = f"format version {_UNSEALED_VERSION} to {_FORMAT_VERSION}"
+        raise CorruptStateError(name, offset=_FORMAT_VERSION_OFFSET, expected=expected, found=version)
 
 
 def _create(directory: Path) -> None:
     """Build an empty database under another name and rename it, so that a crash leaves all of it or none."""
     # LOCK first: what a crash leaves counts as ours only beside it.
-    _sync(directory)
-    _sync_names_above(directory)
+    sync_path(directory)
+    sync_names_above(directory)
     for name in _LEFTOVERS:
         (directory / name).unlink(missing_ok=True)
     unfinished = directory / _UNFINISHED
@@ -254,11 +223,12 @@ def _create(directory: Path) -> None:
             f"PRAGMA user_version = {_FORMAT_VERSION}",
             *_SCHEMA,
             "INSERT INTO first_version VALUES (0)",
+            _NEW_IDENTITY,
             "COMMIT",
             "PRAGMA journal_mode = WAL",
         ):
             connection.execute(statement)
-    _sync(unfinished)
+    sync_path(unfinished)
     unfinished.rename(directory / DATABASE)
 
 
@@ -269,25 +239,51 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        _check_whole(database, connection)
+        version = _check_whole(database, connection)
         if check_pages:
             _check_pages(database, connection)
+        if version == _UNSEALED_VERSION:
+            _seal_rows(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a database that was cut or has other tables. Its log is empty, so its size is what it says."""
+def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
+    """Return the format version; refuse a database that was cut or has other tables.
+
+    Its log is empty, so its size is what it says.
+    """
     ((page_count,),) = connection.execute("PRAGMA page_count")
     ((page_size,),) = connection.execute("PRAGMA page_size")
     expected, found = page_count * page_size, database.stat().st_size
     if found < expected:
         raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
     rows = connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
-    if {sql for (sql,) in rows} != set(_SCHEMA):
+    ((version,),) = connection.execute("PRAGMA user_version")
+    schema = _UNSEALED_SCHEMA if version == _UNSEALED_VERSION else _SCHEMA
+    if {sql for (sql,) in rows} != set(schema):
         raise CorruptStateError(str(database), offset=0, expected="our tables", found="others")
+    return int(version)
+
+
+def _seal_rows(connection: sqlite3.Connection) -> None:
+    """Turn a store of the version before into one of ours, all or nothing. Complexity: O(size of the store)."""
+    for statement in ("BEGIN IMMEDIATE", _IDENTITY_TABLE, _NEW_IDENTITY):
+        connection.execute(statement)
+    ((salt,),) = connection.execute("SELECT salt FROM identity")
+    seal = RowSeal(salt)
+    connection.create_function("sealed_entry", 3, seal.entry, deterministic=True)
+    connection.create_function("sealed_value", 3, seal.value, deterministic=True)
+    for statement in (
+        "UPDATE entries SET data = sealed_entry(ledger_id, entry_id, data)",
+        "UPDATE metadata SET data = sealed_value(path, version, data)",
+        f"PRAGMA user_version = {_FORMAT_VERSION}",
+        "COMMIT",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+    ):
+        connection.execute(statement).fetchall()
 
 
 def _read_through(database: Path) -> None:
@@ -299,25 +295,7 @@ def _read_through(database: Path) -> None:
 
 def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
     """Refuse a database with pages that are not what SQLite wrote."""
-    ((found,),) = connection.execute("PRAGMA quick_check(1)")
-    if found != "ok":
-        raise CorruptStateError(str(database), offset=0, expected="sound pages", found=found)
-
-
-def _sync(path: Path) -> None:
-    """Sync a file, or the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_names_above(directory: Path) -> None:
-    """Sync the names on the way down to a directory: whoever made them may have died before they were."""
-    for path in directory.resolve().parents:
-        # A directory that we may not read was made and synced by somebody else.
-        with suppress(PermissionError):
-            _sync(path)
-        if path.is_mount():
-            break
+    for check in _PAGE_CHECKS:
+        (found,) = connection.execute(f"PRAGMA {check}").fetchone()
+        if found != "ok":
+            raise CorruptStateError(str(database), offset=0, expected="sound pages", found=found)

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.errors import AckStateError
-from analysis.results import DemoDirectory, write_whole
+from analysis.results import DemoDirectory
 from analysis.trace.events import VERSION_KEY
 from analysis.trace.parquet import TRACE_SCHEMA, write_trace
 from analysis.trace.recorder import read_recording
+from analysis.whole_file import write_whole
 from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
 from cursor import SqliteStore
 
@@ -409,7 +410,7 @@ def a_database_of_others(broker):
 
 
 def a_newer_store(broker):
-    patch_header(broker, offset=60, value=2)
+    patch_header(broker, offset=60, value=3)
 
 
 def a_cut_store(broker):

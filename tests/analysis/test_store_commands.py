@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from ackstate import Position
 from ackstate.wire import native, native_pointer
+from analysis.crash.zookeeper_server import running_server
 from command_line import assert_one_line, run, run_apart, tree
 from cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, Repair, SqliteStore, UnreadableCursorError
 from cursor.journal import cursor_owner, cursor_path
-from zookeeper_server import running_server
+from cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
 
 TOPIC = "persistent://a/b/orders"
 NAMES = ("audit", "billing")
@@ -73,19 +74,37 @@ class Damage:
         owner = cursor_owner(cursor_path(TOPIC, name))
         ((ledger_id,),) = self.do("SELECT id FROM ledgers WHERE owner = ?", owner)
         rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY entry_id", ledger_id)
-        return ledger_id, [data for (data,) in rows]
+        return ledger_id, [row[:-SEAL_BYTES] for (row,) in rows]
+
+    def write_entry(self, ledger_id, sequence, data):
+        """As the store would have written it: what is wrong with it is the cursor's to find."""
+        self.do(ENTRY, self.seal().entry(ledger_id, sequence, data), ledger_id, sequence)
+
+    def seal(self):
+        ((salt,),) = self.do("SELECT salt FROM identity")
+        return RowSeal(salt)
 
     def flip(self, sequence, *, name="billing", byte=40):
         ledger_id, entries = self.journal(name)
-        self.do(ENTRY, flipped(entries[sequence], byte), ledger_id, sequence)
+        self.write_entry(ledger_id, sequence, flipped(entries[sequence], byte))
+
+    def flip_row(self, sequence):
+        """Behind the back of the store, too."""
+        ledger_id, entries = self.journal()
+        self.do(ENTRY, flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
+
+    def flip_record_row(self):
+        ((row,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, "billing"))
+        self.do(RECORD, flipped(row, 9), cursor_path(TOPIC, "billing"))
 
     def tear(self):
         ledger_id, entries = self.journal()
-        self.do(ENTRY, entries[-1][:-9], ledger_id, len(entries) - 1)
+        self.write_entry(ledger_id, len(entries) - 1, entries[-1][:-9])
 
     def flip_record(self, name="billing"):
-        ((data,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
-        self.do(RECORD, flipped(data, 9), cursor_path(TOPIC, name))
+        path = cursor_path(TOPIC, name)
+        ((row, version),) = self.do("SELECT data, version FROM metadata WHERE path = ?", path)
+        self.do(RECORD, self.seal().value(path, version, flipped(row[:-SEAL_BYTES], 9)), path)
 
     def delete_record(self, name="billing"):
         self.do("DELETE FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
@@ -101,7 +120,7 @@ class Damage:
 
     def make_newer(self):
         ledger_id, entries = self.journal()
-        self.do(ENTRY, native.MAGIC + bytes([native.VERSION + 1]) + entries[1][5:], ledger_id, 1)
+        self.write_entry(ledger_id, 1, native.MAGIC + bytes([native.VERSION + 1]) + entries[1][5:])
 
 
 def flipped(data, byte):
@@ -166,7 +185,9 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
         (lambda d: d.delete_record("audit"), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
         (lambda d: d.delete_journal(), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
         (lambda d: d.delete_journal("audit"), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
-        (lambda d: d.lose_an_entry(), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.lose_an_entry(), ["DISCARD_DAMAGED_RECORDS", "USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip_row(3), ["DISCARD_DAMAGED_RECORDS", "USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip_record_row(), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
     ],
 )
 def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, capsys, damage, repairs):

@@ -124,20 +124,21 @@ def test_a_call_that_is_refused_undoes_itself_only(store):
     store.ledgers.fence(fenced)
     store.ledgers.delete(gone)
     store.metadata.put("/a", b"old", expected_version=ABSENT)
-    # Not laid out in one piece, which shows only when SQLite takes it, after the entry before it.
-    scattered = memoryview(b"scattered")[::2]
+    # Shows only when SQLite takes it, after the entry before it.
+    store._database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+    too_large = bytes(60_000)
     calls = [
         append_to(store, good, b"0"),
         lambda: store.ledgers.append_all([(good, b"lost"), (fenced, b"lost")]),
         append_to(store, gone),
         lambda: store.metadata.put("/a", b"lost", expected_version=7),
-        lambda: store.ledgers.append_all([(good, b"lost"), (good, scattered)]),
+        lambda: store.ledgers.append_all([(good, b"lost"), (good, too_large)]),
         lambda: store.ledgers.append_all([(good, b"1"), (other, b"0")]),
         lambda: store.metadata.put("/a", b"new", expected_version=0),
         lambda: store.metadata.delete("/b", expected_version=0),
     ]
     outcomes, commit_count = outcomes_in_one_group(store, calls)
-    errors = (LedgerFencedError, LedgerNotFoundError, VersionMismatchError, BufferError)
+    errors = (LedgerFencedError, LedgerNotFoundError, VersionMismatchError, StoreError)
     assert [type(outcome) for outcome in outcomes[1:5]] == list(errors)
     assert (outcomes[0], outcomes[5:7]) == (0, [[1, 0], 1])
     assert type(outcomes[7]) is VersionMismatchError

@@ -2,12 +2,13 @@
 
 import pytest
 
+from analysis.crash.zookeeper_server import running_server
 from cursor.store import ABSENT, LedgerNotFoundError, check_path
+from cursor.stores.file import FileStore
 from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.testing import check_store
-from zookeeper_server import running_server
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +32,14 @@ def test_zookeeper_store_keeps_the_contract(zookeeper):
     check_store(lambda: ZooKeeperStore(zookeeper.hosts, root="/conformance"))
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "sqlite", "file", pytest.param("zookeeper", marks=pytest.mark.slow)])
 def store(request, tmp_path):
     if request.param == "zookeeper":
         server = request.getfixturevalue("zookeeper")
         store = ZooKeeperStore(server.hosts, root=f"/{tmp_path.name}")
     else:
-        store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+        store = {"memory": MemoryStore, "sqlite": SqliteStore, "file": FileStore}[request.param]
+        store = store() if request.param == "memory" else store(tmp_path)
     yield store
     store.close()
 
@@ -49,7 +51,7 @@ def test_an_owner_may_have_any_name_or_none(store):
     assert store.ledgers.owners() == sorted(names)
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+@pytest.mark.parametrize("store", ["memory", "sqlite", "file"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
     assert store.metadata.put("/a", b"", expected_version=0) == 1

@@ -1,0 +1,131 @@
+"""What does an append cost in each embedded store, beside a bare file that is synced after each write?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from benchmarks.measurement import Against, Report, Timing, timed, timed_in_turn
+from cursor import FileStore, SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cursor import Store
+
+ABOUT = (
+    "FileStore, SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, all in one "
+    "temporary directory, in turn. Each thread appends to a ledger of its own, one entry after another; calls that "
+    "come while a sync is under way share the next, in the bare file each has its own. Opening and reading are from "
+    "the kernel's cache: 10,000 entries of 150 bytes, in 10 ledgers by turns."
+)
+APPENDS = {150: 512, 4_096: 512, 100_000: 64}
+THREADS = (1, 8)
+RUNS = 5
+ENTRIES = 10_000
+
+
+class Target(Protocol):
+    """What is appended to: by ledger."""
+
+    def append(self, ledger_id: int, entry: bytes) -> object: ...
+
+
+class BareFile:
+    """One write and one sync an append; what nothing that is durable can beat, alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.lock = threading.Lock()
+
+    def append(self, _: int, entry: bytes) -> None:
+        with self.lock:
+            os.write(self.descriptor, entry)
+            os.fdatasync(self.descriptor)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def append(target: Target, ledger_ids: list[int], entry: bytes, count: int) -> None:
+    """Append with a thread for each ledger: what is timed."""
+
+    def append_some(ledger_id: int) -> None:
+        for _ in range(count // len(ledger_ids)):
+            target.append(ledger_id, entry)
+
+    if len(ledger_ids) == 1:
+        append_some(ledger_ids[0])
+        return
+    with ThreadPoolExecutor(len(ledger_ids)) as threads:
+        for _ in threads.map(append_some, ledger_ids):
+            pass
+
+
+def measure_appends(report: Report, directory: Path) -> None:
+    """Append entries of each size with each number of threads to all three."""
+    for size, count in APPENDS.items():
+        for thread_count in THREADS:
+            with ExitStack() as open_ones:
+                place = Path(tempfile.mkdtemp(dir=directory))
+                file = open_ones.enter_context(closing(FileStore(place / "file")))
+                sqlite = open_ones.enter_context(closing(SqliteStore(place / "sqlite")))
+                bare = open_ones.enter_context(closing(BareFile(place / "bare")))
+                for store in (file, sqlite):
+                    ledger_ids = [store.ledgers.create("benchmark") for _ in range(thread_count)]
+                targets = {"FileStore": file.ledgers, "SqliteStore": sqlite.ledgers, "bare file": bare}
+                spreads = timed_in_turn(
+                    {
+                        name: Timing(
+                            lambda target, size=size, ids=ledger_ids, count=count: append(
+                                target, ids, os.urandom(size), count
+                            ),
+                            lambda target=target: target,
+                            1e3 * count,
+                        )
+                        for name, target in targets.items()
+                    },
+                    runs=RUNS,
+                )
+            what = f"append {size:,} bytes, {thread_count} thread{'s' if thread_count > 1 else ''}"
+            ours = report.time(f"{what}: FileStore", "us", spreads["FileStore"])
+            for name in ("SqliteStore", "bare file"):
+                report.time(f"{what}: {name}", "us", spreads[name], Against("ours", ours.median))
+
+
+def measure_reads(report: Report, directory: Path) -> None:
+    """Open a store of many entries, and read one ledger of it."""
+    kinds: dict[str, Callable[[Path], Store]] = {"FileStore": FileStore, "SqliteStore": SqliteStore}
+    opens, reads = {}, {}
+    for name, kind in kinds.items():
+        path = directory / f"read-{name}"
+        with closing(kind(path)) as store:
+            ids = [store.ledgers.create("benchmark") for _ in range(10)]
+            for _ in range(ENTRIES // 1_000):
+                store.ledgers.append_all([(ids[number % 10], os.urandom(150)) for number in range(1_000)])
+        opens[name] = Timing(lambda path, kind=kind: kind(path).close(), lambda path=path: path, 1e6)
+        with closing(kind(path)) as store:
+            reads[name] = timed(
+                lambda ledgers, ledger_id=ids[0]: ledgers.read(ledger_id, 0, 1_000),
+                lambda store=store: store.ledgers,
+                runs=RUNS,
+                each=1e6,
+            )
+    for what, spreads in (("open and close", timed_in_turn(opens, runs=RUNS)), ("read 1,000 of them", reads)):
+        ours = report.time(f"{what}, {ENTRIES:,} entries: FileStore", "ms", spreads["FileStore"])
+        report.time(
+            f"{what}, {ENTRIES:,} entries: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median)
+        )
+
+
+if __name__ == "__main__":
+    report = Report("stores", ABOUT)
+    with tempfile.TemporaryDirectory() as directory:
+        measure_appends(report, Path(directory))
+        measure_reads(report, Path(directory))
+    report.publish()

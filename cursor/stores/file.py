@@ -1,0 +1,209 @@
+"""An embedded store with one append-only log in a directory of its own, open in one process at a time.
+
+A mutating call is one append and one sync; calls of other threads that come while it lasts share the next
+(`cursor.stores.file_commit`). What the directory holds stands in `cursor.stores.file_generation`, how the log is framed
+and what of it a crash may tear in `cursor.stores.file_log`, its records in `cursor.stores.file_records`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from cursor.store import PayloadTooLargeError, Store, Versioned, check_path, children_prefix
+from cursor.stores.directory_lock import LOCK
+from cursor.stores.file_commit import FileLog, system_errors_in_our_words
+from cursor.stores.file_copy import copy_files
+from cursor.stores.file_generation import check_names
+from cursor.stores.kernel_directory import KernelDirectory
+
+if TYPE_CHECKING:
+    import os
+    import tempfile
+    from collections.abc import Sequence
+
+    from cursor.stores.file_log import DiscardedTail
+    from cursor.stores.store_directory import StoreDirectory
+
+_COMPACTION_SIZE_MIN = 1 << 20
+_SIZE_END = 1 << 32  # No entry, path or value has so many bytes.
+
+
+@final
+class FileStore:
+    """A store in a directory on a local disk; thread-safe, but not to be carried over a fork.
+
+    Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes what is alive
+    to a new one. Opening reads the log once. In memory are 16 bytes an entry, and the values.
+
+    Args:
+        path: The directory. One that is missing is made, an empty one becomes a store.
+        compaction_size_min: A log below this many bytes is not compacted.
+
+    Raises:
+        StoreLockedError: It is open already, in another process or in this one.
+        StoreFullError: There is no room to make it or to finish what a crash left; try again when there is.
+        StoreError: It is a file, holds something else, or may not be written; nothing in it was changed.
+        CorruptStateError: It holds damaged bytes, or has lost its log.
+        UnsupportedVersionError: A newer release wrote it; nothing was changed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, compaction_size_min: int = _COMPACTION_SIZE_MIN) -> None:
+        place = Path(path).absolute()
+        with system_errors_in_our_words(place):
+            if place.exists():
+                check_names(sorted({path.name for path in place.iterdir()} - {LOCK}), directory=place)
+            directory = KernelDirectory(place)
+        self._begin(directory, compaction_size_min)
+
+    @classmethod
+    def over(cls, directory: StoreDirectory, *, compaction_size_min: int = _COMPACTION_SIZE_MIN) -> FileStore:
+        """Open a store in any `StoreDirectory`, which is closed with the store, or if this raises."""
+        store = cls.__new__(cls)
+        store._begin(directory, compaction_size_min)
+        return store
+
+    @classmethod
+    def open_copy(cls, path: str | os.PathLike[str]) -> FileStore:
+        """Copy a store that nobody has open, and open the copy: a look at the store that changes no byte of it.
+
+        The copy is complete, with what a crash left in the log, and may be written: a repair can be tried on it. It
+        lies in the directory for temporary files, which needs room for it, and is removed when it is closed. Once this
+        returns, the store itself may be opened again. Errors call the copy by the name of the store.
+
+        Args:
+            path: The store's directory; it need not be writable.
+
+        Raises:
+            StoreLockedError: It is open, in another process or in this one.
+            StoreFullError: There is no room for the copy.
+            StoreError: There is no store at the path, or it may not be read.
+            CorruptStateError: It holds damaged bytes, or has lost its log.
+            UnsupportedVersionError: A newer release wrote it.
+        """
+        place = Path(path)
+        copy = copy_files(place)
+        try:
+            with system_errors_in_our_words(place):
+                directory = KernelDirectory(copy.name, called=str(place))
+            store = cls.over(directory)
+        except BaseException:
+            copy.cleanup()
+            raise
+        store._copy = copy
+        return store
+
+    def _begin(self, directory: StoreDirectory, compaction_size_min: int) -> None:
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._log = FileLog(directory, compaction_size_min=compaction_size_min)
+        self._ledgers = _FileLedgers(self._log)
+        self._metadata = _FileMetadata(self._log)
+
+    @property
+    def discarded(self) -> DiscardedTail | None:
+        """The end of the log that a crash had torn and opening discarded; None if nothing was."""
+        return self._log.discarded
+
+    @property
+    def ledgers(self) -> _FileLedgers:
+        """The logs."""
+        return self._ledgers
+
+    @property
+    def metadata(self) -> _FileMetadata:
+        """The small values."""
+        return self._metadata
+
+    def close(self) -> None:
+        """Let go of the log, and unlock; closing twice does nothing."""
+        self._log.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+
+
+@final
+class _FileLedgers:
+    def __init__(self, log: FileLog) -> None:
+        self._log = log
+
+    def create(self, owner: str) -> int:
+        """See `LedgerStore.create`."""
+        return self._log.write(lambda draft: draft.create(owner))
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self.append_all([(ledger_id, entry)])[0]
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """See `LedgerStore.append_all`."""
+        batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
+        return self._log.write(lambda draft: draft.append_all(batch))
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """See `LedgerStore.read`."""
+        return self._log.read(ledger_id, first, end)
+
+    def last(self, ledger_id: int) -> int:
+        """See `LedgerStore.last`."""
+        with self._log.reading() as index:
+            return len(index.ledger(ledger_id).sizes) - 1
+
+    def delete(self, ledger_id: int) -> None:
+        """See `LedgerStore.delete`."""
+        self._log.write(lambda draft: draft.delete(ledger_id))
+
+    def fence(self, ledger_id: int) -> int:
+        """See `LedgerStore.fence`."""
+        return self._log.write(lambda draft: draft.fence(ledger_id))
+
+    def owned_by(self, owner: str) -> list[int]:
+        """See `LedgerStore.owned_by`."""
+        with self._log.reading() as index:
+            return sorted(index.ids_of.get(owner, ()))
+
+    def owners(self) -> list[str]:
+        """See `LedgerStore.owners`."""
+        with self._log.reading() as index:
+            return sorted(index.ids_of)
+
+
+@final
+class _FileMetadata:
+    def __init__(self, log: FileLog) -> None:
+        self._log = log
+
+    def get(self, path: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_path(path)
+        with self._log.reading() as index:
+            return index.values.get(path)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """See `MetadataStore.put`."""
+        check_path(path)
+        copy = _copied(data)
+        return self._log.write(lambda draft: draft.put(path, copy, expected_version=expected_version))
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """See `MetadataStore.delete`."""
+        check_path(path)
+        self._log.write(lambda draft: draft.remove(path, expected_version=expected_version))
+
+    def children(self, path: str) -> list[str]:
+        """See `MetadataStore.children`; O(all values)."""
+        prefix = children_prefix(path)
+        with self._log.reading() as index:
+            below = (value_path[len(prefix) :] for value_path in index.values if value_path.startswith(prefix))
+            return sorted({name.partition("/")[0] for name in below})
+
+
+def _copied(data: bytes) -> bytes:
+    """Copy a buffer, which its owner may change; refuse what is none, or too large."""
+    copy = bytes(memoryview(data))
+    if len(copy) >= _SIZE_END:
+        raise PayloadTooLargeError(f"{len(copy)} bytes are too many: below {_SIZE_END} fit")
+    return copy
+
+
+if TYPE_CHECKING:
+    _: type[Store] = FileStore

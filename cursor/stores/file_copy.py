@@ -1,0 +1,37 @@
+"""How is a file store looked at without changing a byte of it? It is copied while nobody has it open."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from cursor.store import StoreError
+from cursor.stores.directory_lock import closed_to_others
+from cursor.stores.file_commit import system_errors_in_our_words
+from cursor.stores.file_generation import holds_store, is_read_by_opening
+
+
+def copy_files(directory: Path) -> tempfile.TemporaryDirectory[str]:
+    """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
+
+    It can be copied, but not opened, while it is being copied.
+
+    Raises:
+        AckStateError: See `cursor.stores.file.FileStore.open_copy`.
+    """
+    with system_errors_in_our_words(directory):
+        if not directory.is_dir():
+            raise StoreError(f"{directory} is not an ackstate store: there is no such directory")
+        copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
+        try:
+            with closed_to_others(directory):
+                names = [path.name for path in directory.iterdir()]
+                if not holds_store(names):
+                    raise StoreError(f"{directory} is not an ackstate store: it holds no log")
+                for name in filter(is_read_by_opening, names):
+                    shutil.copyfile(directory / name, Path(copy.name, name))
+        except BaseException:
+            copy.cleanup()
+            raise
+        return copy

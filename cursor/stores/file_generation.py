@@ -1,0 +1,324 @@
+"""Which file of a store's directory is its log, how is a new one made, and what is left over?
+
+``log-<n>``: the n-th generation of the log; the highest counts.
+``log-<n>.new``: one that is being written. It is synced before it gets its name, so that a log is whole or not there.
+``MADE``: a log was there once, so that a directory without one is a store that lost it, not a new one.
+
+After a sync that failed, the kernel may show what is not on the disk, and a later sync that succeeds proves nothing
+about it. So the log is settled before it is read (`StoreFile.settle`). A name needs no such care: ext4 allows no change
+any more once its journal could not be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import google_crc32c
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from cursor.store import StoreError
+from cursor.stores.file_log import BASE, BASE_END, HEADER, VERSION, DiscardedTail, LogReader, Place, encode_group
+from cursor.stores.file_records import (
+    APPEND_SIZE,
+    Index,
+    append_record,
+    begin_record,
+    create_record,
+    fence_record,
+    put_record,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cursor.stores.file_records import IndexedLedger
+    from cursor.stores.store_directory import StoreDirectory, StoreFile
+
+MADE = "MADE"
+"""The name of the mark that a store was made here."""
+_NEW = ".new"
+_LOG = re.compile(r"log-([0-9]{16})", re.ASCII)
+_OURS = re.compile(rf"({_LOG.pattern}|{MADE})(\.new)?", re.ASCII)
+_MADE_HEAD = b"ACKM" + VERSION.to_bytes(4, "little")
+_MADE_BYTES = _MADE_HEAD + google_crc32c.value(_MADE_HEAD).to_bytes(4, "little")
+_BLOCK_SIZE = 1 << 20  # A copy of the state is written in groups of about so many bytes.
+_GAP = 1 << 12  # Bytes between two entries that are read with them rather than skipped.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The numbers of the errors by which a system says that there is no room."""
+
+
+@final
+class Generation:
+    """A log that is in use.
+
+    Attributes:
+        number: 1, 2, 3, ...
+        file: The log, open.
+        index: What its records have made.
+        place: Where its next group belongs.
+    """
+
+    def __init__(self, number: int, file: StoreFile, index: Index, place: Place) -> None:
+        self.number = number
+        self.file = file
+        self.index = index
+        self.place = place
+
+
+class Opened(NamedTuple):
+    """What was found in a directory, or made there.
+
+    Attributes:
+        generation: The log, all of it on the disk.
+        discarded: What was cut off its end.
+    """
+
+    generation: Generation
+    discarded: DiscardedTail | None
+
+
+def log_name(number: int) -> str:
+    """Return the name of a generation of the log."""
+    return f"log-{number:016d}"
+
+
+def holds_store(names: Sequence[str]) -> bool:
+    """Say whether a directory with these names holds a store, or what is left of one."""
+    return MADE in names or any(map(_LOG.fullmatch, names))
+
+
+def is_read_by_opening(name: str) -> bool:
+    """Say whether what is in a file of that name matters to an opening; it removes what does not, if it is ours."""
+    return name == MADE or _LOG.fullmatch(name) is not None
+
+
+def check_names(names: Sequence[str], *, directory: object) -> None:
+    """Raise `StoreError` if a directory holds something else and no store."""
+    foreign = [name for name in names if not _OURS.fullmatch(name)]
+    if foreign and not holds_store(names):
+        raise StoreError(f"{directory} is not an ackstate store: it holds {foreign[0]} and no log")
+
+
+def open_generation(directory: StoreDirectory) -> Opened:
+    """Read the log of a directory, or make the first one. What is returned survives a power cut.
+
+    Raises:
+        StoreError: The directory holds something else.
+        CorruptStateError: The log is damaged, or gone.
+        UnsupportedVersionError: A newer release wrote it.
+        OSError: See `StoreDirectory`.
+    """
+    names = directory.names()
+    if MADE in names:
+        _check_made(directory)
+    else:
+        check_names(names, directory=directory)
+    # Sorted, and of one length: the highest is the last.
+    logs = [name for name in names if _LOG.fullmatch(name)]
+    if logs:
+        opened = _load(directory, int(logs[-1][4:]))
+    elif MADE in names:
+        raise CorruptStateError(
+            f"{directory}", offset=0, expected="the log of a store that was made here", found="none"
+        )
+    else:
+        _remove(directory, names)
+        opened = Opened(write_generation(directory, 1, None), None)
+    try:
+        if MADE not in names:
+            _make_mark(directory)
+        kept = {log_name(opened.generation.number), MADE}
+        _remove(directory, [name for name in names if name not in kept and _OURS.fullmatch(name)])
+    except BaseException:
+        opened.generation.file.close()
+        raise
+    return opened
+
+
+class NoRoomForCopyError(OSError):
+    """There was no room to write a log anew; the old one is as good as before."""
+
+
+def write_generation(directory: StoreDirectory, number: int, source: Generation | None) -> Generation:
+    """Write a log that begins with the state of another, or with nothing, and make it the one that counts.
+
+    Raises:
+        CorruptStateError: An entry is not what was written; the new log does not count.
+        NoRoomForCopyError: The new log does not count, and was removed.
+        OSError: It may count or not.
+    """
+    name = log_name(number)
+    with suppress(FileNotFoundError):
+        directory.remove(f"{name}{_NEW}")
+    file = directory.create(f"{name}{_NEW}")
+    try:
+        copy = _Copy(number, file, source.place if source else Place(0, 0))
+        try:
+            copy.write_state(source, f"{directory}/{log_name(number - 1)}")
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            directory.remove(f"{name}{_NEW}")
+            raise NoRoomForCopyError(error.errno, error.strerror) from error
+        file.sync()
+        directory.rename(f"{name}{_NEW}", name)
+        directory.sync()
+    except BaseException:
+        file.close()
+        raise
+    return Generation(number, file, copy.index, copy.place)
+
+
+def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *, name: str) -> list[bytes]:
+    """Return the entries from `first` (included) to `end` (excluded) of a ledger that has them.
+
+    Raises:
+        CorruptStateError: One is not what was written.
+        OSError: They cannot be read.
+    """
+    found: list[bytes] = []
+    while first < end:
+        run_end = _run_end(ledger, first, end)
+        begin = ledger.offsets[first]
+        data = file.read(begin, ledger.offsets[run_end - 1] + ledger.sizes[run_end - 1] - begin)
+        for number in range(first, run_end):
+            offset, size = ledger.offsets[number], ledger.sizes[number]
+            entry = data[offset - begin : offset - begin + size]
+            if google_crc32c.value(entry) != ledger.checksums[number] or len(entry) != size:
+                raise CorruptStateError(name, offset=offset, expected=f"entry {number} as written", found="other bytes")
+            found.append(entry)
+        first = run_end
+    return found
+
+
+def _run_end(ledger: IndexedLedger, first: int, end: int) -> int:
+    """Return the end of the entries from `first` on that are so close to each other that one read pays."""
+    number = first + 1
+    previous_end = ledger.offsets[first] + ledger.sizes[first]
+    size_max = ledger.offsets[first] + _BLOCK_SIZE
+    while number < end and ledger.offsets[number] - previous_end <= _GAP and previous_end < size_max:
+        previous_end = ledger.offsets[number] + ledger.sizes[number]
+        number += 1
+    return number
+
+
+@final
+class _Copy:
+    """The state that a log begins with, on its way there."""
+
+    def __init__(self, number: int, file: StoreFile, place: Place) -> None:
+        self._number = number
+        self._file = file
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.index = Index()
+        self.place = place
+
+    def write_state(self, source: Generation | None, name: str) -> None:
+        """Write all that another log holds, whose name is `name`, or that it holds nothing."""
+        index = source.index if source else Index()
+        self.index.generation = self._number
+        self.index.next_ledger_id, self.index.first_version = index.next_ledger_id, index.first_version
+        self._add(begin_record(self._number, index.next_ledger_id, index.first_version))
+        for path, value in index.values.items():
+            self._add(put_record(path, value))
+            self.index.set_value(path, value)
+        if source:
+            for ledger_id, ledger in index.ledgers.items():
+                self._ledger(ledger_id, ledger, source.file, name)
+        self._write(BASE_END)
+
+    def _write(self, kind: int) -> None:
+        """Append what has gathered as one group."""
+        data, self.place = encode_group(kind, self.place, b"".join(self._parts), offset=self._file.size)
+        self._file.append(data)
+        self._parts, self._size = [], 0
+
+    def _ledger(self, ledger_id: int, ledger: IndexedLedger, file: StoreFile, name: str) -> None:
+        record = create_record(ledger_id, ledger.owner.encode())
+        self.index.add_ledger(ledger_id, ledger.owner, len(record))
+        self._add(record)
+        copied = self.index.ledgers[ledger_id]
+        number, count = 0, len(ledger.sizes)
+        while number < count:
+            run_end = _run_end(ledger, number, count)
+            for entry in read_entries(file, ledger, number, run_end, name=name):
+                checksum = ledger.checksums[number]
+                offset = self._add(append_record(ledger_id, len(entry), checksum), entry)
+                self.index.add_entry(copied, offset + APPEND_SIZE, len(entry), checksum)
+                number += 1
+        if ledger.fenced:
+            self._add(fence_record(ledger_id))
+            copied.fenced = True
+
+    def _add(self, *parts: bytes) -> int:
+        """Add a record and return where it will stand in the log."""
+        if self._size >= _BLOCK_SIZE:
+            self._write(BASE)
+        offset = self._file.size + HEADER.size + self._size
+        self._parts.extend(parts)
+        self._size += sum(map(len, parts))
+        return offset
+
+
+def _load(directory: StoreDirectory, number: int) -> Opened:
+    """See that all of a log is on the disk, read it, and cut off a torn tail."""
+    name = f"{directory}/{log_name(number)}"
+    file = directory.open(log_name(number))
+    try:
+        # A process that was killed may have written what it could not sync any more, or what it could not sync at all.
+        file.settle()
+        directory.sync()
+        reader, index = LogReader(file, name), Index()
+        for offset, body in reader.groups():
+            index.replay(body, offset=offset, name=name)
+        if index.generation != number:
+            raise CorruptStateError(name, offset=0, expected=f"generation {number}", found=index.generation)
+        if reader.torn is not None:
+            file.truncate(reader.end)
+            file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return Opened(Generation(number, file, index, reader.place), reader.torn)
+
+
+def _check_made(directory: StoreDirectory) -> None:
+    """Refuse a mark that we did not make."""
+    file = directory.open(MADE)
+    try:
+        found = file.read(0, file.size)
+    finally:
+        file.close()
+    if found == _MADE_BYTES:
+        return
+    version = int.from_bytes(found[4:8], "little")
+    checksum = google_crc32c.value(found[:8]).to_bytes(4, "little")
+    if found[:4] == _MADE_BYTES[:4] and found[8:] == checksum and version > VERSION:
+        raise UnsupportedVersionError(
+            f"{directory} has format version {version}; this release reads up to version {VERSION}"
+        )
+    raise CorruptStateError(f"{directory}/{MADE}", offset=0, expected=_MADE_BYTES, found=found[:64])
+
+
+def _make_mark(directory: StoreDirectory) -> None:
+    """Note that a store was made here, once its log has its name."""
+    with suppress(FileNotFoundError):
+        directory.remove(f"{MADE}{_NEW}")
+    file = directory.create(f"{MADE}{_NEW}")
+    try:
+        file.append(_MADE_BYTES)
+        file.sync()
+    finally:
+        file.close()
+    directory.rename(f"{MADE}{_NEW}", MADE)
+    directory.sync()
+
+
+def _remove(directory: StoreDirectory, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            directory.remove(name)

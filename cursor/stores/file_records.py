@@ -1,0 +1,253 @@
+"""What a `FileStore` knows in memory, and the records of its log: how each is written, and what it does when read.
+
+The entries stay in the log; the index has of each where it stands, its size and its checksum: 16 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import CorruptStateError
+from cursor.store import LedgerNotFoundError, Versioned, check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Each begins with its kind, which is never zero.
+_BEGIN = struct.Struct("<BQQQ")  # generation, next ledger id, first version
+_CREATE = struct.Struct("<BQI")  # ledger id, size of the owner; the owner in UTF-8
+_APPEND = struct.Struct("<BQII")  # ledger id, size of the entry, its checksum; the entry
+_FENCE = struct.Struct("<BQ")  # ledger id
+_DELETE = struct.Struct("<BQ")  # ledger id
+_PUT = struct.Struct("<BQII")  # version, size of the path, size of the value; path in UTF-8, value
+_REMOVE = struct.Struct("<BI")  # size of the path; the path in UTF-8
+_BEGIN_KIND, _CREATE_KIND, _APPEND_KIND, _FENCE_KIND, _DELETE_KIND, _PUT_KIND, _REMOVE_KIND = range(1, 8)
+
+APPEND_SIZE = _APPEND.size
+"""What an entry takes in the log beside its own bytes."""
+
+
+def begin_record(generation: int, next_ledger_id: int, first_version: int) -> bytes:
+    """Return the first record of a log: which it is, and the ids that may be used next."""
+    return _BEGIN.pack(_BEGIN_KIND, generation, next_ledger_id, first_version)
+
+
+def create_record(ledger_id: int, owner: bytes) -> bytes:
+    """Return the record of a new ledger."""
+    return _CREATE.pack(_CREATE_KIND, ledger_id, len(owner)) + owner
+
+
+def append_record(ledger_id: int, size: int, checksum: int) -> bytes:
+    """Return what stands in the log before an entry."""
+    return _APPEND.pack(_APPEND_KIND, ledger_id, size, checksum)
+
+
+def fence_record(ledger_id: int) -> bytes:
+    """Return the record of a fence."""
+    return _FENCE.pack(_FENCE_KIND, ledger_id)
+
+
+def delete_record(ledger_id: int) -> bytes:
+    """Return the record of a deleted ledger."""
+    return _DELETE.pack(_DELETE_KIND, ledger_id)
+
+
+def put_record(path: str, value: Versioned) -> bytes:
+    """Return the record of a value."""
+    name = path.encode()
+    return _PUT.pack(_PUT_KIND, value.version, len(name), len(value.data)) + name + value.data
+
+
+def remove_record(path: str) -> bytes:
+    """Return the record of a deleted value."""
+    name = path.encode()
+    return _REMOVE.pack(_REMOVE_KIND, len(name)) + name
+
+
+@final
+class IndexedLedger:
+    """A ledger; its n-th entry is the n-th of each array."""
+
+    __slots__ = ("checksums", "fenced", "live_size", "offsets", "owner", "sizes")
+
+    def __init__(self, owner: str, live_size: int) -> None:
+        self.owner = owner
+        self.fenced = False
+        self.live_size = live_size  # What its records take in the log, in bytes.
+        self.offsets = array("Q")
+        self.sizes = array("I")
+        self.checksums = array("I")
+
+    def keep(self, count: int) -> None:
+        """Forget all entries but the first so many."""
+        for column in (self.offsets, self.sizes, self.checksums):
+            del column[count:]
+
+
+@final
+class Index:
+    """What the records up to a point have made. O(1) for each, but a deleted ledger's entries are freed."""
+
+    def __init__(self) -> None:
+        self.generation = 0  # None was read yet.
+        self.ledgers: dict[int, IndexedLedger] = {}
+        self.ids_of: dict[str, set[int]] = {}
+        self.values: dict[str, Versioned] = {}
+        # Above every id ever returned, also of deleted ledgers.
+        self.next_ledger_id = 1
+        # Above every version of every deleted value: a value that comes back never matches an old version.
+        self.first_version = 0
+        self.live_size = 0  # What the records that are still needed take in the log, in bytes.
+
+    def ledger(self, ledger_id: int) -> IndexedLedger:
+        """Return a ledger; `LedgerNotFoundError` if there is none."""
+        ledger = self.ledgers.get(ledger_id)
+        if ledger is None:
+            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+        return ledger
+
+    def add_ledger(self, ledger_id: int, owner: str, size: int) -> None:
+        """Add an empty ledger, whose record takes `size` bytes."""
+        self.insert_ledger(ledger_id, IndexedLedger(owner, size))
+        self.next_ledger_id = max(self.next_ledger_id, ledger_id + 1)
+
+    def insert_ledger(self, ledger_id: int, ledger: IndexedLedger) -> None:
+        """Put a ledger with all its entries where there is none."""
+        assert ledger_id not in self.ledgers
+        self.ledgers[ledger_id] = ledger
+        self.ids_of.setdefault(ledger.owner, set()).add(ledger_id)
+        self.live_size += ledger.live_size
+
+    def remove_ledger(self, ledger_id: int) -> IndexedLedger:
+        """Remove a ledger and return it; `KeyError` if there is none."""
+        ledger = self.ledgers.pop(ledger_id)
+        self.live_size -= ledger.live_size
+        ids = self.ids_of[ledger.owner]
+        ids.discard(ledger_id)
+        if not ids:
+            del self.ids_of[ledger.owner]
+        return ledger
+
+    def add_entry(self, ledger: IndexedLedger, offset: int, size: int, checksum: int) -> None:
+        """Add an entry that stands at `offset`."""
+        ledger.offsets.append(offset)
+        ledger.sizes.append(size)
+        ledger.checksums.append(checksum)
+        size += APPEND_SIZE
+        ledger.live_size += size
+        self.live_size += size
+
+    def keep_entries(self, ledger: IndexedLedger, count: int) -> None:
+        """Forget the entries of a ledger but the first so many."""
+        forgotten = sum(ledger.sizes[count:]) + APPEND_SIZE * (len(ledger.sizes) - count)
+        ledger.keep(count)
+        ledger.live_size -= forgotten
+        self.live_size -= forgotten
+
+    def set_value(self, path: str, value: Versioned | None) -> Versioned | None:
+        """Replace a value, or remove it with None, and return the one before."""
+        before = self.values.pop(path, None) if value is None else self.values.get(path)
+        if before is not None:
+            self.live_size -= _PUT.size + len(path.encode()) + len(before.data)
+        if value is not None:
+            self.values[path] = value
+            self.live_size += _PUT.size + len(path.encode()) + len(value.data)
+        return before
+
+    def replay(self, body: bytes, *, offset: int, name: str) -> None:
+        """Do what the records of a group say.
+
+        Args:
+            body: The group's body.
+            offset: Where it stands in the log.
+            name: What to call the log in errors.
+
+        Raises:
+            CorruptStateError: They say what cannot be.
+        """
+        at, end = 0, len(body)
+        try:
+            while at < end:
+                at = _REPLAYS[body[at]](self, body, at, offset)
+        except (KeyError, ValueError, struct.error) as error:
+            raise CorruptStateError(name, offset=offset + at, expected="a record", found=repr(error)) from error
+        if at > end:
+            raise CorruptStateError(name, offset=offset + end, expected=f"{at - end} more bytes", found="none")
+
+
+def _replay_begin(index: Index, body: bytes, at: int, _: int) -> int:
+    if index.generation:
+        raise ValueError("a second beginning")
+    _, index.generation, next_ledger_id, first_version = _BEGIN.unpack_from(body, at)
+    index.next_ledger_id, index.first_version = _countable(next_ledger_id), _countable(first_version)
+    return at + _BEGIN.size
+
+
+def _replay_create(index: Index, body: bytes, at: int, _: int) -> int:
+    size: int
+    _, ledger_id, size = _CREATE.unpack_from(body, at)
+    begin = at + _CREATE.size
+    if ledger_id in index.ledgers:
+        raise ValueError(f"ledger {ledger_id} a second time")
+    index.add_ledger(_countable(ledger_id), body[begin : begin + size].decode(), _CREATE.size + size)
+    return begin + size
+
+
+def _replay_append(index: Index, body: bytes, at: int, offset: int) -> int:
+    size: int
+    _, ledger_id, size, checksum = _APPEND.unpack_from(body, at)
+    begin = at + APPEND_SIZE
+    index.add_entry(index.ledgers[ledger_id], offset + begin, size, checksum)
+    return begin + size
+
+
+def _replay_fence(index: Index, body: bytes, at: int, _: int) -> int:
+    _, ledger_id = _FENCE.unpack_from(body, at)
+    index.ledgers[ledger_id].fenced = True
+    return at + _FENCE.size
+
+
+def _replay_delete(index: Index, body: bytes, at: int, _: int) -> int:
+    _, ledger_id = _DELETE.unpack_from(body, at)
+    index.remove_ledger(ledger_id)
+    return at + _DELETE.size
+
+
+def _replay_put(index: Index, body: bytes, at: int, _: int) -> int:
+    _, version, path_size, size = _PUT.unpack_from(body, at)
+    begin = at + _PUT.size
+    end = begin + path_size
+    path = body[begin:end].decode()
+    check_path(path)
+    index.set_value(path, Versioned(body[end : end + size], _countable(version)))
+    return int(end + size)
+
+
+def _replay_remove(index: Index, body: bytes, at: int, _: int) -> int:
+    size: int
+    _, size = _REMOVE.unpack_from(body, at)
+    begin = at + _REMOVE.size
+    value = index.set_value(body[begin : begin + size].decode(), None)
+    if value is None:
+        raise ValueError("a value that is not there is removed")
+    index.first_version = max(index.first_version, value.version + 1)
+    return begin + size
+
+
+def _countable(number: int) -> int:
+    if number >> 63:
+        raise ValueError(f"{number}, from which there is no counting on")
+    return number
+
+
+_REPLAYS: dict[int, Callable[[Index, bytes, int, int], int]] = {
+    _BEGIN_KIND: _replay_begin,
+    _CREATE_KIND: _replay_create,
+    _APPEND_KIND: _replay_append,
+    _FENCE_KIND: _replay_fence,
+    _DELETE_KIND: _replay_delete,
+    _PUT_KIND: _replay_put,
+    _REMOVE_KIND: _replay_remove,
+}

@@ -1,0 +1,141 @@
+"""The directory of a store on a local disk: plain system calls, and a lock that the kernel keeps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from cursor.stores.directory_lock import LOCK, claim, sync_names_above, sync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cursor.stores.store_directory import StoreDirectory
+
+
+@final
+class KernelDirectory:
+    """A directory that this process alone has open; see `StoreDirectory`.
+
+    Args:
+        path: The directory. One that is missing is made with its parents.
+        called: What errors call it, if not by its path.
+
+    Raises:
+        StoreLockedError: It is open already, in another process or in this one; nothing was changed.
+        OSError: It cannot be made or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, called: str = "") -> None:
+        self._path = Path(path).absolute()
+        self._name = called or str(self._path)
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._lock = claim(self._path)
+        try:
+            if not self.names():
+                sync_names_above(self._path)
+        except BaseException:
+            self.close()
+            raise
+
+    def __str__(self) -> str:
+        return self._name
+
+    def names(self) -> Sequence[str]:
+        """See `StoreDirectory.names`; the lock is not among them."""
+        return sorted({path.name for path in self._path.iterdir()} - {LOCK})
+
+    def create(self, name: str) -> KernelFile:
+        """See `StoreDirectory.create`."""
+        return self._open(name, os.O_CREAT | os.O_EXCL)
+
+    def open(self, name: str) -> KernelFile:
+        """See `StoreDirectory.open`."""
+        return self._open(name, 0)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """See `StoreDirectory.rename`."""
+        (self._path / name).rename(self._path / new_name)
+
+    def remove(self, name: str) -> None:
+        """See `StoreDirectory.remove`."""
+        (self._path / name).unlink()
+
+    def sync(self) -> None:
+        """See `StoreDirectory.sync`."""
+        sync_path(self._path)
+
+    def close(self) -> None:
+        """See `StoreDirectory.close`; closing twice does nothing."""
+        self._lock.close()
+
+    def _open(self, name: str, flags: int) -> KernelFile:
+        return KernelFile(os.open(self._path / name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o666))
+
+
+@final
+class KernelFile:
+    """An open file; see `StoreFile`.
+
+    Args:
+        descriptor: Open for reading and appending; closed with the file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+
+    @property
+    def size(self) -> int:
+        """See `StoreFile.size`."""
+        return self._size
+
+    def append(self, data: bytes) -> None:
+        """See `StoreFile.append`."""
+        rest = memoryview(data)
+        while rest:
+            written = os.write(self._descriptor, rest)
+            self._size += written
+            rest = rest[written:]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `StoreFile.read`."""
+        found = os.pread(self._descriptor, size, offset)
+        if not 0 < len(found) < size:
+            return found
+        # One call returns at most 2 GiB, and less if a signal comes in between.
+        parts = [found]
+        while found and (size := size - len(found)):
+            offset += len(found)
+            found = os.pread(self._descriptor, size, offset)
+            parts.append(found)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        """See `StoreFile.truncate`."""
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    def sync(self) -> None:
+        """See `StoreFile.sync`."""
+        os.fdatasync(self._descriptor)
+
+    def settle(self) -> None:
+        """See `StoreFile.settle`.
+
+        The pages of a failed sync are clean, so that a later sync leaves them out, and still there to be read. The
+        kernel drops clean pages when it is told that they are not needed, and what it reads again is the disk's.
+        """
+        self.sync()
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """See `StoreFile.close`; closing twice does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+if TYPE_CHECKING:
+    _: type[StoreDirectory] = KernelDirectory

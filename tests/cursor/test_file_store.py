@@ -1,0 +1,356 @@
+"""What only the file store can meet: full disks, failed syncs, a crash at any call, other openers."""
+
+import os
+import shutil
+import threading
+from contextlib import closing
+
+import pytest
+
+from ackstate.errors import CorruptStateError
+from cursor import FileStore
+from cursor.store import ABSENT, LedgerFencedError, StoreError, StoreFullError, StoreLockedError
+from cursor.stores import file_generation
+from cursor.stores.memory import MemoryStore
+from cursor.testing import check_store
+from tests.cursor.test_store_model import StoresMachine
+from tests.fake_directory import (
+    CALLS,
+    LOG,
+    FakeDirectory,
+    FakeFile,
+    broken,
+    copied,
+    full,
+    history_of_calls,
+    opened,
+    state_in,
+    state_of,
+)
+
+
+@pytest.fixture(scope="module")
+def history():
+    return history_of_calls()
+
+
+# The contract
+
+
+def test_the_file_store_keeps_the_contract(tmp_path):
+    check_store(lambda: FileStore(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_file_store_keeps_the_contract_while_it_compacts_all_the_time(tmp_path):
+    check_store(lambda: FileStore(tmp_path, compaction_size_min=0))
+    (log,) = [path.name for path in tmp_path.iterdir() if path.name.startswith("log")]
+    assert log > LOG
+
+
+class FileMachine(StoresMachine):
+    """The same answers as the memory store, with compactions in between."""
+
+    def begin(self):
+        self.files = {}
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        self.other = FileStore.over(FakeDirectory(self.files), compaction_size_min=300)
+
+    def end(self):
+        pass
+
+
+TestFileModel = pytest.mark.slow(FileMachine.TestCase)
+
+
+def check_compaction():
+    """All that a store holds, and knows, is in the log that a compaction writes."""
+    files = {}
+    with closing(FileStore.over(FakeDirectory(files))) as store:
+        for call in CALLS:
+            call(store)
+        state = state_of(store)
+    with closing(FileStore.over(FakeDirectory(files), compaction_size_min=0)) as store:
+        version = ABSENT
+        for _ in range(8):
+            version = store.metadata.put("/dead", bytes(1_000), expected_version=version)
+    assert LOG not in files
+    with closing(opened(files)) as store:
+        store.metadata.delete("/dead", expected_version=version)
+        assert state_of(store) == state
+        for call in (lambda: store.ledgers.append(1, b"late"), lambda: store.ledgers.append_all([(1, b"late")])):
+            with pytest.raises(LedgerFencedError):
+                call()
+        assert store.ledgers.create("billing") == 4
+        assert store.metadata.put("/new", b"", expected_version=ABSENT) == version + 1
+
+
+def test_a_compaction_keeps_all():
+    check_compaction()
+
+
+def test_the_check_catches_a_fence_that_a_compaction_forgets(monkeypatch):
+    monkeypatch.setattr(file_generation, "fence_record", lambda ledger_id: b"")
+    with pytest.raises(pytest.fail.Exception):
+        check_compaction()
+
+
+# A failure while it is open
+
+
+def used(files, **faults):
+    """A store with one ledger over a directory that works so far."""
+    store = opened(files)
+    store.ledgers.create("billing")
+    store.ledgers.append(1, b"kept")
+    store.close()
+    directory = FakeDirectory(files, **faults)
+    return FileStore.over(directory), directory
+
+
+def fail_next(directory, kind, error):
+    """Let the next call of a kind fail."""
+
+    def step(called, name, partial=lambda: None):
+        directory.steps.append((called, name))
+        if called == kind:
+            del directory.step
+            partial()
+            raise error()
+
+    directory.step = step
+
+
+def test_a_full_disk_refuses_the_call_and_the_store_goes_on():
+    files = {}
+    store, directory = used(files)
+    before = bytes(files[LOG])
+    for call in (
+        lambda: store.ledgers.append_all([(1, b"a"), (1, b"b")]),
+        lambda: store.ledgers.create("shipping"),
+        lambda: store.ledgers.fence(1),
+        lambda: store.ledgers.delete(1),
+        lambda: store.metadata.put("/a", b"x", expected_version=ABSENT),
+    ):
+        fail_next(directory, "append", full)
+        with pytest.raises(StoreFullError):
+            call()
+        assert files[LOG] == before
+        # Or a power cut could leave a part of it below the next group.
+        assert directory.steps[-2:] == [("append", LOG), ("truncate", LOG)] or directory.steps[-1] == ("sync", LOG)
+    assert state_of(store) == ({1: [b"kept"]}, {})
+    assert store.ledgers.append(1, b"more") == 1
+    assert store.ledgers.create("shipping") == 2
+    store.close()
+    assert state_in(files) == ({1: [b"kept", b"more"], 2: []}, {})
+
+
+@pytest.mark.parametrize("second", ["truncate", "sync"])
+def test_a_full_disk_that_cannot_be_undone_ends_the_store(second):
+    files = {}
+    store, directory = used(files)
+    fail_next(directory, "append", full)
+    first = directory.step
+
+    def step(called, name, partial=lambda: None):
+        try:
+            first(called, name, partial)
+        finally:
+            fail_next(directory, second, broken)
+
+    directory.step = step
+    with pytest.raises(StoreError, match="open it again"):
+        store.ledgers.append(1, b"lost")
+    assert_refuses_all(store)
+    store.close()
+    assert state_in(files) == ({1: [b"kept"]}, {})
+
+
+def assert_refuses_all(store):
+    for call in (
+        lambda: store.ledgers.append(1, b"x"),
+        lambda: store.ledgers.read(1, 0, 1),
+        lambda: store.ledgers.last(1),
+        lambda: store.metadata.get("/a"),
+        lambda: store.metadata.put("/a", b"", expected_version=ABSENT),
+    ):
+        with pytest.raises(StoreError, match="close the store and open it again"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["append", "sync"])
+def test_after_a_failed_append_or_sync_nothing_is_tried_again(kind):
+    files = {}
+    store, directory = used(files)
+    fail_next(directory, kind, broken)
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.ledgers.append(1, b"unknown")
+    steps = len(directory.steps)
+    assert_refuses_all(store)
+    store.close()
+    assert len(directory.steps) == steps
+
+
+def test_after_a_failed_sync_the_next_opening_writes_everything_anew():
+    files = {}
+    store, directory = used(files)
+    fail_next(directory, "sync", broken)
+    with pytest.raises(StoreError):
+        store.ledgers.append(1, b"unknown")
+    store.close()
+    assert "UNSYNCED" in files
+    again = FakeDirectory(files)
+    FileStore.over(again).close()
+    name = "log-0000000000000002"
+    written = [("append", f"{name}.new"), ("sync", f"{name}.new"), ("rename", name), ("sync", "")]
+    removed = [("remove", "UNSYNCED"), ("remove", LOG)]
+    assert again.steps[-6:] == [*written, *removed]
+    assert state_in(files) == ({1: [b"kept", b"unknown"]}, {})
+
+
+def test_opening_syncs_what_a_killed_process_wrote(history):
+    directory = FakeDirectory(copied(history[-1][0]))
+    FileStore.over(directory).close()
+    assert directory.steps == [("sync", LOG), ("sync", "")]
+
+
+def test_a_compaction_without_room_is_given_up_for_now():
+    files = {}
+    store, directory = used(files)
+    store.close()
+    store = FileStore.over(directory, compaction_size_min=1_000)
+    real = directory.step
+
+    def step(called, name, partial=lambda: None):
+        if called == "append" and name.endswith(".new"):
+            raise full()
+        real(called, name, partial)
+
+    directory.step = step
+    for number in range(20):
+        store.metadata.put("/a", bytes(200), expected_version=number - 1)
+    assert set(files) == {LOG, "MADE"}
+    del directory.step
+    for number in range(20, 60):
+        store.metadata.put("/a", bytes(200), expected_version=number - 1)
+    assert LOG not in files
+    store.close()
+    assert state_in(files)[0] == {1: [b"kept"]}
+
+
+def test_the_log_stays_within_twice_what_is_alive_and_compacting_is_amortised():
+    directory = FakeDirectory()
+    appended = 0
+    real = FakeFile.append
+
+    class CountingFile(FakeFile):
+        def append(self, data):
+            nonlocal appended
+            appended += len(data)
+            real(self, data)
+
+    directory.create = lambda name: (
+        FakeDirectory.create(directory, name),
+        CountingFile(directory, name, directory.files[name]),
+    )[1]
+    with closing(FileStore.over(directory, compaction_size_min=4_000)) as store:
+        ledger_id = store.ledgers.create("billing")
+        written = 0
+        for number in range(600):
+            store.ledgers.append(ledger_id, bytes(100))
+            store.metadata.put("/a", bytes(50), expected_version=number - 1)
+            written += 100 + 50 + 2 * 41 + 17 + 27
+            if number % 50 == 49:
+                store.ledgers.delete(ledger_id)
+                ledger_id = store.ledgers.create("billing")
+            (log,) = [content for name, content in directory.files.items() if name.startswith("log")]
+            assert len(log) < 2 * 50 * (100 + 17) + 4_000
+    assert written < appended < 3 * written
+
+
+# Real directories, threads and processes
+
+
+def test_a_closed_store_is_a_lock_a_mark_and_a_log(tmp_path):
+    FileStore(tmp_path / "a" / "b").close()
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["LOCK", "MADE", LOG]
+
+
+def test_a_second_opener_is_refused_and_a_copy_opens(tmp_path):
+    with closing(FileStore(tmp_path / "store")) as store:
+        store.ledgers.append(store.ledgers.create("billing"), b"x")
+        with pytest.raises(StoreLockedError, match=f"is open in process {os.getpid()}"):
+            FileStore(tmp_path / "store")
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    with closing(FileStore(tmp_path / "copy")) as copy, closing(FileStore(tmp_path / "store")) as store:
+        assert state_of(copy) == state_of(store) == ({1: [b"x"]}, {})
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["LOCK", "notes.txt"], ["log-1"], [f"{LOG}.old"]])
+def test_a_directory_with_other_content_is_refused_and_left_alone(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(StoreError, match=f"{tmp_path} is not an ackstate store"):
+        FileStore(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(names, b"mine")
+
+
+@pytest.mark.parametrize("below", ["file", "file/below"])
+def test_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(StoreError, match=f"{tmp_path / below}: .*directory"):
+        FileStore(tmp_path / below)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_refused_opening_lets_go_of_the_directory(tmp_path):
+    FileStore(tmp_path).close()
+    content = (tmp_path / LOG).read_bytes()
+    (tmp_path / LOG).write_bytes(b"")
+    with pytest.raises(CorruptStateError, match=str(tmp_path / LOG)):
+        FileStore(tmp_path)
+    (tmp_path / LOG).write_bytes(content)
+    FileStore(tmp_path).close()
+
+
+def test_calls_that_come_during_a_sync_share_the_next_one_and_a_refused_one_undoes_itself_only():
+    directory = FakeDirectory()
+    store = FileStore.over(directory)
+    ledger_id = store.ledgers.create("billing")
+    outcomes = {}
+
+    def append(number):
+        try:
+            target = ledger_id if number % 4 else 99
+            outcomes[number] = store.ledgers.append_all([(ledger_id, b"%d" % number), (target, b"same call")])
+        except StoreError as error:
+            outcomes[number] = type(error).__name__
+
+    group = store._log._open_group
+    with store._log._lock:
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        while len(group.calls) < 8:
+            threading.Event().wait(0.001)
+        before = len(directory.steps)
+    for thread in threads:
+        thread.join()
+    assert [kind for kind, _ in directory.steps[before:]] == ["append", "sync"]
+    refused = [number for number, outcome in outcomes.items() if outcome == "LedgerNotFoundError"]
+    assert sorted(refused) == [0, 4]
+    ids = sorted(entry_id for number, outcome in outcomes.items() if number % 4 for entry_id in outcome)
+    assert ids == list(range(12))
+    store.close()
+    (entries,) = state_in(directory.files)[0].values()
+    assert sorted(entries) == sorted([b"same call"] * 6 + [b"%d" % number for number in (1, 2, 3, 5, 6, 7)])
+
+
+def test_a_call_interrupted_amid_its_write_ends_the_store():
+    store, directory = used({})
+    fail_next(directory, "sync", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.ledgers.append(1, b"unknown")
+    assert_refuses_all(store)

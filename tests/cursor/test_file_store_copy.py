@@ -1,0 +1,256 @@
+"""`FileStore.open_copy`: a look at a store that changes no byte of it."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from cursor import FileStore, SqliteStore
+from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
+from cursor.stores import file_generation
+from tests.fake_directory import LOG, history_of_calls, state_of
+
+HOLDER = """
+import sys
+from cursor import FileStore
+store = FileStore(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A store that was closed, with something of everything in it."""
+    with closing(FileStore(tmp_path / "store")):
+        pass
+    for name, content in history_of_calls()[-1][0].items():
+        (tmp_path / "store" / name).write_bytes(content)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where copies lie."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def snapshot(directory):
+    """Everything in a directory that a look could change, but for the times of reading."""
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in directory.iterdir()}
+
+
+def mark(version):
+    """A mark as a later release would make it."""
+    head = b"ACKM" + version.to_bytes(4, "little")
+    return head + google_crc32c.value(head).to_bytes(4, "little")
+
+
+def assert_works(directory):
+    with closing(FileStore(directory)) as store:
+        store.ledgers.append(store.ledgers.create("works"), b"entry")
+
+
+STATES = ["closed", "torn", "unsynced", "unmarked", "unfinished"]
+
+
+def leave(directory, state):
+    """Put a store in a state, and return what it holds there."""
+    if state == "torn":
+        (directory / LOG).write_bytes((directory / LOG).read_bytes()[:-7])
+        return history_of_calls()[-2][1]
+    if state == "unsynced":
+        (directory / file_generation.UNSYNCED).write_bytes(b"")
+    elif state == "unmarked":
+        (directory / file_generation.MADE).rename(directory / "MADE.new")
+    elif state == "unfinished":
+        (directory / f"{file_generation.log_name(2)}.new").write_bytes(b"unfinished")
+    return history_of_calls()[-1][1]
+
+
+def check_look(directory, state):
+    """A copy shows the store, and changes nothing in it while it is open and in use, nor afterwards."""
+    held = leave(directory, state)
+    before = snapshot(directory)
+    with closing(FileStore.open_copy(directory)) as copy:
+        assert state_of(copy) == held
+        assert (copy.discarded is not None) == (state == "torn")
+        assert snapshot(directory) == before, "opening the copy changed the store"
+        # What is written goes with the copy.
+        copy.ledgers.append(copy.ledgers.create("tried"), b"tried")
+        copy.metadata.put("/tried", b"", expected_version=ABSENT)
+        assert snapshot(directory) == before, "writing to the copy changed the store"
+    copy.close()
+    assert snapshot(directory) == before
+    with closing(FileStore(directory)) as store:
+        assert state_of(store) == held
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_copy_shows_the_store_and_changes_nothing_in_it(directory, temporary, state):
+    check_look(directory, state)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_check_catches_a_look_at_the_store_itself(directory, monkeypatch, state):
+    monkeypatch.setattr(FileStore, "open_copy", FileStore)
+    with pytest.raises(AssertionError, match="changed the store"):
+        check_look(directory, state)
+
+
+def test_the_check_catches_links_in_the_place_of_copies(directory, monkeypatch):
+    monkeypatch.setattr(shutil, "copyfile", os.link)
+    with pytest.raises(AssertionError, match="writing to the copy changed the store"):
+        check_look(directory, "closed")
+
+
+def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_written(directory):
+    (directory / "LOCK").unlink()
+    before = snapshot(directory)
+    directory.chmod(0o555)
+    for path in directory.iterdir():
+        path.chmod(0o444)
+    try:
+        with closing(FileStore.open_copy(directory)) as copy:
+            assert state_of(copy) == history_of_calls()[-1][1]
+            copy.ledgers.create("tried")
+    finally:
+        directory.chmod(0o755)
+    assert snapshot(directory) == before
+
+
+@pytest.mark.slow
+def test_an_open_store_is_not_copied(tmp_path):
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as holder:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
+            FileStore.open_copy(tmp_path)
+        holder.kill()
+    before = snapshot(tmp_path)
+    FileStore.open_copy(tmp_path).close()
+    assert snapshot(tmp_path) == before
+    with closing(FileStore(tmp_path)) as store:
+        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
+            FileStore.open_copy(tmp_path)
+        store.ledgers.create("goes on")
+
+
+def before_the_first_copy(monkeypatch, do):
+    """Do something in between, once."""
+    copyfile, done = shutil.copyfile, []
+
+    def do_and_copy(*paths):
+        if not done:
+            done.append(True)
+            do()
+        return copyfile(*paths)
+
+    monkeypatch.setattr(shutil, "copyfile", do_and_copy)
+    return done
+
+
+def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(directory, monkeypatch):
+    def open_and_copy():
+        with pytest.raises(StoreLockedError, match=str(directory)):
+            FileStore(directory)
+        FileStore.open_copy(directory).close()
+
+    done = before_the_first_copy(monkeypatch, open_and_copy)
+    with closing(FileStore.open_copy(directory)):
+        assert done
+        # The copy is one's own: the store is free again.
+        assert_works(directory)
+
+
+def test_a_store_without_a_lock_file_that_is_opened_while_it_is_copied_is_refused(directory, temporary, monkeypatch):
+    (directory / "LOCK").unlink()
+    before_the_first_copy(monkeypatch, lambda: assert_works(directory))
+    with pytest.raises(StoreLockedError, match="while it was copied"):
+        FileStore.open_copy(directory)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("content", [None, {}, {"notes.txt": b"mine"}, {"LOCK": b"", f"{LOG}.new": b"x"}])
+def test_what_is_no_store_is_not_copied_and_left_alone(tmp_path, temporary, content):
+    directory = tmp_path / "store"
+    if content is not None:
+        directory.mkdir()
+        for name, data in content.items():
+            (directory / name).write_bytes(data)
+    with pytest.raises(StoreError, match=f"{directory} is not an ackstate store"):
+        FileStore.open_copy(directory)
+    assert directory.exists() == (content is not None)
+    assert content is None or {path.name: path.read_bytes() for path in directory.iterdir()} == content
+    assert not list(temporary.iterdir())
+
+
+def test_a_store_of_the_other_kind_and_a_file_are_no_store(tmp_path):
+    SqliteStore(tmp_path / "store").close()
+    (tmp_path / "file").write_bytes(b"mine")
+    for name in ("store", "file"):
+        with pytest.raises(StoreError, match=f"{tmp_path / name} is not an ackstate store"):
+            FileStore.open_copy(tmp_path / name)
+
+
+def test_damage_met_in_copying_names_the_store_and_leaves_no_copy(directory, temporary):
+    log = (directory / LOG).read_bytes()
+    newer = mark(version=9)
+    for name, content, error in (
+        (LOG, log[:90] + b"\xff" + log[91:], CorruptStateError),
+        (LOG, b"", CorruptStateError),
+        (LOG, None, CorruptStateError),
+        (file_generation.MADE, b"other", CorruptStateError),
+        (file_generation.MADE, newer, UnsupportedVersionError),
+    ):
+        kept = (directory / name).read_bytes()
+        (directory / name).unlink()
+        if content is not None:
+            (directory / name).write_bytes(content)
+        before = snapshot(directory)
+        with pytest.raises(error, match=str(directory)) as caught:
+            FileStore.open_copy(directory)
+        assert str(temporary) not in str(caught.value)
+        assert snapshot(directory) == before
+        assert not list(temporary.iterdir())
+        (directory / name).write_bytes(kept)
+
+
+def test_an_entry_damaged_in_an_open_copy_names_the_store(directory):
+    with closing(FileStore.open_copy(directory)) as copy:
+        (log,) = Path(copy._copy.name).glob("log-*")
+        content = log.read_bytes()
+        at = content.index(b"first entry")
+        log.write_bytes(content[:at] + b"F" + content[at + 1 :])
+        with pytest.raises(CorruptStateError) as caught:
+            copy.ledgers.read(1, 0, 1)
+        assert (caught.value.what, caught.value.offset) == (str(directory / LOG), at)
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StoreFullError), (errno.EACCES, StoreError)])
+def test_a_copy_that_cannot_be_made_is_refused_and_removed(directory, temporary, monkeypatch, number, error):
+    def fail(_, copy):
+        Path(copy).write_bytes(b"a part")
+        raise OSError(number, os.strerror(number), str(copy))
+
+    before = snapshot(directory)
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(StoreError, match=str(directory)) as caught:
+        FileStore.open_copy(directory)
+    assert type(caught.value) is error
+    assert not list(temporary.iterdir())
+    assert snapshot(directory) == before
+    monkeypatch.undo()
+    assert_works(directory)

@@ -1,0 +1,280 @@
+"""What a file store finds at its opening: torn tails, damage, lost logs, other versions."""
+
+import itertools
+from contextlib import closing
+
+import pytest
+
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from cursor import FileStore
+from cursor.store import ABSENT
+from cursor.stores import file_log
+from tests.fake_directory import (
+    CALLS,
+    GOLDEN,
+    LOG,
+    FakeDirectory,
+    FakeFile,
+    copied,
+    history_of_calls,
+    opened,
+    state_of,
+)
+
+
+@pytest.fixture(scope="module")
+def history():
+    return history_of_calls()
+
+
+# What a crash tears
+
+
+def boundaries(history):
+    return [len(files[LOG]) for files, _ in history]
+
+
+def check_truncations(history):
+    files, _ = history[-1]
+    ends = boundaries(history)
+    for length in range(len(files[LOG])):
+        cut = copied(files)
+        del cut[LOG][length:]
+        if length < ends[0]:
+            with pytest.raises(CorruptStateError, match=LOG):
+                opened(cut)
+            continue
+        kept = max(number for number, end in enumerate(ends) if end <= length)
+        with closing(opened(cut)) as store:
+            torn = store.discarded
+            assert state_of(store) == history[kept][1]
+        assert (torn is None) == (length == ends[kept])
+        assert torn is None or torn[:2] == (ends[kept], length - ends[kept])
+        assert len(cut[LOG]) == ends[kept]
+
+
+@pytest.mark.slow
+def test_a_log_cut_anywhere_holds_what_was_whole_and_says_what_it_discarded(history):
+    check_truncations(history)
+
+
+def test_the_check_catches_a_tail_that_is_left_in_place(history, monkeypatch):
+    monkeypatch.setattr(FakeFile, "truncate", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check_truncations(history)
+
+
+def check_lost_sectors(history):
+    """Every set of sectors of the last group may be missing, and the end of it too."""
+    seen = 0
+    for number in range(1, len(history)):
+        files, state = history[number]
+        begin, end = boundaries(history)[number - 1 : number + 1]
+        pieces = [begin, *range(begin - begin % 512 + 512, end, 512), end]
+        for lost in itertools.product([False, True], repeat=len(pieces) - 1):
+            torn = copied(files)
+            for is_lost, first, last in zip(lost, pieces, pieces[1:], strict=False):
+                if is_lost:
+                    torn[LOG][first:last] = bytes(last - first)
+            is_changed = torn[LOG] != files[LOG]
+            with closing(opened(torn)) as store:
+                assert state_of(store) == (history[number - 1][1] if is_changed else state)
+                assert (store.discarded is not None) == is_changed
+            seen += is_changed
+    assert seen > 20
+
+
+def test_a_group_with_sectors_that_never_reached_the_disk_is_discarded(history):
+    check_lost_sectors(history)
+
+
+def test_the_check_catches_lost_sectors_that_count_as_damage(history, monkeypatch):
+    monkeypatch.setattr(file_log, "_lost", lambda *_: "")
+    with pytest.raises(CorruptStateError):
+        check_lost_sectors(history)
+
+
+def test_a_discarded_tail_is_cut_off_for_good_and_the_store_goes_on(history):
+    files, _ = history[-1]
+    torn = copied(files)
+    del torn[LOG][-7:]
+    with closing(opened(torn)) as store:
+        assert "cut after" in store.discarded.reason
+        store.ledgers.append(3, b"after the crash")
+    with closing(opened(torn)) as store:
+        assert store.discarded is None
+        assert store.ledgers.read(3, 0, 1) == [b"after the crash"]
+
+
+# Damage
+
+
+def check_flipped_bits(files):
+    for name, content in files.items():
+        for offset, bit in itertools.product(range(len(content)), range(8)):
+            damaged = copied(files)
+            damaged[name][offset] ^= 1 << bit
+            with pytest.raises(CorruptStateError):
+                opened(damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3, 4])
+def test_no_flipped_bit_is_taken_for_a_torn_tail_or_overlooked(history, number):
+    # The third call wrote a few bytes, the fourth whole sectors of zeros.
+    check_flipped_bits(history[number][0])
+
+
+def test_the_check_catches_zeros_of_the_caller_that_pass_for_lost_sectors(monkeypatch):
+    monkeypatch.setattr(file_log, "_zero_sectors", lambda *_: 0)
+    directory = FakeDirectory()
+    with closing(FileStore.over(directory)) as store:
+        store.ledgers.append(store.ledgers.create("billing"), bytes(2_000))
+    with pytest.raises(pytest.fail.Exception):
+        check_flipped_bits({name: directory.files[name] for name in (LOG, "MADE")})
+
+
+@pytest.mark.parametrize("number", range(1, len(CALLS)))
+def test_zeros_before_a_good_group_are_damage_and_not_a_torn_tail(history, number):
+    files, _ = history[-1]
+    begin, end = boundaries(history)[number - 1 : number + 1]
+    damaged = copied(files)
+    damaged[LOG][begin:end] = bytes(end - begin)
+    with pytest.raises(CorruptStateError) as caught:
+        opened(damaged)
+    assert caught.value.offset == begin
+
+
+@pytest.mark.parametrize("rest", [b"x", b"ACKX", bytes(40) + b"x", b"ACKL" * 20])
+def test_bytes_after_the_end_are_damage(history, rest):
+    files, _ = history[-1]
+    damaged = copied(files)
+    end = len(damaged[LOG])
+    damaged[LOG] += rest
+    with pytest.raises(CorruptStateError) as caught:
+        opened(damaged)
+    assert caught.value.offset == end
+
+
+def test_a_group_of_another_log_is_damage(history):
+    ours = history[3][0]
+    directory = FakeDirectory()
+    with closing(FileStore.over(directory)) as store:
+        store.ledgers.create("billing")
+        store.ledgers.append(1, b"other entry")
+        store.metadata.put("/other", b"value", expected_version=ABSENT)
+        begin = len(directory.files[LOG])
+        store.ledgers.append(1, b"theirs")
+    mixed = copied(ours)
+    mixed[LOG] += directory.files[LOG][begin:]
+    with pytest.raises(CorruptStateError, match="chain"):
+        opened(mixed)
+
+
+def test_a_group_twice_is_damage(history):
+    files, _ = history[-1]
+    twice = copied(files)
+    twice[LOG] += twice[LOG][boundaries(history)[-2] :]
+    with pytest.raises(CorruptStateError, match="sequence"):
+        opened(twice)
+
+
+def test_a_log_under_the_name_of_another_generation_is_damage(history):
+    files = copied(history[-1][0])
+    files["log-0000000000000002"] = files.pop(LOG)
+    with pytest.raises(CorruptStateError, match="generation 2"):
+        opened(files)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"ACKL", bytes(4_096)])
+def test_a_store_that_lost_its_log_is_no_new_store(history, content):
+    files = copied(history[-1][0])
+    del files[LOG]
+    if content is not None:
+        files[LOG] = bytearray(content)
+    before = copied(files)
+    with pytest.raises(CorruptStateError):
+        opened(files)
+    assert files == before
+
+
+@pytest.mark.parametrize("record", [b"\x09", b"\x03" + bytes(16), b"\x02" + bytes(3), b"\x06" + b"\xff" * 16, b"\0"])
+def test_a_record_that_says_what_cannot_be_is_damage(history, record):
+    files = copied(history[-1][0])
+    reader = file_log.LogReader(FakeFile(None, LOG, files[LOG]), LOG)
+    for _ in reader.groups():
+        pass
+    files[LOG] += file_log.encode_group(file_log.CHANGES, reader.place, record, offset=reader.end)[0]
+    with pytest.raises(CorruptStateError) as caught:
+        opened(files)
+    assert caught.value.offset >= reader.end + file_log.HEADER.size
+
+
+def test_an_entry_that_changed_beneath_an_open_store_is_damage(history):
+    files = copied(history[-1][0])
+    with closing(opened(files)) as store:
+        offset = files[LOG].index(b"first entry")
+        files[LOG][offset + 2] ^= 1
+        with pytest.raises(CorruptStateError) as caught:
+            store.ledgers.read(1, 0, 3)
+        assert caught.value.offset == offset
+        assert store.ledgers.read(1, 1, 3) == [b"", bytes(1_300)]
+        del files[LOG][-9:]
+        with pytest.raises(CorruptStateError):
+            store.ledgers.read(3, 1, 2)
+
+
+# Versions
+
+
+def test_a_newer_log_is_refused_and_left_alone(history, monkeypatch):
+    monkeypatch.setattr(file_log, "VERSION", 2)
+    directory = FakeDirectory()
+    FileStore.over(directory).close()
+    monkeypatch.undo()
+    before = copied(directory.files)
+    with pytest.raises(UnsupportedVersionError, match=r"version 2.* version 1"):
+        opened(directory.files)
+    assert directory.files == before
+
+
+def test_a_newer_mark_is_refused(history):
+    files = copied(history[-1][0])
+    head = b"ACKM" + (2).to_bytes(4, "little")
+    files["MADE"] = bytearray(head + file_log.google_crc32c.value(head).to_bytes(4, "little"))
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        opened(files)
+
+
+def test_the_golden_log_reads_as_it_says():
+    files = {LOG: bytearray((GOLDEN / "file-store-v1.bin").read_bytes()), "MADE": golden_mark()}
+    with closing(opened(files)) as store:
+        assert state_of(store) == ({1: [b"one", b"", b"three"]}, {"orders": (b"pointer", 1)})
+        assert store.ledgers.owned_by("billing") == [1]
+        with pytest.raises(AckStateError, match="fenced"):
+            store.ledgers.append(1, b"late")
+        assert store.ledgers.create("billing") == 3
+        assert store.metadata.put("/gone", b"", expected_version=ABSENT) == 1
+
+
+def golden_mark():
+    return bytearray((GOLDEN / "file-store-v1-made.bin").read_bytes())
+
+
+def write_golden(files):
+    """What the golden files were written by."""
+    with closing(FileStore.over(FakeDirectory(files))) as store:
+        store.ledgers.create("billing")
+        store.ledgers.append_all([(1, b"one"), (1, b""), (1, b"three")])
+        store.ledgers.delete(store.ledgers.create("shipping"))
+        store.metadata.put("/orders", b"", expected_version=ABSENT)
+        store.metadata.put("/orders", b"pointer", expected_version=0)
+        store.metadata.put("/gone", b"x", expected_version=ABSENT)
+        store.metadata.delete("/gone", expected_version=0)
+        store.ledgers.fence(1)
+
+
+def test_the_golden_files_are_still_what_is_written():
+    files = {}
+    write_golden(files)
+    assert files == {LOG: (GOLDEN / "file-store-v1.bin").read_bytes(), "MADE": golden_mark()}

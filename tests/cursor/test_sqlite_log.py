@@ -1,0 +1,177 @@
+"""What a damaged write-ahead log must be refused for, and what a crash may leave of one."""
+
+import random
+import shutil
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ackstate.errors import CorruptStateError
+from cursor.store import LedgerNotFoundError
+from cursor.stores import sqlite_log
+from cursor.stores.sqlite import SqliteStore
+from cursor.stores.sqlite_log import check_log
+
+DATABASE = "ackstate.sqlite3"
+LOG = f"{DATABASE}-wal"
+HEADER, FRAME = 32, 4120
+ENTRIES = [b"%d" % number * 30 for number in range(6)]
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A store as a kill leaves it: all but its tables is in the log."""
+    with closing(SqliteStore(tmp_path / "open")) as store:
+        ledger_id = store.ledgers.create("billing")
+        for entry in ENTRIES:
+            store.ledgers.append(ledger_id, entry)
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    return tmp_path / "killed"
+
+
+def entries_in(directory: Path) -> list[bytes]:
+    with closing(SqliteStore(directory)) as store:
+        return store.ledgers.read(1, 0, store.ledgers.last(1) + 1)
+
+
+def commits(content: bytes) -> list[int]:
+    """The indexes of the frames that end a transaction."""
+    count = (len(content) - HEADER) // FRAME
+    return [
+        number
+        for number in range(count)
+        if content[HEADER + FRAME * number + 4 : HEADER + FRAME * number + 8] > bytes(4)
+    ]
+
+
+def flipped(content: bytes, offset: int, bit: int = 0) -> bytes:
+    return content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :]
+
+
+def is_refused(directory: Path, content: bytes) -> bool:
+    (directory / LOG).write_bytes(content)
+    try:
+        check_log(directory / LOG, directory / DATABASE)
+    except CorruptStateError:
+        return True
+    return False
+
+
+def test_the_checksum_is_the_one_that_sqlite_documents():
+    chance = random.Random(1)
+    words = [chance.getrandbits(32) for _ in range(1026)]
+    first, second = 5, 7
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) % 2**32
+        second = (second + odd + first) % 2**32
+    computed = sqlite_log._sums(np.array([[5, 7]], np.uint32), np.array([words], np.uint32))
+    assert computed.tolist() == [[first, second]]
+
+
+def test_sqlite_itself_drops_what_follows_a_flipped_bit_without_a_word(killed):
+    """Why the log is read before SQLite reads it."""
+    content = (killed / LOG).read_bytes()
+    (killed / LOG).write_bytes(flipped(content, HEADER + FRAME * (commits(content)[2] + 1) + 500))
+    assert is_refused(killed, (killed / LOG).read_bytes())
+    with closing(sqlite3.connect(killed / DATABASE)) as connection:
+        assert connection.execute("SELECT count(*) FROM entries").fetchall() == [(2,)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_before_the_last_transaction_is_refused_with_its_frame(killed):
+    content = (killed / LOG).read_bytes()
+    last = HEADER + FRAME * (commits(content)[-2] + 1)
+    chance = random.Random(2)
+    # Every bit of the header, and of the frame that ends the last transaction but one; some of the others.
+    offsets = [*range(HEADER), *range(last - FRAME, last - FRAME + 24), *chance.sample(range(last), 150)]
+    for offset in offsets:
+        for bit in range(8) if offset < HEADER or last - FRAME <= offset < last - FRAME + 24 else [offset % 8]:
+            assert is_refused(killed, flipped(content, offset, bit)), (offset, bit)
+    (killed / LOG).write_bytes(flipped(content, HEADER + FRAME + 100))
+    with pytest.raises(CorruptStateError, match=rf"{LOG}: at byte {HEADER + FRAME} expected a sound frame"):
+        SqliteStore(killed)
+
+
+@pytest.mark.slow
+def test_a_last_transaction_may_be_torn_anywhere(killed):
+    content = (killed / LOG).read_bytes()
+    begin = HEADER + FRAME * (commits(content)[-2] + 1)
+    for lost in range(begin // 512 * 512, len(content), 512):
+        # A sector that never reached the disk, and all of the others that did.
+        start, end = max(begin, lost), min(len(content), lost + 512)
+        assert not is_refused(killed, content[:start] + bytes(end - start) + content[end:])
+    for size in (*range(0, len(content), 1_000), *range(HEADER, len(content), FRAME)):
+        assert not is_refused(killed, content[:size])
+    (killed / LOG).write_bytes(content[:begin] + bytes(700) + content[begin + 700 :])
+    assert entries_in(killed) == ENTRIES[:-1]
+
+
+def test_frames_of_older_logs_behind_the_newest_are_no_damage(tmp_path):
+    """After a checkpoint the log begins anew at its start, with other salts, and does not cut what is behind."""
+    with closing(SqliteStore(tmp_path / "open")) as store:
+        ledger_id = store.ledgers.create("billing")
+        store.ledgers.append_all([(ledger_id, bytes(3_000))] * 30)
+        store._database._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        for entry in ENTRIES[:3]:
+            store.ledgers.append(ledger_id, entry)
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    content = (tmp_path / "killed" / LOG).read_bytes()
+    salts = {content[at + 8 : at + 16] for at in range(HEADER, len(content), FRAME)}
+    assert len(salts) == 2
+    assert not is_refused(tmp_path / "killed", content)
+    assert is_refused(tmp_path / "killed", flipped(content, HEADER + 200))
+    (tmp_path / "killed" / LOG).write_bytes(content)
+    assert len(entries_in(tmp_path / "killed")) == 33
+
+
+def test_a_torn_header_hides_nothing_that_the_database_has(tmp_path):
+    with closing(SqliteStore(tmp_path / "open")) as store:
+        store.ledgers.append(store.ledgers.create("billing"), b"entry")
+        assert is_refused_copy(tmp_path, "before")
+        store._database._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        assert not is_refused_copy(tmp_path, "after")
+    assert entries_in(tmp_path / "after") == [b"entry"]
+
+
+def is_refused_copy(tmp_path: Path, name: str) -> bool:
+    directory = Path(shutil.copytree(tmp_path / "open", tmp_path / name))
+    content = (directory / LOG).read_bytes()
+    return is_refused(directory, content[:12] + b"\xff" * 4 + content[16:])
+
+
+def test_checksums_of_big_endian_words_are_read(killed):
+    """As a machine of that kind writes them: the same frames with other checksums."""
+    content = bytearray((killed / LOG).read_bytes())
+    struct.pack_into(">I", content, 0, 0x377F0683)
+    struct.pack_into(">2I", content, 24, *(checksum := summed((0, 0), content[:24])))
+    for at in range(HEADER, len(content), FRAME):
+        checksum = summed(checksum, content[at : at + 8] + content[at + 24 : at + FRAME])
+        struct.pack_into(">2I", content, at + 16, *checksum)
+    assert not is_refused(killed, bytes(content))
+    assert is_refused(killed, flipped(bytes(content), HEADER + FRAME + 100))
+    (killed / LOG).write_bytes(content)
+    assert entries_in(killed) == ENTRIES
+
+
+def summed(checksum, data):
+    first, second = checksum
+    for even, odd in struct.iter_unpack(">II", data):
+        first = (first + even + second) % 2**32
+        second = (second + odd + first) % 2**32
+    return first, second
+
+
+def test_a_check_that_trusts_the_chain_alone_would_miss_the_damage(killed, monkeypatch):
+    """The planted bug: frames behind a bad one are taken for what a crash left."""
+    content = (killed / LOG).read_bytes()
+    damaged = flipped(content, HEADER + FRAME + 100)
+    assert is_refused(killed, damaged)
+    monkeypatch.setattr(sqlite_log, "_ends_after", lambda *_: 0)
+    assert not is_refused(killed, damaged)
+    with pytest.raises(LedgerNotFoundError):
+        entries_in(killed)
