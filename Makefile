@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check spark soak bench bench-delay clean
+.PHONY: help setup demo test check spark crash kill-matrix soak bench bench-delay clean
 
 # The command that follows runs with the Java that set-up chose.
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
@@ -12,6 +12,8 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 HEAVY := spark or root or browser
 # What runs there after it, so that both take as long.
 BESIDE := delay limits tests/delay tests/limits tests/benchmarks
+# Of each layer in a soak, which goes on from the seeds of the one before.
+CRASH_BUDGET ?= 30m
 FAST  := not slow and not spark and not root and not browser
 
 define LINT
@@ -47,7 +49,14 @@ check: setup ## format, lint, types, imports and the fast tests, in under a minu
 spark: setup ## the tests that start Spark
 	$(PYTEST) -m spark
 
-soak: setup ## the model tests with many more examples, and over a million inputs for the decoders
+crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
+	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
+
+kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
+	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
+
+soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
+	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/results/crash.json
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules

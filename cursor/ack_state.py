@@ -88,6 +88,8 @@ class AckState:
         self._batches_in_flight: set[Position] = set()
         # Batches that the last persist left out.
         self._batches_cut: set[Position] = set()
+        # Those of them, and of failed ones before, until one that holds or covers them has been written.
+        self._batches_passed_by: set[Position] = set()
         # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
         # out must not take the acks before the last with it.
         self._completed = BatchIndexes()
@@ -172,10 +174,12 @@ class AckState:
         return position <= self.mark_delete or position in self.deleted
 
     def is_batch_cut(self, position: Position) -> bool:
-        """Tell whether the last persist left a partly acked batch out."""
+        """Tell whether a persist left a partly acked batch out, and none that has been written since did not."""
+        if position in self._batches_passed_by:
+            return True
         if position in self.batch or position in self._completed:
-            return position in self._batches_cut
-        return any(position in ranges for ranges in self._undurable.sets())
+            return False
+        return any(position in ranges for ranges in (*self._undurable.sets(), self._undurable.covered))
 
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
@@ -349,7 +353,8 @@ class AckState:
         self.properties = {}
         self.deleted = DeletedRanges()
         self._undurable = Undurable()
-        self._changed_batches, self._batches_in_flight, self._batches_cut = set(), set(), set()
+        self._changed_batches, self._batches_in_flight = set(), set()
+        self._batches_cut, self._batches_passed_by = set(), set()
         self._completed = BatchIndexes()
         self._durable_count = self._acked_count
 
@@ -389,6 +394,7 @@ class AckState:
         self._batches_cut = set()
         if limits.batch_count_max is not None:
             self._batches_cut.update(islice(sorted((*self.batch, *self._left_out())), limits.batch_count_max, None))
+        self._batches_passed_by |= self._batches_cut
         return Unpersisted(
             self.mark_delete, undurable.in_flight, self.properties, self._acked_count - undurable.not_taken_count,
             batch=self._batches(self._batches_in_flight), cut_count=len(undurable.cut),
@@ -418,6 +424,8 @@ class AckState:
         self._undurable.end_write(written.mark_delete)
         if self._batches_in_flight:
             self._batches_in_flight = set()
+        if self._batches_passed_by:
+            self._batches_passed_by = set(self._batches_cut)
         if self._completed:
             for position in set(self._completed).difference(self._left_out()):
                 if position not in self._undurable.fresh:

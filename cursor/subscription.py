@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.position import Position
-    from cursor.dispatch.deliveries import Sent
+    from cursor.dispatch.deliveries import Deliveries, Sent
     from cursor.hole_report import HoleReport
     from cursor.managed import ManagedCursor
     from cursor.message_log import MessageLog
@@ -133,6 +133,27 @@ class Subscription(PersistWatcher):
         """Messages sent and neither acked nor returned, those of a batch one by one."""
         with self._lock:
             return self._admission.deliveries.unacked_messages
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """What is on its way, and what is reserved for its acks: to be read, not changed."""
+        return self._admission.deliveries
+
+    def usage(self, consumer: str = "") -> Usage:
+        """Return what is used now of the gate's limits.
+
+        Args:
+            consumer: Whose unacked messages count as the consumer's; empty for nobody's.
+        """
+        with self._lock:
+            return self._admission.usage(consumer)
+
+    def check_invariants(self) -> None:
+        """Recount everything that is kept incrementally, and assert that it agrees. Complexity: O(state)."""
+        with self._lock:
+            self.deliveries._check()
+            self._dispatcher.waiting._check()
+            self.cursor._check()
 
     @property
     def consumers(self) -> tuple[str, ...]:
@@ -403,7 +424,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             if self._gate is None:
                 return ()
-            found = [("", verdict) for verdict in self._gate.why_blocked(self._usage())]
+            found = [("", verdict) for verdict in self._gate.why_blocked(self.usage())]
             for consumer in self._gate.closed_consumers:
                 verdicts = self._gate.why_blocked(self._admission.usage(consumer), consumer)
                 found += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
@@ -445,9 +466,6 @@ class Subscription(PersistWatcher):
         return not any(unacked_words) or (
             known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
         )
-
-    def _usage(self) -> Usage:
-        return self._admission.usage()
 
     def _acked(self, position: Position) -> None:
         settled = self._admission.settle([position])

@@ -214,10 +214,14 @@ class DispatchGate:
             self._rules.ask(wanted, usage, consumer, now_ms)
             if self._part is not None:
                 self._part.observe(now_ms=now_ms)
-            is_closed = self._is_closed_for(consumer)
+            is_closed = self.is_closed_for(consumer)
             woken = self._settle()
         call_all(woken)
         return is_closed
+
+    def is_closed_for(self, consumer: str) -> bool:
+        """Tell whether a rule keeps new messages from a consumer until the use has fallen, as of the last call."""
+        return any(self._closed_rules(consumer))
 
     def why_blocked(self, usage: Usage, consumer: str = "") -> tuple[Verdict, ...]:
         """Return a verdict for each rule that is closed for a consumer and stays so at this use; changes nothing."""
@@ -282,7 +286,7 @@ class DispatchGate:
         if not callable(waiter):
             raise TypeError(f"a waiter is called, and {waiter!r} cannot be")
         with self._lock:
-            is_waiting = self._is_closed_for(consumer) and not self._is_left
+            is_waiting = self.is_closed_for(consumer) and not self._is_left
             if is_waiting:
                 self._waiters.add(waiter, consumer)
         if not is_waiting:
@@ -375,9 +379,6 @@ class DispatchGate:
 
     def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
         return *self._rules.closed(consumer), self._part is not None and self._part.is_closed
-
-    def _is_closed_for(self, consumer: str) -> bool:
-        return any(self._closed_rules(consumer))
 
     def _settle(self) -> list[Callable[[], object]]:
         """Bring up to date what follows from the closed rules; return the waiters to be called without the lock."""

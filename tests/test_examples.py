@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import re
 import signal
 import socket
@@ -204,3 +205,24 @@ def test_a_limit_that_a_persist_opens_wakes_the_consumer(tmp_path, capsys):
         await running
 
     asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def rows(text):
+    """The rows of a table: how it saves, how it is mounted, whether another syncs; then what was wrong."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("power_can_be_cut")
+def test_power_cuts_find_what_no_sigkill_does_in_the_kept_result_and_here():
+    command = [sys.executable, "-P", EXAMPLES / "why_sigkill_is_not_enough.py", "5"]
+    here = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"})
+    kept = (EXAMPLES / "why_sigkill_is_not_enough.txt").read_text(encoding="utf-8")
+    for text, all_of_them in ((here.stdout, "5"), (kept, "100")):
+        assert rows(text) == [
+            ["rename", "default", "no", "0", all_of_them, "0"],
+            ["rename", "default", "yes", "0", "0", "0"],
+            ["rename", "hostile", "yes", "0", "0", all_of_them],
+            *(["fsync, rename, fsync", *disk, "0", "0", "0"] for disk in
+              (["default", "no"], ["default", "yes"], ["hostile", "yes"])),
+        ]  # fmt: skip

@@ -98,3 +98,12 @@ class CrashSubject(Protocol):
     def report(self) -> Report:
         """Say what is acked now, durable or not."""
         ...
+
+
+class GaugedSubject(CrashSubject, Protocol):
+    """A subject that knows at any time what a crash would bring back, and is held to it."""
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """How many entries a crash now would bring back at most, of those accepted until now. Read after each ack."""
+        ...

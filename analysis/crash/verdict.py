@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from analysis.crash.layer import BrokenPromise
 from analysis.crash.subject import OperationKind
 from analysis.trace.entry_set import EntrySet
 
@@ -11,6 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from analysis.crash.subject import EntryRun, Operation, Report
+
+INVENTED = "I1: an unacked entry is never treated as acked"
+LOST = "I2: a durable receipt survives any crash"
+GAUGE = "I3: no more comes again than the gauge said"
+_LISTED_MAX = 8
 
 
 class Verdict(NamedTuple):
@@ -38,6 +45,18 @@ class Verdict(NamedTuple):
         """Whether nothing was lost or invented, and the gauge held."""
         return not (len(self.lost_durable) or len(self.invented) or self.is_gauge_passed)
 
+    def broken(self, story: tuple[str, ...] = ()) -> tuple[BrokenPromise, ...]:
+        """Return the promises that this shows broken, each with the same story."""
+        found = []
+        if len(self.invented):
+            found.append((INVENTED, f"acked, and nobody had asked: {listed(self.invented)}"))
+        if len(self.lost_durable):
+            found.append((LOST, f"lost: {listed(self.lost_durable)}"))
+        if self.is_gauge_passed:
+            again = f"{len(self.redelivered)} come again: {listed(self.redelivered)}"
+            found.append((GAUGE, f"at most {self.redelivery_max} by the gauge, {again}"))
+        return tuple(BrokenPromise(promise, what, story) for promise, what in found)
+
 
 @final
 class Life:
@@ -54,7 +73,7 @@ class Life:
         self._operations: list[Operation] = []
         self._asked, self._accepted, self._durable = known.copy(), known.copy(), known.copy()
         self._gauge: int | None = None
-        self._accepted_since_gauge = EntrySet()
+        self._accepted_since_gauge = 0
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -73,8 +92,12 @@ class Life:
         Raises:
             IndexError: It was never asked for.
         """
-        self._add(self._accepted, self._operation(number))
-        self._add(self._accepted_since_gauge, self._operation(number))
+        operation = self._operation(number)
+        covered = EntrySet()
+        self._add(covered, operation)
+        # What had been accepted before was in that gauge, or was durable.
+        self._accepted_since_gauge += len(covered - self._accepted)
+        self._add(self._accepted, operation)
 
     def durable(self, numbers: Iterable[int]) -> None:
         """Note that operations are durable, as the subject said.
@@ -88,7 +111,7 @@ class Life:
     def gauged(self, redelivery_if_crashed: int) -> None:
         """Note what the subject's gauge said; what is accepted later may come on top of it."""
         self._gauge = redelivery_if_crashed
-        self._accepted_since_gauge = EntrySet()
+        self._accepted_since_gauge = 0
 
     def judge(self, recovered: Report) -> Verdict:
         """Compare with what a recovery after the crash holds."""
@@ -98,7 +121,7 @@ class Life:
             lost_durable=self._durable - acked,
             invented=acked - self._asked,
             redelivered=self._accepted - acked,
-            redelivery_max=None if gauge is None else gauge + len(self._accepted_since_gauge),
+            redelivery_max=None if gauge is None else gauge + self._accepted_since_gauge,
         )
 
     def _operation(self, number: int) -> Operation:
@@ -124,3 +147,9 @@ def entries(runs: Iterable[EntryRun]) -> EntrySet:
     for run in runs:
         found.add_run(*run)
     return found
+
+
+def listed(some: EntrySet) -> str:
+    """Return entries as text, as half-open runs ``ledger:[first, end)``; the first few of many."""
+    runs = [f"{ledger_id}:[{first}, {end})" for ledger_id, first, end in islice(some.runs(), _LISTED_MAX + 1)]
+    return " ".join(runs[:_LISTED_MAX] + ["..."] * (len(runs) > _LISTED_MAX)) or "nothing"

@@ -185,6 +185,20 @@ class MemoryStore:
             raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
         self._session.faults[fault.mutation] = fault.kind
 
+    def forget_faults(self) -> None:
+        """Script nothing any more."""
+        self._session.faults.clear()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every later call is refused: after a crash, a failed sync, or `close`."""
+        return self._session.is_over
+
+    @property
+    def has_broken_ledgers(self) -> bool:
+        """Whether ledgers cannot be written, as `break_ledgers` says."""
+        return self._session.has_broken_ledgers
+
     def break_ledgers(self) -> None:
         """Fail every `create` and append, which do not happen, until `mend_ledgers`; metadata goes on working."""
         self._session.has_broken_ledgers = True
@@ -219,6 +233,11 @@ class _Session:
                 error, reason = self._end
                 raise error(reason)
             yield self.disk
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every later call is refused."""
+        return self._end is not None
 
     def check_ledgers(self) -> None:
         """Raise `StoreError` if ledgers cannot be written."""

@@ -43,6 +43,13 @@ class StoreFile(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Sync, and forget what a sync that failed earlier, in whatever process, left to be read and not on the disk.
+
+        From now on reading shows what a power cut would leave: sectors that are lost read as zeros.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the file; nothing is synced."""
         ...

@@ -360,7 +360,7 @@ def snapshot(topic):
     waiting = subscription._dispatcher.waiting
     return (
         topic.cursor.stats(),
-        subscription._usage(),
+        subscription.usage(),
         subscription.consumers,
         sorted(waiting._all.items()),
         topic.cursor.read_position,

@@ -106,11 +106,11 @@ class Story:
 
     @property
     def used_bytes(self):
-        return sum(self.subscription._usage()[:2])
+        return sum(self.subscription.usage()[:2])
 
     @property
     def used_ranges(self):
-        return sum(self.subscription._usage()[3:5])
+        return sum(self.subscription.usage()[3:5])
 
     def check(self):
         self.cursor._check()
@@ -372,12 +372,12 @@ def sent_against_nothing():
 def test_an_ack_for_which_nothing_is_reserved_is_refused_if_there_is_no_room_and_the_store_makes_none():
     story = sent_against_nothing()
     position = Position(story.ledger_id, 2)
-    before = story.cursor.stats(), story.subscription._usage()
+    before = story.cursor.stats(), story.subscription.usage()
     with pytest.raises(AckRefusedError, match=f"too little is reserved for the ack of {position}"):
         story.subscription.ack(position, now_ms=60)
     with pytest.raises(AckRefusedError):
         story.subscription.ack_batch(position, [0], now_ms=60)
-    assert (story.cursor.stats(), story.subscription._usage()) == before
+    assert (story.cursor.stats(), story.subscription.usage()) == before
     # It may be given back, and then goes out as soon as there is room for its ack.
     story.nack(2)
     assert story.sent(consumer="quick", now_ms=60) == []

@@ -106,7 +106,7 @@ def test_what_is_in_flight_is_not_promoted_and_promotion_makes_room_beside_it():
     while story.go_on() < 109:
         pass
     # 37 acks of 14 bytes.
-    assert (story.subscription._usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
+    assert (story.subscription.usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
     assert story.promoted == (0, 0)
     assert story.go_on() == 110
     # 824 less 513 and 14 leave room for 21 of them.

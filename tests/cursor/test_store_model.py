@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from analysis.crash.zookeeper_server import running_server
 from cursor.store import ABSENT, StoreError
 from cursor.stores import zookeeper, zookeeper_ledgers
 from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.zookeeper import ZooKeeperStore
 from tests.planted import assert_caught
-from zookeeper_server import running_server
 
 LEDGER_IDS = st.integers(0, 5)
 BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)

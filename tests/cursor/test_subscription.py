@@ -218,7 +218,7 @@ def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
         if chance.random() < 0.01:
             topic.restart()
             in_flight, acked = [], {position for position in acked if topic.cursor.is_acked(position)}
-        usage = topic.subscription._usage()
+        usage = topic.subscription.usage()
         assert usage.unpersisted_record_bytes + usage.reserved_bytes <= limit
         assert len(set(in_flight)) == len(in_flight) == topic.subscription.unacked_messages
     assert blocked, "the limit was never reached, so nothing was tested"

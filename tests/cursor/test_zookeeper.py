@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, LedgerMap, Position
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from analysis.crash.zookeeper_server import ZooKeeperServer, running_server
 from cursor import CursorConfig, ManagedCursor, Source
 from cursor.inspection import inspect_store
 from cursor.store import (
@@ -31,7 +32,6 @@ from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
 from waiting import wait_until
-from zookeeper_server import ZooKeeperServer, running_server
 
 # A request that is small, so that small entries have several chunks.
 SMALL = 32 * 1024

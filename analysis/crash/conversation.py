@@ -1,0 +1,239 @@
+"""What the harness and a subject say to each other: one JSON object a line, in both directions.
+
+To the subject, entries of a run from the first (included) to the end (excluded), ledger ids as text because JSON wants
+its keys so::
+
+    {"op": "start", "directory": "/d", "ledgers": {"1": 100, "4": 50}}
+    {"op": "ack", "number": 0, "ledger": 1, "entry": 7}
+    {"op": "mark_delete", "number": 1, "ledger": 1, "entry": 9}
+    {"op": "persist", "number": 2}
+    {"op": "report"}
+    {"op": "recover", "directory": "/d", "ledgers": {"1": 100, "4": 50}}
+
+From the subject::
+
+    {"ready": true}                                               after start
+    {"accepted": 0} or {"accepted": 0, "redelivery_if_crashed": 1}   after an ack, a mark_delete, and a persist
+    {"durable": [0, 1]}                                           at any time: from now on these survive a crash
+    {"acked": [[1, 0, 10], [4, 3, 4]], "redelivery_if_crashed": null}   to report and to recover
+    {"error": "..."}                                              it cannot go on
+
+The subject may take its time, and may say that operations are durable before it says that they were accepted. It must
+write a line out before it counts as said: what is in a buffer when the process dies was never said. What it writes to
+standard error is not read, but is quoted if it ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ackstate.errors import AckStateError
+from ackstate.position import LEDGER_ID_MAX
+from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.crash.verdict import Life
+
+_ENTRY_END_MAX = 2**32
+_NUMBER_MAX = 2**63 - 1
+_QUOTED_MAX = 200
+
+
+class SubjectError(AckStateError):
+    """A subject said what the conversation has no room for, fell silent, or ended by itself; the message quotes it."""
+
+
+class Start(NamedTuple):
+    """Go on with what a directory holds, or begin there; `ledgers` are the entry counts of the log's, by id."""
+
+    directory: Path
+    ledgers: Mapping[int, int]
+
+
+class Recover(NamedTuple):
+    """Open what a crash left, and report. Fields as of `Start`."""
+
+    directory: Path
+    ledgers: Mapping[int, int]
+
+
+class AskReport(NamedTuple):
+    """Say what is acked now."""
+
+
+class Ready(NamedTuple):
+    """It has started."""
+
+
+class Accepted(NamedTuple):
+    """An operation was accepted, or a persist was tried; the gauge, if it has one, counts that in."""
+
+    number: int
+    redelivery_if_crashed: int | None = None
+
+
+class Durable(NamedTuple):
+    """Operations that survive any crash from now on."""
+
+    numbers: tuple[int, ...]
+
+
+class Failure(NamedTuple):
+    """It cannot go on."""
+
+    text: str
+
+
+Request = Start | Recover | AskReport | Operation
+Answer = Ready | Accepted | Durable | Report | Failure
+
+
+def request_line(request: Request) -> bytes:
+    """Return a request as a line, with its end."""
+    match request:
+        case Operation(number, OperationKind.PERSIST):
+            return b'{"op":"persist","number":%d}\n' % number
+        case Operation(number, kind, ledger_id, entry_id):
+            values = (kind.value.encode(), number, ledger_id, entry_id)
+            return b'{"op":"%s","number":%d,"ledger":%d,"entry":%d}\n' % values
+        case AskReport():
+            return b'{"op":"report"}\n'
+        case Start(directory, ledgers) | Recover(directory, ledgers):
+            counts = {str(ledger_id): count for ledger_id, count in ledgers.items()}
+            op = "start" if isinstance(request, Start) else "recover"
+            return _line({"op": op, "directory": str(directory), "ledgers": counts})
+
+
+def answer_line(answer: Answer) -> bytes:
+    """Return an answer as a line, with its end."""
+    match answer:
+        case Ready():
+            return b'{"ready":true}\n'
+        case Accepted(number, gauge):
+            if gauge is None:
+                return b'{"accepted":%d}\n' % number
+            return b'{"accepted":%d,"redelivery_if_crashed":%d}\n' % (number, gauge)
+        case Durable(numbers):
+            return _line({"durable": list(numbers)})
+        case Report():
+            return _line({"acked": list(answer.acked), "redelivery_if_crashed": answer.redelivery_if_crashed})
+        case Failure(text):
+            return _line({"error": text})
+
+
+def read_request(line: bytes) -> Request:
+    """Read what the harness said.
+
+    Raises:
+        SubjectError: It is none of the requests.
+    """
+    fields = _fields(line, "request")
+    try:
+        match fields:
+            case {"op": "start" | "recover" as op, "directory": str(directory), "ledgers": dict(counts), **rest} if (
+                not rest
+            ):
+                ledgers = {int(ledger_id): _count(count) for ledger_id, count in counts.items()}
+                return (Start if op == "start" else Recover)(Path(directory), ledgers)
+            case {"op": "ack" | "mark_delete" as op, "number": n, "ledger": ledger_id, "entry": entry_id, **rest} if (
+                not rest
+            ):
+                return Operation(_count(n), OperationKind(op), _count(ledger_id), _count(entry_id))
+            case {"op": "persist", "number": n, **rest} if not rest:
+                return Operation(_count(n), OperationKind.PERSIST)
+            case {"op": "report", **rest} if not rest:
+                return AskReport()
+    except ValueError:
+        pass
+    raise SubjectError(f"no request: {quoted(line)}")
+
+
+def read_answer(line: bytes) -> Answer:
+    """Read what a subject said.
+
+    Raises:
+        SubjectError: It is none of the answers; the message quotes the line.
+    """
+    fields = _fields(line, "answer")
+    try:
+        match fields:
+            case {"accepted": number, "redelivery_if_crashed": gauge, **rest} if not rest:
+                return Accepted(_count(number), _gauge(gauge))
+            case {"accepted": number, **rest} if not rest:
+                return Accepted(_count(number))
+            case {"durable": list(numbers), **rest} if not rest:
+                return Durable(tuple(map(_count, numbers)))
+            case {"acked": list(runs), **rest} if not rest or set(rest) == {"redelivery_if_crashed"}:
+                return Report([_run(run) for run in runs], _gauge(rest.get("redelivery_if_crashed")))
+            case {"ready": True, **rest} if not rest:
+                return Ready()
+            case {"error": str(text), **rest} if not rest:
+                return Failure(text)
+    except ValueError as error:
+        raise SubjectError(f"no answer: {quoted(line)}: {error}") from None
+    raise SubjectError(f"no answer: {quoted(line)}")
+
+
+def tell(life: Life, answer: Answer) -> None:
+    """Note in a life what its subject said.
+
+    Raises:
+        SubjectError: It speaks of an operation that nobody had asked for, or cannot go on.
+    """
+    try:
+        match answer:
+            case Accepted(number, gauge):
+                life.accepted(number)
+                if gauge is not None:
+                    life.gauged(gauge)
+            case Durable(numbers):
+                life.durable(numbers)
+            case Failure(text):
+                raise SubjectError(f"the subject cannot go on: {text}")
+    except IndexError as error:
+        raise SubjectError(f"{quoted(answer_line(answer))}: {error}") from None
+
+
+def quoted(line: bytes) -> str:
+    """Return a line as text that is short and printable, whatever its bytes are."""
+    text = repr(line.rstrip(b"\r\n").decode(errors="backslashreplace"))
+    return text if len(text) <= _QUOTED_MAX else f"{text[:_QUOTED_MAX]}... ({len(line)} bytes)"
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _fields(line: bytes, what: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    # A RecursionError is what deep nesting brings.
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise SubjectError(f"no {what}: {quoted(line)} is no JSON object")
+    return fields
+
+
+def _count(number: object) -> int:
+    # `True` is an int to isinstance, and is none here.
+    if type(number) is not int or not 0 <= number <= _NUMBER_MAX:
+        raise ValueError(f"{str(number)[:_QUOTED_MAX]} is not a number from 0 on")
+    return number
+
+
+def _gauge(number: object) -> int | None:
+    return None if number is None else _count(number)
+
+
+def _run(run: object) -> EntryRun:
+    if not isinstance(run, list) or len(run) != 3:
+        raise ValueError(f"{str(run)[:_QUOTED_MAX]} is not a run [ledger, first, end]")
+    ledger_id, first, end = map(_count, run)
+    if ledger_id > LEDGER_ID_MAX or not first <= end <= _ENTRY_END_MAX:
+        raise ValueError(f"{run} is not a run [ledger, first, end] with first <= end <= {_ENTRY_END_MAX}")
+    return EntryRun(ledger_id, first, end)

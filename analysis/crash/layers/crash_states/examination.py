@@ -1,0 +1,164 @@
+"""L1: every state that a power cut could leave of a `FileStore` on a simulated disk, opened and judged.
+
+A run carries out a seeded workload, and then, after each call of the disk, opens each state that a power cut there
+could leave: `analysis.crash.simulated_crash` says which these are. The first that breaks a promise ends the run, and
+its workload is cut down to the steps that it takes. One run in ten is of SQLite: see `sqlite` beside this.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from typing import TYPE_CHECKING, final
+
+from analysis.crash.layers.crash_states.execution import Execution
+from analysis.crash.layers.crash_states.processes import runs_side_by_side
+from analysis.crash.layers.crash_states.promises import ABSENT_IS_NOT_UNREADABLE, Broken, judge
+from analysis.crash.layers.crash_states.recovery import Recoveries
+from analysis.crash.layers.crash_states.sqlite import examine_sqlite
+from analysis.crash.layers.crash_states.story import Examined, Failure, outcome
+from analysis.crash.layers.crash_states.workload import draw_workload
+from analysis.crash.simulated_crash import DiskHistory
+from analysis.crash.simulated_disk import SimulatedDisk
+from cursor.stores.file import FileStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from analysis.crash.layer import RunOutcome
+    from analysis.crash.layers.crash_states.promises import Moment
+    from analysis.crash.layers.crash_states.recovery import Recovered
+    from analysis.crash.layers.crash_states.workload import Workload
+    from analysis.crash.simulated_crash import CrashState
+    from cursor.store import Store
+    from cursor.stores.store_directory import StoreDirectory
+
+_STEPS = 16
+_STEPS_ON_SQLITE = 20
+_SQLITE_ONE_IN = 10
+_COMPACTION_SIZE_MIN = 300
+_CALLS_TOLD = 12
+
+
+def open_file_store(directory: StoreDirectory) -> Store:
+    """Open a `FileStore` that is compacted so early that a short workload sees it."""
+    return FileStore.over(directory, compaction_size_min=_COMPACTION_SIZE_MIN)
+
+
+@final
+class CrashStates:
+    """The layer; see the top.
+
+    Args:
+        open_store: Opens the store that is crashed, in a directory of the simulated disk. It is to be compacted
+            before its files have 1,200 bytes more than four times what is alive.
+        sqlite_one_in: One run in so many is of SQLite; 0 for none.
+    """
+
+    def __init__(
+        self, open_store: Callable[[StoreDirectory], Store] = open_file_store, *, sqlite_one_in: int = _SQLITE_ONE_IN
+    ) -> None:
+        self._open_store = open_store
+        self._sqlite_one_in = sqlite_one_in
+
+    def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
+        """Begin with the run of `first_seed`."""
+        return runs_side_by_side(self.run, first_seed)
+
+    def run(self, seed: int) -> RunOutcome:
+        """Return what became of the run of a seed, which is of SQLite if the seed says so."""
+        random = Random(seed)  # noqa: S311 - repeatable, not secret
+        if self._sqlite_one_in and seed % self._sqlite_one_in == self._sqlite_one_in - 1:
+            workload = draw_workload(random, step_count=_STEPS_ON_SQLITE)
+            return outcome(seed, workload, lambda shorter: examine_sqlite(shorter, seed), attempts=12)
+        workload = draw_workload(random, step_count=_STEPS)
+        return outcome(seed, workload, lambda shorter: examine(shorter, self._open_store))
+
+
+def crash_states(first_seed: int) -> Iterator[RunOutcome]:
+    """Yield the runs of L1, in two processes; see `analysis.crash.layer.Layer`."""
+    return CrashStates()(first_seed)
+
+
+def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -> Examined:
+    """Carry a workload out on a simulated disk, and judge its crash states up to the first that breaks a promise."""
+    disk = SimulatedDisk()
+    execution = Execution(
+        workload,
+        lambda: open_store(disk.directory()),
+        count_calls=lambda: len(disk.calls),
+        kill=disk.kill,
+        kill_after=disk.kill_after,
+    )
+    failure = None
+    try:
+        execution.run()
+    except Exception as error:  # On a disk without faults nothing may escape.
+        broken = Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
+        failure = _failure(broken, execution.step, disk, len(disk.calls), None)
+    judging = _Judging(disk, execution.moments, Recoveries(workload, open_store))
+    failure = judging.first_failure() or failure
+    return Examined(judging.cycles, judging.counts(), failure)
+
+
+@final
+class _Judging:
+    """Judges every crash state of a disk."""
+
+    def __init__(self, disk: SimulatedDisk, moments: Sequence[Moment], recoveries: Recoveries) -> None:
+        self._disk = disk
+        self._recoveries = recoveries
+        self._judged = 0
+        self._moments: dict[int, list[Moment]] = defaultdict(list)
+        for moment in moments:
+            for made in range(moment.first_call, moment.last_call + 1):
+                self._moments[made].append(moment)
+
+    @property
+    def cycles(self) -> int:
+        return self._judged + self._recoveries.counts.states_of_recoveries
+
+    def counts(self) -> dict[str, int]:
+        counts = self._recoveries.counts
+        return {"distinct_states": counts.distinct_states, "recoveries": counts.recoveries}
+
+    def first_failure(self) -> Failure | None:
+        history = DiskHistory(self._disk.start)
+        for made in range(len(self._disk.calls) + 1):
+            if made:
+                history.follow(self._disk.calls[made - 1])
+            if (failure := self._failure_after(made, history)) is not None:
+                return failure
+        return None
+
+    def _failure_after(self, made: int, history: DiskHistory) -> Failure | None:
+        is_worst, clean = True, set()
+        for state in history.states():
+            self._judged += 1
+            recovered = self._recoveries.recover(state.files)
+            # At one moment all that opens to the same is judged the same, but for the worst of it.
+            if id(recovered) not in clean:
+                failure = self._failure_in(recovered, made, state, is_worst=is_worst)
+                if failure is not None:
+                    return failure
+                if not is_worst:
+                    clean.add(id(recovered))
+            is_worst = False
+        return None
+
+    def _failure_in(self, recovered: Recovered, made: int, state: CrashState, *, is_worst: bool) -> Failure | None:
+        moments = self._moments[made]
+        if recovered.broken is not None:
+            return _failure(recovered.broken, moments[-1].step if moments else 0, self._disk, made, state)
+        for moment in moments:
+            broken = judge(recovered.views, moment, is_worst=is_worst)
+            if broken is not None:
+                return _failure(broken, moment.step, self._disk, made, state)
+        return None
+
+
+def _failure(broken: Broken, step: int, disk: SimulatedDisk, made: int, state: CrashState | None) -> Failure:
+    # What was done long before has no part in it.
+    told = [f"disk: {call}" for call in disk.calls[max(0, made - _CALLS_TOLD) : made]]
+    told += [f"the power goes: {state}"] if state is not None else []
+    return Failure(broken, step, (*told, f"recovery: {broken.found}"))

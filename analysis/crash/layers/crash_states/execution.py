@@ -1,0 +1,270 @@
+"""Carries a workload out, and notes at each moment what a power cut must leave."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from ackstate import Position
+from analysis.crash.layers.crash_states.promises import Expected, Moment
+from analysis.crash.layers.crash_states.workload import (
+    BATCH_SIZE,
+    TOPIC,
+    StepKind,
+    batch_bits,
+    batches_of,
+    bits_of_run,
+    bits_up_to,
+    message_log,
+    view_of,
+)
+from analysis.crash.simulated_disk import ProcessKilledError
+from cursor import ManagedCursor, persist_all
+from cursor.outcome import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from analysis.crash.layers.crash_states.workload import Step, Workload
+    from cursor.outcome import Receipt
+    from cursor.store import Store
+
+_STEP_MS = 10_000
+_NOWHERE = Position(-1, -1)
+
+
+@dataclass(slots=True)
+class _Known:
+    """One cursor, and what is known of it from outside."""
+
+    cursor: ManagedCursor | None = None
+    durable: int = 0
+    accepted: int = 0
+    durable_messages: int = 0
+    accepted_messages: int = 0
+    properties: tuple[tuple[str, str], ...] = ()
+    exists: bool = False
+    receipts: list[tuple[Receipt, int, int]] = field(default_factory=list)
+    gauge: int = 0
+    mark_delete_min: Position = _NOWHERE
+
+    def accept(self, receipt: Receipt, entries: int, messages: int = 0) -> None:
+        """Note an ack of entries and of messages."""
+        messages |= batches_of(entries)
+        self.accepted_messages |= messages
+        self.accepted |= entries | _completed(self.accepted_messages)
+        self.accepted_messages |= batches_of(self.accepted)
+        self.receipts.append((receipt, entries, messages))
+        self.look()
+
+    def look(self) -> None:
+        """Ask the cursor which receipts are durable, and what its gauge says."""
+        cursor = self.cursor
+        assert cursor is not None
+        waiting = []
+        for receipt, entries, messages in self.receipts:
+            if cursor.durable(receipt):
+                self.durable |= entries
+                self.durable_messages |= messages
+            else:
+                waiting.append((receipt, entries, messages))
+        self.receipts = waiting
+        self.gauge, self.mark_delete_min = cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position
+
+    def expected(self) -> Expected:
+        """Return what a crash now must leave."""
+        return Expected(
+            self.durable,
+            self.accepted,
+            self.durable_messages,
+            self.accepted_messages,
+            self.gauge,
+            self.mark_delete_min,
+            self.properties,
+            self.exists,
+        )
+
+
+def _completed(messages: int) -> int:
+    """Return the bits of the entries of which every message is acked."""
+    whole, entries, index = (1 << BATCH_SIZE) - 1, 0, 0
+    while messages:
+        entries |= (messages & whole == whole) << index
+        messages >>= BATCH_SIZE
+        index += 1
+    return entries
+
+
+@final
+class Execution:
+    """A workload while it is carried out.
+
+    Args:
+        workload: What to do.
+        open_store: Opens the store; every call opens the same storage.
+        count_calls: Returns how many calls the storage has seen.
+        kill: Makes the storage forget its owner, as if the process had died.
+        kill_after: Makes it die after so many more calls, with `ProcessKilledError`; where it cannot, it does nothing.
+
+    Attributes:
+        moments: What is promised when; in order.
+        step: The number of the step that is being done, from 1 on; 0 before the first.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        open_store: Callable[[], Store],
+        *,
+        count_calls: Callable[[], int],
+        kill: Callable[[], None],
+        kill_after: Callable[[int], None],
+    ) -> None:
+        self.moments: list[Moment] = []
+        self._workload = workload
+        self._open_store, self._count_calls = open_store, count_calls
+        self._kill, self._kill_after = kill, kill_after
+        self._known = {subscription: _Known() for subscription in workload.subscriptions}
+        self.step = 0
+        self._store: Store
+
+    def run(self) -> None:
+        """Carry the workload out. Whatever the store or a cursor raises escapes."""
+        with self._noted():
+            self._store = self._open_store()
+        self._open_cursors(self._workload.subscriptions)
+        for step in self._workload.steps:
+            self.step += 1
+            self._do(step)
+
+    @property
+    def _now_ms(self) -> int:
+        return self.step * _STEP_MS
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note what is promised while something is done, and when it is over."""
+        first, before = self._count_calls(), self._expected()
+        yield
+        last, after = self._count_calls(), self._expected()
+        if last > first:
+            either = {subscription: (before[subscription], after[subscription]) for subscription in before}
+            self.moments.append(Moment(first + 1, last, self.step, either))
+        only = {subscription: (expected,) for subscription, expected in after.items()}
+        self.moments.append(Moment(last, last, self.step, only))
+
+    def _expected(self) -> dict[str, Expected]:
+        return {subscription: known.expected() for subscription, known in self._known.items()}
+
+    def _open_cursors(self, subscriptions: Sequence[str]) -> None:
+        for subscription in subscriptions:
+            with self._noted():
+                self._open_cursor(subscription, self._known[subscription])
+
+    def _open_cursor(self, subscription: str, known: _Known) -> None:
+        """Open a cursor: what it knows is durable then, and what it does not know will not come back."""
+        cursor = ManagedCursor.open(
+            self._store,
+            topic=TOPIC,
+            subscription=subscription,
+            ledgers=message_log(),
+            config=self._workload.config,
+            now_ms=self._now_ms,
+        )
+        view = view_of(cursor, is_new=cursor.recovery_report.source is Source.NEW)
+        known.cursor, known.exists, known.receipts = cursor, True, []
+        known.durable = known.accepted = view.entries
+        known.durable_messages = known.accepted_messages = view.messages
+        known.properties = view.properties
+        known.look()
+
+    def _do(self, step: Step) -> None:
+        known = self._known[step.subscription]
+        match step.kind:
+            case StepKind.REOPEN:
+                self._close_cursor(known)
+                self._open_cursors([step.subscription])
+            case StepKind.REOPEN_STORE:
+                for other in self._known.values():
+                    self._close_cursor(other)
+                with self._noted():
+                    self._store.close()
+                    self._store = self._open_store()
+                self._open_cursors(self._workload.subscriptions)
+            case StepKind.KILL:
+                # All at once: what was written and not yet reported may be found durable.
+                with self._noted():
+                    self._go_on_until_killed(step.amount)
+                    self._start()
+            case _:
+                with self._noted():
+                    self._ask(step, known)
+
+    def _go_on_until_killed(self, call_count: int) -> None:
+        """Persist, close and start again, and be killed anywhere in that, or after it."""
+        cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
+        self._kill_after(call_count)
+        with suppress(ProcessKilledError):
+            for cursor in cursors:
+                cursor.persist(now_ms=self._now_ms)
+            for cursor in cursors:
+                cursor.close(now_ms=self._now_ms)
+            self._store.close()
+            self._start()
+        self._kill()
+
+    def _start(self) -> None:
+        self._store = self._open_store()
+        for subscription, known in self._known.items():
+            self._open_cursor(subscription, known)
+
+    def _close_cursor(self, known: _Known) -> None:
+        assert known.cursor is not None
+        with self._noted():
+            known.cursor.close(now_ms=self._now_ms)
+            known.look()
+
+    def _ask(self, step: Step, known: _Known) -> None:
+        cursor, now_ms = known.cursor, self._now_ms
+        assert cursor is not None
+        match step.kind:
+            case StepKind.ACK:
+                ledger_id, entry_ids = step.position.ledger_id, step.entry_ids()
+                receipt = cursor.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
+                bits = sum(bits_of_run(ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids)
+                known.accept(receipt, bits)
+            case StepKind.ACK_BATCH:
+                unacked = ~step.amount & (1 << BATCH_SIZE) - 1
+                receipt = cursor.ack_batch(step.position, [unacked] if unacked else [], now_ms=now_ms)
+                known.accept(receipt, 0, batch_bits(step.position, step.amount))
+            case StepKind.MARK_DELETE:
+                # It never goes back; with other steps left out it may be there already.
+                if step.position >= cursor.mark_delete_position:
+                    known.accept(cursor.mark_delete(step.position, now_ms=now_ms), bits_up_to(step.position))
+            case StepKind.PERSIST:
+                cursor.persist(now_ms=now_ms)
+                known.look()
+            case StepKind.PERSIST_ALL:
+                self._persist_all()
+            case StepKind.RESET:
+                self._reset(step, known, cursor)
+            case StepKind.PROPERTIES:
+                cursor.set_cursor_properties({"number": str(step.amount)})
+                known.properties = (("number", str(step.amount)),)
+
+    def _persist_all(self) -> None:
+        cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
+        for outcome in persist_all(cursors, now_ms=self._now_ms):
+            if isinstance(outcome, Exception):
+                raise outcome
+        for known in self._known.values():
+            known.look()
+
+    def _reset(self, step: Step, known: _Known, cursor: ManagedCursor) -> None:
+        cursor.reset(step.position, now_ms=self._now_ms)
+        ledger_id, entry_id = step.position
+        known.durable = known.accepted = bits_up_to(Position(ledger_id, entry_id - 1))
+        known.durable_messages = known.accepted_messages = batches_of(known.accepted)
+        known.receipts = []
+        known.look()

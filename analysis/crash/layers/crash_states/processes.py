@@ -1,0 +1,66 @@
+"""Runs of neighbouring seeds side by side, in forked processes, told in the order of their seeds."""
+
+from __future__ import annotations
+
+import logging
+import os
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from analysis.crash.layer import RunOutcome
+
+_PROCESSES_MAX = 2
+_RUNS_AHEAD = 2
+
+
+def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iterator[RunOutcome]:
+    """Yield the runs of `first_seed`, `first_seed` + 1, ... for ever; the processes end when this is closed.
+
+    They are forked, so that code that was changed in this process is changed in them.
+
+    Raises:
+        RuntimeError: One of them died.
+    """
+    count = min(_PROCESSES_MAX, len(os.sched_getaffinity(0)))
+    context = get_context("fork")
+    workers = []
+    try:
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(run, first_seed + number, count, theirs), daemon=True)
+            worker.start()
+            theirs.close()
+            workers.append((worker, ours))
+        for _, pipe in workers * _RUNS_AHEAD:
+            pipe.send(None)
+        while True:
+            for _, pipe in workers:
+                try:
+                    outcome: RunOutcome = pipe.recv()
+                except (EOFError, OSError):
+                    raise RuntimeError("a process that runs crash states has died") from None
+                pipe.send(None)
+                yield outcome
+    finally:
+        for worker, pipe in workers:
+            pipe.close()
+            worker.terminate()
+            worker.join()
+
+
+def _work(run: Callable[[int], RunOutcome], first_seed: int, stride: int, pipe: Connection) -> None:
+    """Do a run for each word that comes, until nobody listens."""
+    # What cursors have to say of their limits is said to nobody: the workloads are made to reach them.
+    logging.disable(logging.WARNING)
+    seed = first_seed
+    try:
+        while True:
+            pipe.recv()
+            pipe.send(run(seed))
+            seed += stride
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return

@@ -1,0 +1,126 @@
+"""What may a cursor say after a power cut at some moment, and which promise does it break if it says something else?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.crash.layers.crash_states.workload import entries_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ackstate import Position
+    from analysis.crash.layers.crash_states.workload import View
+
+NOTHING_UNACKED_IS_ACKED = "I1: an unacked message is never treated as acked; I13: nor does an ack from before a reset"
+DURABLE_SURVIVES = "I2: a durable receipt survives any crash"
+GAUGE_IS_RIGHT = "I3: redelivered after the worst crash == the gauge; after any other <= it"
+RECOVERY_REPEATS = "I5: recovering twice gives the same; a crash during recovery is survived"
+MARK_DELETE_STAYS = "I7: the durable mark-delete never goes back, except by reset"
+ABSENT_IS_NOT_UNREADABLE = "I10: what was created is there, and what an honest crash left can be read"
+SIZE_IS_BOUNDED = "I11: the bytes on the disk are bounded by the live state"
+
+
+class Expected(NamedTuple):
+    """What is promised of one cursor at one moment.
+
+    Attributes:
+        durable: The bits of the entries that have a durable receipt.
+        accepted: The bits of the entries that were acked.
+        durable_messages: The bits of the messages of batches that have a durable receipt.
+        accepted_messages: The bits of those that were acked.
+        redelivery_if_crashed: The gauge.
+        mark_delete_min: The durable mark-delete position.
+        properties: The cursor properties.
+        exists: Whether it was created.
+    """
+
+    durable: int
+    accepted: int
+    durable_messages: int
+    accepted_messages: int
+    redelivery_if_crashed: int
+    mark_delete_min: Position
+    properties: tuple[tuple[str, str], ...]
+    exists: bool
+
+
+class Moment(NamedTuple):
+    """What is promised while some calls of the disk are made.
+
+    Attributes:
+        first_call: From so many calls on ...
+        last_call: ... up to so many, included.
+        step: The number of the step, from 1 on; 0 for what comes before.
+        alternatives: For each subscription, what a step that is under way began with and what it will end with: either
+            is right. Only one for a step that is over.
+    """
+
+    first_call: int
+    last_call: int
+    step: int
+    alternatives: Mapping[str, tuple[Expected, ...]]
+
+
+class Broken(NamedTuple):
+    """A promise that one cursor breaks.
+
+    Attributes:
+        promise: Which.
+        found: What was found instead.
+        lost: How many durable entries, or messages of batches, are not known.
+        invented: How many are known that were not acked.
+        is_gauge_wrong: Whether the gauge said something else.
+    """
+
+    promise: str
+    found: str
+    lost: int = 0
+    invented: int = 0
+    is_gauge_wrong: bool = False
+
+
+def judge(views: Mapping[str, View], moment: Moment, *, is_worst: bool) -> Broken | None:
+    """Return the first promise that a recovery broke, None if it kept all.
+
+    Args:
+        views: What each cursor says.
+        moment: When the power went.
+        is_worst: Whether everything unsynced was lost.
+    """
+    for subscription, view in views.items():
+        alternatives = moment.alternatives[subscription]
+        # The gauge is exact between steps; in the middle of one its write may be certain and not yet reported.
+        is_exact = is_worst and len(alternatives) == 1
+        found = [_first_broken(view, expected, is_exact=is_exact) for expected in alternatives]
+        if all(found) and found[0] is not None:
+            return found[0]._replace(found=f"{subscription}: {found[0].found}")
+    return None
+
+
+def _first_broken(view: View, expected: Expected, *, is_exact: bool) -> Broken | None:
+    return next(_broken(view, expected, is_exact=is_exact), None)
+
+
+def _broken(view: View, expected: Expected, *, is_exact: bool) -> Iterator[Broken]:
+    if view.is_new and expected.exists:
+        lost = expected.durable.bit_count()
+        yield Broken(ABSENT_IS_NOT_UNREADABLE, "it opens as a new cursor", lost=lost)
+    if lost := expected.durable & ~view.entries:
+        yield Broken(DURABLE_SURVIVES, f"not acked: {entries_in(lost)}", lost=lost.bit_count())
+    if invented := view.entries & ~expected.accepted:
+        yield Broken(NOTHING_UNACKED_IS_ACKED, f"acked: {entries_in(invented)}", invented=invented.bit_count())
+    if lost := expected.durable_messages & ~view.messages:
+        yield Broken(DURABLE_SURVIVES, f"{lost.bit_count()} messages of batches", lost=lost.bit_count())
+    if invented := view.messages & ~expected.accepted_messages:
+        count = invented.bit_count()
+        yield Broken(NOTHING_UNACKED_IS_ACKED, f"{count} messages of batches are acked", invented=count)
+    redelivered, gauge = (expected.accepted & ~view.entries).bit_count(), expected.redelivery_if_crashed
+    if redelivered > gauge or (is_exact and redelivered != gauge):
+        found = f"{redelivered} entries are redelivered, and the gauge said {gauge}"
+        yield Broken(GAUGE_IS_RIGHT, found, is_gauge_wrong=True)
+    if view.mark_delete < expected.mark_delete_min:
+        yield Broken(MARK_DELETE_STAYS, f"at {view.mark_delete}, and {expected.mark_delete_min} was durable")
+    if view.properties != expected.properties:
+        found = f"properties {dict(view.properties)}, not {dict(expected.properties)}"
+        yield Broken(DURABLE_SURVIVES, found)

@@ -1,0 +1,196 @@
+"""Opens what a power cut left, each different thing once: most crash states differ from another in nothing that counts.
+
+Two memories, and why they may be trusted. Equal bytes under equal names are the same disk, so a store is opened once
+for each. Opening a store discards what a crash tore, after which most of those disks are equal: the same bytes, and a
+store that answers the same to every question. What a cursor says, and what it writes, is decided by these answers and
+by what the store does next, which its memory and its disk decide; so the cursors are opened once for each such pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from analysis.crash.layers.crash_states.promises import (
+    ABSENT_IS_NOT_UNREADABLE,
+    RECOVERY_REPEATS,
+    SIZE_IS_BOUNDED,
+    Broken,
+)
+from analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
+from analysis.crash.simulated_crash import fates
+from analysis.crash.simulated_disk import SimulatedDisk
+from cursor import ManagedCursor
+from cursor.journal import cursor_owner, cursor_path
+from cursor.outcome import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from analysis.crash.layers.crash_states.workload import Workload
+    from analysis.crash.simulated_crash import CrashState
+    from cursor.store import Store, Versioned
+    from cursor.stores.store_directory import StoreDirectory
+
+_LATER_MS = 10_000_000
+_ONE_IN = 13  # of the crash states of a recovery, beside those that are always looked at
+_BYTES_PER_LIVE_BYTE = 4
+_BYTES_ALWAYS = 1_200  # what a store that is to be compacted early may hold of dead bytes, and its frames
+
+Files = tuple[tuple[str, bytes], ...]
+Content = tuple[tuple["Versioned | None", tuple[tuple[int, int], ...]], ...]
+
+
+class Recovered(NamedTuple):
+    """What came of opening one disk.
+
+    Attributes:
+        views: What each cursor says; empty if they could not be opened.
+        broken: What is wrong with the recovery by itself.
+    """
+
+    views: Mapping[str, View]
+    broken: Broken | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much work it was; `states_of_recoveries` were judged in addition to those that were asked for."""
+
+    distinct_states: int = 0
+    recoveries: int = 0
+    states_of_recoveries: int = 0
+
+
+@dataclass(slots=True)
+class _Memory:
+    of_files: dict[Files, Recovered] = field(default_factory=dict)
+    of_content: dict[object, Recovered] = field(default_factory=dict)
+
+
+@final
+class Recoveries:
+    """Opens the crash states of one workload.
+
+    Args:
+        workload: Says which cursors there are.
+        open_store: Opens a store in a directory.
+    """
+
+    def __init__(self, workload: Workload, open_store: Callable[[StoreDirectory], Store]) -> None:
+        self._workload = workload
+        self._open_store = open_store
+        self._deep, self._shallow = _Memory(), _Memory()
+        self.counts = Counts()
+
+    def recover(self, files: Files) -> Recovered:
+        """Return what comes of opening a disk that holds some files, and of crashes while it is opened."""
+        found = self._deep.of_files.get(files)
+        if found is None:
+            self.counts.distinct_states += 1
+            found = self._deep.of_files[files] = self._opened(files, self._deep)
+        return found
+
+    def _recover_again(self, files: Files) -> Recovered:
+        """Return the same for what a crash of a recovery left; crashes of this one are not looked at."""
+        found = self._deep.of_files.get(files) or self._shallow.of_files.get(files)
+        if found is None:
+            self.counts.distinct_states += 1
+            found = self._shallow.of_files[files] = self._opened(files, self._shallow)
+        return found
+
+    def _opened(self, files: Files, memory: _Memory) -> Recovered:
+        disk = SimulatedDisk(dict(files))
+        # Whatever escapes is a finding: an honest crash is no reason for any error.
+        try:
+            store = self._open_store(disk.directory())
+            key = (tuple(disk.files().items()), content_of(store, self._workload.subscriptions))
+            found = self._deep.of_content.get(key) or memory.of_content.get(key)
+            if found is not None:
+                return found
+            self.counts.recoveries += 1
+            recovered = Recovered(open_cursors(store, self._workload))
+            size, live = sum(map(len, disk.files().values())), live_size(store, self._workload.subscriptions)
+        except Exception as error:
+            return Recovered({}, Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}"))
+        if size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
+            recovered = Recovered(recovered.views, Broken(SIZE_IS_BOUNDED, f"{size} bytes hold {live}"))
+        elif memory is self._deep:
+            recovered = Recovered(recovered.views, self._broken_by_a_crash(disk, recovered))
+        memory.of_content[key] = recovered
+        return recovered
+
+    def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: Recovered) -> Broken | None:
+        """Recover after crashes of a recovery, and after none, and say what is not as the first time."""
+        wanted = _acks(recovered)
+        for state in _sample(disk):
+            self.counts.states_of_recoveries += 1
+            again = self._recover_again(state.files)
+            broken = again.broken
+            if broken is None and _acks(again) != wanted:
+                broken = Broken(RECOVERY_REPEATS, f"first {recovered.views}, then {again.views}")
+            if broken is not None:
+                return broken._replace(found=f"{broken.found}, after a crash of the recovery that left: {state}")
+        return None
+
+
+def _acks(recovered: Recovered) -> dict[str, View]:
+    """Return what the cursors say but for whether they are new: one that was made by a recovery is there after it."""
+    return {subscription: view._replace(is_new=False) for subscription, view in recovered.views.items()}
+
+
+def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
+    """Yield what crashes could leave: after each call the worst, the mildest, and some of the others."""
+    made_before, place = -1, 0
+    for number, (made, state) in enumerate(fates(disk.calls, disk.start)):
+        place = place + 1 if made == made_before else 0
+        made_before = made
+        if place < 2 or number % _ONE_IN == 0:
+            yield state
+
+
+def open_cursors(store: Store, workload: Workload) -> dict[str, View]:
+    """Open the cursors of a workload and return what they say."""
+    views = {}
+    for subscription in workload.subscriptions:
+        cursor = ManagedCursor.open(
+            store,
+            topic=TOPIC,
+            subscription=subscription,
+            ledgers=message_log(),
+            config=workload.config,
+            now_ms=_LATER_MS,
+        )
+        views[subscription] = view_of(cursor, is_new=cursor.recovery_report.source is Source.NEW)
+    return views
+
+
+def content_of(store: Store, subscriptions: Iterable[str]) -> Content:
+    """Return what a store answers when it is asked for some cursors: their records, and how long their journals are.
+
+    Not the entries themselves, which are read from the disk anew each time: of two stores on equal disks that answer
+    the same here they are the same.
+    """
+    ledgers, held = store.ledgers, []
+    for subscription in subscriptions:
+        path, owner = _names_of(subscription)
+        ids = ledgers.owned_by(owner)
+        held.append((store.metadata.get(path), tuple((ledger_id, ledgers.last(ledger_id)) for ledger_id in ids)))
+    return tuple(held)
+
+
+@cache
+def _names_of(subscription: str) -> tuple[str, str]:
+    """Return a cursor's path and the owner of its ledgers."""
+    path = cursor_path(TOPIC, subscription)
+    return path, cursor_owner(path)
+
+
+def live_size(store: Store, subscriptions: Iterable[str]) -> int:
+    """Return the bytes of all that some cursors have in a store."""
+    size = 0
+    for value, journals in content_of(store, subscriptions):
+        size += 0 if value is None else len(value.data)
+        size += sum(len(entry) for ledger_id, last in journals for entry in store.ledgers.read(ledger_id, 0, last + 1))
+    return size

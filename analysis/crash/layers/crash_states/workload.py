@@ -1,0 +1,255 @@
+"""What happens before the power goes: seeded steps of some cursors on one store, and what each moment promises.
+
+What is known to be acked is kept here as bits of integers, one for each entry of the message log and one for each
+message of a batch: what judges the cursor shares no code with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate import LedgerMap, Position
+from cursor import CursorConfig
+from cursor.journal_format import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from random import Random
+
+    from cursor import ManagedCursor
+
+TOPIC = "t"
+BATCH_SIZE = 4
+"""Messages of an entry, where it is acked as a batch."""
+
+_LEDGERS = {1: 24, 2: 0, 4: 30, 7: 20}
+
+
+class StepKind(Enum):
+    """What a workload does next."""
+
+    ACK = "ack"
+    ACK_BATCH = "ack of a batch"
+    MARK_DELETE = "mark-delete"
+    PERSIST = "persist"
+    PERSIST_ALL = "persist all cursors with one sync"
+    RESET = "reset"
+    PROPERTIES = "set the cursor properties"
+    REOPEN = "close the cursor and open it again"
+    REOPEN_STORE = "close the store and open it again"
+    KILL = "be killed"
+
+
+class Step(NamedTuple):
+    """One step; steps may be left out and the others still make sense.
+
+    Attributes:
+        kind: What is done.
+        subscription: To which cursor.
+        position: ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: where to.
+        amount: ACK: how many entries from there on, every `stride`-th. ACK_BATCH: the messages, one bit each.
+            PROPERTIES: the value. KILL: after so many calls of the disk.
+        stride: See above.
+    """
+
+    kind: StepKind
+    subscription: str
+    position: Position = Position(-1, -1)
+    amount: int = 0
+    stride: int = 1
+
+    def __str__(self) -> str:
+        return _TOLD.get(self.kind, "{0}: {1}").format(self.subscription, self.kind.value, *self[2:])
+
+    def entry_ids(self) -> range:
+        """Return the entries that an ACK is for."""
+        last = min(self.position.entry_id + self.amount * self.stride, _LEDGERS[self.position.ledger_id])
+        return range(self.position.entry_id, last, self.stride)
+
+
+# What a step is told by, if not by the subscription (0) and the kind (1): position (2), amount (3) and stride (4).
+_TOLD = {
+    StepKind.ACK: "{0}: ack {3} entries from {2} on, {4} apart",
+    StepKind.ACK_BATCH: "{0}: ack messages {3:04b} of the batch {2}",
+    StepKind.MARK_DELETE: "{0}: {1} to {2}",
+    StepKind.RESET: "{0}: {1} to {2}",
+    StepKind.PROPERTIES: "{0}: {1} to {3}",
+    StepKind.PERSIST_ALL: "{1}",
+    StepKind.REOPEN_STORE: "{1}",
+    StepKind.KILL: "persist, close and start again, but be killed after {3} calls of the disk; start again",
+}
+_WEIGHTS = {
+    StepKind.ACK: 10,
+    StepKind.ACK_BATCH: 2,
+    StepKind.MARK_DELETE: 1.5,
+    StepKind.PERSIST: 8,
+    StepKind.PERSIST_ALL: 1.5,
+    StepKind.RESET: 0.7,
+    StepKind.PROPERTIES: 0.7,
+    StepKind.REOPEN: 0.6,
+    StepKind.REOPEN_STORE: 0.6,
+    StepKind.KILL: 1.2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one run does.
+
+    Attributes:
+        subscriptions: Each has a cursor; all share a store.
+        config: Of the cursors.
+        steps: In order.
+    """
+
+    subscriptions: tuple[str, ...]
+    config: CursorConfig
+    steps: tuple[Step, ...]
+
+    def story(self) -> Iterator[str]:
+        """Yield the workload as lines."""
+        config = self.config
+        yield (
+            f"cursors {', '.join(self.subscriptions)} in the {config.format.value} format, compacted from"
+            f" {config.compaction_bytes_min} bytes on, {config.ledger_entry_count_max} entries a ledger"
+        )
+        for number, step in enumerate(self.steps, start=1):
+            yield f"{number}. {step}"
+
+
+def draw_workload(random: Random, *, step_count: int) -> Workload:
+    """Return a workload decided by a source of randomness.
+
+    Args:
+        random: Is drawn from.
+        step_count: How many steps.
+    """
+    subscriptions = ("a", "b") if random.random() < 0.3 else ("a",)
+    format_ = Format.NATIVE if random.random() < 0.7 else Format.PULSAR
+    config = CursorConfig(
+        format=format_,
+        compaction_bytes_min=random.choice((40, 90, 200)),
+        ledger_entry_count_max=random.choice((3, 5, 50)),
+        ledger_rollover_ms=0,
+        range_count_max=random.choice((4, 8)) if format_ is Format.NATIVE and random.random() < 0.15 else None,
+    )
+    kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    steps = [_draw_step(random, kind, subscriptions) for kind in random.choices(kinds, weights, k=step_count)]
+    return Workload(subscriptions, config, tuple(steps))
+
+
+def _draw_step(random: Random, kind: StepKind, subscriptions: tuple[str, ...]) -> Step:
+    subscription = random.choice(subscriptions)
+    ledger_id = random.choice([ledger_id for ledger_id, count in _LEDGERS.items() if count])
+    position, amount, stride = Position(ledger_id, random.randrange(_LEDGERS[ledger_id])), 0, 1
+    match kind:
+        case StepKind.ACK:
+            amount, stride = random.randint(1, 9), random.randint(1, 3)
+        case StepKind.ACK_BATCH:
+            # Few entries, so that a batch is sometimes completed.
+            position, amount = Position(ledger_id, random.randrange(4)), random.randrange(1, 16)
+        case StepKind.MARK_DELETE:
+            # Early positions, so that what follows has something to do.
+            position = Position(1, position.entry_id % _LEDGERS[1])
+        case StepKind.PROPERTIES:
+            amount = random.randrange(1000)
+        case StepKind.KILL:
+            amount = random.randrange(24)
+    return Step(kind, subscription, position, amount, stride)
+
+
+def message_log() -> LedgerMap:
+    """Return the log that the cursors stand in; it does not change."""
+    return LedgerMap.from_counts(_LEDGERS)
+
+
+def _offsets() -> dict[int, int]:
+    offsets, offset = {}, 0
+    for ledger_id, count in _LEDGERS.items():
+        offsets[ledger_id] = offset
+        offset += count
+    return offsets
+
+
+_OFFSETS = _offsets()
+_ELSEWHERE = 1 << sum(_LEDGERS.values())  # the bit of whatever the log does not have
+
+
+def bits_of_run(ledger_id: int, first: int, end: int) -> int:
+    """Return the bits of entries from `first` (included) to `end` (excluded)."""
+    if end <= first:
+        return 0
+    inside = min(end, _LEDGERS.get(ledger_id, 0))
+    bits = ((1 << (inside - first)) - 1) << (_OFFSETS[ledger_id] + first) if inside > first else 0
+    return bits if inside == end else bits | _ELSEWHERE
+
+
+def bits_up_to(position: Position) -> int:
+    """Return the bits of every entry up to a position, included."""
+    bits = 0
+    for ledger_id, count in _LEDGERS.items():
+        if ledger_id < position.ledger_id:
+            bits |= bits_of_run(ledger_id, 0, count)
+        elif ledger_id == position.ledger_id:
+            bits |= bits_of_run(ledger_id, 0, position.entry_id + 1)
+    return bits
+
+
+def batch_bits(position: Position, messages: int) -> int:
+    """Return the bits of messages of a batch."""
+    return messages << ((_OFFSETS[position.ledger_id] + position.entry_id) * BATCH_SIZE)
+
+
+def batches_of(entries: int) -> int:
+    """Return the bits of all messages of entries that are acked as a whole. Complexity: O(entries)."""
+    spread = 0
+    while entries:
+        lowest = entries & -entries
+        spread |= (1 << BATCH_SIZE) - 1 << (lowest.bit_length() - 1) * BATCH_SIZE
+        entries ^= lowest
+    return spread
+
+
+def entries_in(bits: int) -> str:
+    """Return the entries that bits stand for, for a story."""
+    found = []
+    for ledger_id, count in _LEDGERS.items():
+        found += [f"{ledger_id}:{entry}" for entry in range(count) if bits >> (_OFFSETS[ledger_id] + entry) & 1]
+    return ", ".join([*found, *["entries that the log does not have"] * bool(bits & _ELSEWHERE)])
+
+
+class View(NamedTuple):
+    """What a cursor says it is after it was opened.
+
+    Attributes:
+        entries: The bits of its acked entries.
+        messages: The bits of its acked messages of batches, acked entries included.
+        mark_delete: Its mark-delete position.
+        properties: Its cursor properties.
+        is_new: Whether it says that there was no cursor before.
+    """
+
+    entries: int
+    messages: int
+    mark_delete: Position
+    properties: tuple[tuple[str, str], ...]
+    is_new: bool
+
+
+def view_of(cursor: ManagedCursor, *, is_new: bool) -> View:
+    """Return what a cursor says."""
+    mark_delete = cursor.mark_delete_position
+    entries = bits_up_to(mark_delete)
+    for ledger_id, first, end in cursor.deleted.runs():
+        entries |= bits_of_run(ledger_id, first, end)
+    messages = batches_of(entries)
+    for position, words in cursor.batch.items():
+        unacked = words[0] & (1 << BATCH_SIZE) - 1
+        messages |= batch_bits(position, ~unacked & (1 << BATCH_SIZE) - 1)
+    return View(entries, messages, mark_delete, _frozen(cursor.cursor_properties), is_new)
+
+
+def _frozen(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(properties.items()))

@@ -1,0 +1,231 @@
+"""L5: a good store whose bytes change afterwards. It is refused, or knows what it knew, or says what it left out.
+
+One thing is damaged at a time: a bit, the length of a file, what follows it, units of it that change places or come
+from another store. Each copy is opened as a user would. What no log can tell from the truth is counted apart: a cut
+exactly where a synced unit ended, and a last unit that looks as a crash would have left it (`damage_kinds.Reach`).
+
+Counts: ``refused``, ``harmless``, ``reported``, ``border_cuts``, and ``repaired`` for openings with a repair.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from contextlib import closing, contextmanager
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
+from analysis.crash.layer import BrokenPromise, RunOutcome
+from analysis.crash.layers.damage_kinds import Reach, damages
+from analysis.crash.layers.damage_media import FileMedium, SqliteMedium, scratch_directory
+from analysis.crash.layers.damage_story import (
+    LEDGERS,
+    AckedState,
+    Opened,
+    Story,
+    keep_quiet,
+    open_cursor,
+    write_story,
+)
+from cursor.recovery import UnreadableCursorError
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from analysis.crash.layers.damage_kinds import Damage
+    from analysis.crash.layers.damage_media import Files, Medium
+    from cursor.journal_format import Repair
+
+_BROKEN_MAX = 10  # Of a run; more would say the same.
+_HANGS_AFTER_S = 20.0
+_REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
+
+I1 = "I1: an unacked message is never treated as acked"
+I2 = "I2: a durable receipt survives"
+I10 = "I10: unreadable is not absent"
+TYPED = "damage is met with an error of ours that says where"
+
+
+class Fate(Enum):
+    """What became of a damaged copy; the value is the name of its count."""
+
+    REFUSED = "refused"
+    HARMLESS = "harmless"
+    REPORTED = "reported"
+    BORDER_CUT = "border_cuts"
+
+
+@final
+class HangError(Exception):
+    """Opening a damaged copy did not end."""
+
+
+def damage(first_seed: int) -> Iterator[RunOutcome]:
+    """Yield runs, each of many damaged copies of one store: of a `FileStore` and an `SqliteStore` in turn."""
+    keep_quiet("cursor")
+    with scratch_directory() as directory:
+        media: Sequence[Medium] = (FileMedium(), SqliteMedium(Path(directory)))
+        for seed in count(first_seed):
+            yield run(seed, media[seed % len(media)])
+
+
+def run(seed: int, medium: Medium) -> RunOutcome:
+    """Damage one store in many ways, and judge each."""
+    good = good_store(seed, medium)
+    chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    foreign = good_store(seed + 1_000_003, medium).files
+    counts: Counter[str] = Counter()
+    broken = list(good.broken())
+    invented = lost = cycles = 0
+    for log in medium.logs(good.files):
+        for damaged in damages(good.files, log, foreign.get(log.name, b""), chance, flips=medium.flips_max):
+            judgement = judge(medium, good, damaged)
+            cycles += 1
+            counts += Counter(judgement.counts)
+            invented += judgement.invented
+            lost += judgement.lost
+            broken += judgement.broken if len(broken) < _BROKEN_MAX else ()
+    return RunOutcome(
+        seed, cycles, lost_durable=lost, invented=invented, broken=tuple(broken[:_BROKEN_MAX]), counts=counts
+    )
+
+
+class GoodStore(NamedTuple):
+    """A store before anything happens to it.
+
+    Attributes:
+        files: All of them.
+        story: How it was made.
+        truth: What its cursor knows when it is opened.
+    """
+
+    files: Files
+    story: Story
+    truth: AckedState
+
+    def broken(self) -> Iterator[BrokenPromise]:
+        """Yield what is wrong with it already."""
+        if self.truth != self.story.states[-1]:
+            yield BrokenPromise(I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
+
+
+def good_store(seed: int, medium: Medium) -> GoodStore:
+    """Make the store of a seed."""
+    chance = Random(seed)  # noqa: S311 - as above
+    story = Story()
+    files = medium.write(lambda store: write_story(store, chance, story), is_closed=chance.random() < 0.5)
+    with closing(medium.open(files)) as store:
+        truth = open_cursor(store)[1].state
+    return GoodStore(files, story, truth)
+
+
+class Judgement(NamedTuple):
+    """What one damaged copy showed.
+
+    Attributes:
+        counts: Its fate, and how many repairs were tried.
+        broken: What promises it saw broken.
+        invented: Messages known as acked that nobody acked.
+        lost: Acked messages that were lost without a word.
+    """
+
+    counts: dict[str, int]
+    broken: tuple[BrokenPromise, ...] = ()
+    invented: int = 0
+    lost: int = 0
+
+
+def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
+    """Open a damaged copy as a user would; if its cursor is refused, with each repair that is offered, too."""
+    try:
+        opened, is_reported = _opened(medium, damaged.files)
+    except UnreadableCursorError as error:
+        return _judge_repairs(medium, good, damaged, error)
+    except _REFUSALS as error:
+        where = () if str(error) else (_broken(TYPED, "an error without a word", medium, good, damaged),)
+        return Judgement({Fate.REFUSED.value: 1}, where)
+    except Exception as error:
+        return Judgement({}, (_broken(TYPED, repr(error), medium, good, damaged),))
+    return _judge_state(opened, medium, good, damaged, is_reported=is_reported)
+
+
+def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Judgement:
+    """Compare what the cursor of a damaged copy knows with the truth."""
+    invented = (opened.state.messages & ~good.story.asked).bit_count()
+    if invented:
+        return Judgement({}, (_broken(I1, f"{invented} messages", medium, good, damaged),), invented=invented)
+    fate = _fate(opened.state, good, damaged, is_reported=is_reported)
+    if fate is not None:
+        return Judgement({fate.value: 1})
+    if opened.state.is_new:
+        return Judgement({}, (_broken(I10, "a new cursor", medium, good, damaged),))
+    lost = (good.truth.messages & ~opened.state.messages).bit_count()
+    found = f"{lost} messages lost, and not a word of it" if lost else f"{opened.state} and not {good.truth}"
+    return Judgement({}, (_broken(I2, found, medium, good, damaged),), lost=lost)
+
+
+def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> Judgement:
+    broken, invented_total = [], 0
+    for repair in error.repairs:
+        try:
+            opened, _ = _opened(medium, damaged.files, repair)
+        except _REFUSALS:
+            continue
+        except Exception as unexpected:
+            broken.append(_broken(TYPED, f"{unexpected!r} with {repair}", medium, good, damaged))
+            continue
+        invented = (opened.state.messages & ~good.story.asked).bit_count()
+        invented_total += invented
+        if invented:
+            broken.append(_broken(I1, f"{invented} messages with {repair}", medium, good, damaged))
+    counts = {Fate.REFUSED.value: 1, "repaired": len(error.repairs)}
+    return Judgement(counts, tuple(broken), invented=invented_total)
+
+
+def _opened(medium: Medium, files: Files, repair: Repair | None = None) -> tuple[Opened, bool]:
+    """Return what the cursor knows, and whether it was said that something was left out."""
+    with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
+        _, opened = open_cursor(store) if repair is None else open_cursor(store, repair=repair)
+        return opened, bool(opened.bytes_discarded or medium.bytes_discarded(store))
+
+
+def _fate(state: AckedState, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Fate | None:
+    """Return what became of a copy in which no ack is invented; None if a promise is broken."""
+    if state == good.truth:
+        return Fate.HARMLESS
+    newest_first = list(reversed(good.story.states))
+    # A last record that was torn was never promised to anybody.
+    reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
+    if state not in newest_first[: min(len(newest_first), 1 + reach)]:
+        return None
+    return Fate.REPORTED if is_reported else Fate.BORDER_CUT
+
+
+def _broken(promise: str, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
+    log = f"a message log {LEDGERS}"
+    return BrokenPromise(promise, found, (f"{medium.name}, {log}", *good.story.steps, damaged.text))
+
+
+@contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Raise `HangError` after a time, where that is possible: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def _hang(*_: object) -> None:
+        raise HangError(f"not open after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,152 @@
+"""What can be wrong with a file of a store: one thing at a time, named so that it can be done again by hand."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from random import Random
+
+_CUTS_MIN = 30
+
+
+class Reach(IntEnum):
+    """How many synced units at the end of a log a damage may pass off as never written: no log can tell."""
+
+    NONE = 0
+    LAST = 1
+    """It may lie in the last unit, which then looks as a crash would have left it."""
+    LAST_TWO = 2
+    """It may hide where the last unit began, so that two look like one."""
+    ANY = 1_000_000
+    """It cut the log."""
+
+
+class Damage(NamedTuple):
+    """A damaged copy of a store.
+
+    Attributes:
+        text: What was done to which file.
+        files: All files of the copy, by name.
+        reach: What it may take with it unseen.
+    """
+
+    text: str
+    files: dict[str, bytes]
+    reach: Reach
+
+
+class LogFile(NamedTuple):
+    """A file of a store, and what its units are.
+
+    Attributes:
+        name: Its name.
+        borders: Where its units begin, and where the last one ends, in bytes.
+        cut_size_min: A cut that leaves at least so many bytes may be unseen; None if none may.
+        hides_last: Whether a changed byte in its last unit may look as a crash would have left it.
+    """
+
+    name: str
+    borders: Sequence[int]
+    cut_size_min: int | None
+    hides_last: bool
+
+
+def damages(
+    files: Mapping[str, bytes], log: LogFile, foreign: bytes, chance: Random, *, flips: int
+) -> Iterator[Damage]:
+    """Yield copies of a store in which one file is damaged in one way: all ways where these are few, else a sample.
+
+    Args:
+        files: The store.
+        log: Which file, and its units.
+        foreign: The same file of another, also valid store.
+        chance: Chooses the sample.
+        flips: How many bits are flipped at most.
+    """
+    content = files[log.name]
+    changed = Reach.LAST if log.hides_last else Reach.NONE
+    moved = Reach.LAST_TWO if log.hides_last else Reach.NONE
+    for text, data, reach in (
+        *_flips(content, chance, flips, changed),
+        *_cuts(content, log, chance, max(_CUTS_MIN, flips // 10)),
+        *_appended(content, chance),
+        *_moved_units(content, log.borders, chance, moved),
+        *_foreign_units(content, foreign, log.borders, chance, moved),
+    ):
+        if data != content:
+            yield Damage(f"{log.name}: {text}", {**files, log.name: data}, reach)
+    # A directory without any file is one in which no store was ever made.
+    rest = {name: data for name, data in files.items() if name != log.name}
+    yield Damage(f"{log.name}: missing", rest, Reach.ANY if not rest or log.cut_size_min == 0 else Reach.NONE)
+
+
+_Changed = tuple[str, bytes, Reach]
+
+
+def _flips(content: bytes, chance: Random, count: int, reach: Reach) -> Iterator[_Changed]:
+    bits: Sequence[int] = range(len(content) * 8)
+    for bit in bits if len(bits) <= count else sorted(chance.sample(bits, count)):
+        data = bytearray(content)
+        data[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit % 8} of byte {bit // 8} flipped", bytes(data), reach
+
+
+def _cuts(content: bytes, log: LogFile, chance: Random, count: int) -> Iterator[_Changed]:
+    sizes = {*range(min(8, len(content))), *log.borders, *(border - 1 for border in log.borders)}
+    sizes.update(chance.sample(range(len(content)), min(count, len(content))))
+    possible = sorted(size for size in sizes if 0 <= size < len(content))
+    # Empty is what a file is most often found to be.
+    for size in sorted({0, *chance.sample(possible, min(count, len(possible)))}):
+        is_unseen = log.cut_size_min is not None and size >= log.cut_size_min
+        yield f"cut to {size} bytes", content[:size], Reach.ANY if is_unseen else Reach.NONE
+
+
+def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
+    for text, more in (
+        ("a zero", b"\0"),
+        ("4096 zeros", bytes(4096)),
+        ("noise", chance.randbytes(700)),
+        ("itself", content),
+        ("its end", content[-200:]),
+    ):
+        yield f"{text} appended", content + more, Reach.NONE
+
+
+def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: Reach) -> Iterator[_Changed]:
+    units = _units(content, borders)
+    if len(units) < 2:
+        return
+    for _ in range(12):
+        low, high = sorted(chance.sample(range(len(units)), 2))
+        swapped = list(units)
+        swapped[low], swapped[high] = swapped[high], swapped[low]
+        copied = [*units[:high], units[low], *units[high + 1 :]]
+        dropped = [*units[:low], *units[low + 1 :]]
+        doubled = [*units[:low], units[low], *units[low:]]
+        wiped = [*units[:low], bytes(len(units[low])), *units[low + 1 :]]
+        for text, parts in (
+            (f"units {low} and {high} swapped", swapped),
+            (f"unit {low} written over unit {high}", copied),
+            (f"unit {low} left out", dropped),
+            (f"unit {low} doubled", doubled),
+            (f"unit {low} wiped with zeros", wiped),
+        ):
+            yield text, content[: borders[0]] + b"".join(parts) + content[borders[-1] :], reach
+
+
+def _foreign_units(
+    content: bytes, foreign: bytes, borders: Sequence[int], chance: Random, reach: Reach
+) -> Iterator[_Changed]:
+    units = _units(content, borders)
+    for index in sorted(chance.sample(range(len(units)), min(8, len(units)))):
+        begin, end = borders[index], borders[index + 1]
+        if len(foreign) >= end:
+            yield f"unit {index} of another store", content[:begin] + foreign[begin:end] + content[end:], reach
+
+
+def _units(content: bytes, borders: Sequence[int]) -> list[bytes]:
+    return [content[begin:end] for begin, end in pairwise(borders)]

@@ -1,0 +1,171 @@
+"""Stores whose files can be taken out, damaged and put back."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, final
+
+from analysis.crash.layers.damage_kinds import LogFile
+from analysis.crash.simulated_disk import SimulatedDisk
+from cursor.stores import sqlite_database
+from cursor.stores.file import FileStore
+from cursor.stores.file_log import MAGIC
+from cursor.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cursor.store import Store
+
+Files = dict[str, bytes]
+_DATABASE = sqlite_database.DATABASE
+_LOG = f"{_DATABASE}-wal"
+_LOG_HEADER_BYTES = 32
+_FRAME_BYTES = 4096 + 24
+_PAGE_BYTES = 4096
+
+
+class Medium(Protocol):
+    """A kind of store, and its files as bytes."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in a story."""
+        ...
+
+    @property
+    def flips_max(self) -> int:
+        """How many bits of a file are flipped in a run, so that it takes about a second."""
+        ...
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
+        """Return the files of a store that was worked on, and closed in order or killed."""
+        ...
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """Open a store with these files; others that were opened so are closed."""
+        ...
+
+    def bytes_discarded(self, store: Store) -> int:
+        """Return what an opened store says it has left out."""
+        ...
+
+    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+        """Return what each file consists of."""
+        ...
+
+
+@final
+class FileMedium:
+    """`FileStore` on a disk in memory."""
+
+    name = "FileStore"
+    flips_max = 3_000
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
+        """See `Medium.write`."""
+        disk = SimulatedDisk()
+        # The one that is killed has been compacted, and more than once.
+        store = FileStore.over(disk.directory(), **({} if is_closed else {"compaction_size_min": 800}))
+        work(store)
+        if is_closed:
+            store.close()
+        return disk.files()
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """See `Medium.open`."""
+        return FileStore.over(SimulatedDisk.from_state(files).directory())
+
+    def bytes_discarded(self, store: Store) -> int:
+        """See `Medium.bytes_discarded`."""
+        assert isinstance(store, FileStore)
+        return 0 if store.discarded is None else store.discarded.byte_count
+
+    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+        """See `Medium.logs`."""
+        found = []
+        for name, data in files.items():
+            borders = _group_borders(data)
+            # A log is renamed into place when the state that it begins with is whole.
+            found.append(LogFile(name, borders, cut_size_min=(*borders, len(data))[1], hides_last=False))
+        return found
+
+
+def _group_borders(content: bytes) -> list[int]:
+    """Return where groups begin, and where the last one ends."""
+    borders, at = [], content.find(MAGIC)
+    while at >= 0:
+        borders.append(at)
+        at = content.find(MAGIC, at + 1)
+    return [*borders, len(content)]
+
+
+@final
+class SqliteMedium:
+    """`SqliteStore` in a directory that is made anew for each copy.
+
+    Args:
+        directory: Where; empty, and better not on a real disk.
+    """
+
+    name = "SqliteStore"
+    flips_max = 60
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._opened: Store | None = None
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
+        """See `Medium.write`."""
+        directory = self._empty_directory()
+        with closing(SqliteStore(directory)) as store:
+            work(store)
+            files = _files_in(directory)
+        return _files_in(directory) if is_closed else files
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """See `Medium.open`."""
+        directory = self._empty_directory()
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        self._opened = SqliteStore(directory)
+        return self._opened
+
+    def bytes_discarded(self, store: Store) -> int:  # noqa: ARG002
+        """Return 0: SQLite does not say what it drops."""
+        return 0
+
+    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+        """See `Medium.logs`."""
+        found = []
+        for name, data in files.items():
+            if name == _DATABASE:
+                borders = range(0, len(data) + 1, _PAGE_BYTES)
+                found.append(LogFile(name, borders, cut_size_min=None, hides_last=False))
+            else:
+                borders = range(_LOG_HEADER_BYTES, len(data) + 1, _FRAME_BYTES)
+                found.append(LogFile(name, borders, cut_size_min=0, hides_last=True))
+        return found
+
+    def _empty_directory(self) -> Path:
+        if self._opened is not None:
+            self._opened.close()
+        directory = self._directory / "store"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        return directory
+
+
+def _files_in(directory: Path) -> Files:
+    names = (name for name in (_DATABASE, _LOG) if (directory / name).exists())
+    files = {name: (directory / name).read_bytes() for name in names}
+    return {name: data for name, data in files.items() if data}
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """Return a directory in memory, if there is one: what is damaged here has no power cut to survive."""
+    shared = Path("/dev/shm")  # noqa: S108 - a directory of its own is made in it
+    return tempfile.TemporaryDirectory(prefix="ackstate-damage-", dir=shared if shared.is_dir() else None)

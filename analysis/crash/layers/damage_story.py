@@ -1,0 +1,221 @@
+"""A good store with a known ack state, for media to be damaged: made by one seed, and read back as a user would."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from ackstate.wire.pulsar import Compression, RangeForm
+from cursor.config import CursorConfig
+from cursor.journal_format import Format, Repair
+from cursor.managed import ManagedCursor
+from cursor.outcome import Source
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from cursor.store import LedgerStore, MetadataStore, Store
+
+LEDGERS = {3: 30, 5: 40, 8: 24}
+"""The message log: the number of entries of each ledger, by id."""
+TOPIC = "orders"
+SUBSCRIPTION = "billing"
+_BATCH_MESSAGES = 8  # Of each entry.
+_ALL_UNACKED = (1 << _BATCH_MESSAGES) - 1
+_FIRST_MESSAGE = {
+    ledger_id: _BATCH_MESSAGES * sum(count for lower_id, count in LEDGERS.items() if lower_id < ledger_id)
+    for ledger_id in LEDGERS
+}
+
+
+def keep_quiet(*names: str) -> None:
+    """Let what some loggers say of planned faults go nowhere, unless the application has somewhere for it."""
+    for name in names:
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
+
+
+class AckedState(NamedTuple):
+    """What a cursor knows.
+
+    Attributes:
+        messages: A bit for each acked message of each entry, in order of position.
+        properties: Of the mark-delete, and of the cursor.
+        is_new: Whether it was made by this opening, because there was none.
+    """
+
+    messages: int
+    properties: tuple[tuple[str, object], ...]
+    is_new: bool
+
+
+class Opened(NamedTuple):
+    """A cursor that was opened.
+
+    Attributes:
+        state: What it knows.
+        bytes_discarded: What its recovery report says that was left out.
+    """
+
+    state: AckedState
+    bytes_discarded: int
+
+
+@final
+@dataclass(slots=True)
+class Story:
+    """What was done, and what the store knew after each step.
+
+    Attributes:
+        asked: A bit for each message that anybody asked to ack, as in `AckedState`.
+        states: All that was durable, after each step that changed it; the first is of a cursor that was never made.
+        steps: What was done, in words.
+    """
+
+    asked: int = 0
+    states: list[AckedState] = field(default_factory=lambda: [AckedState(0, (), is_new=True)])
+    steps: list[str] = field(default_factory=list)
+
+    def note(self, state: AckedState) -> None:
+        """Note what is durable now."""
+        if state != self.states[-1]:
+            self.states.append(state)
+
+
+def open_cursor(
+    store: Store, *, repair: Repair = Repair.NONE, config: CursorConfig | None = None
+) -> tuple[ManagedCursor, Opened]:
+    """Open the story's cursor as a user would."""
+    ledgers = LedgerMap.from_counts(LEDGERS)
+    cursor = ManagedCursor.open(
+        store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=ledgers, config=config, repair=repair, now_ms=0
+    )
+    report = cursor.recovery_report
+    return cursor, Opened(acked_state(cursor, is_new=report.source is Source.NEW), report.bytes_discarded)
+
+
+def acked_state(cursor: ManagedCursor, *, is_new: bool = False) -> AckedState:
+    """Return what a cursor knows, durable or not."""
+    messages = 0
+    ledger_id, entry_id = cursor.mark_delete_position
+    for lower_id, count in LEDGERS.items():
+        passed = count if lower_id < ledger_id else entry_id + 1 if lower_id == ledger_id else 0
+        messages |= _bits(lower_id, 0, passed)
+    for run in cursor.deleted.runs():
+        messages |= _bits(*run)
+    for position in cursor.batch:
+        unacked = cursor.batch[position][0] & _ALL_UNACKED if cursor.batch[position] else 0
+        messages |= (_ALL_UNACKED & ~unacked) << _first_message(position)
+    properties = (*sorted(cursor.properties.items()), *sorted(cursor.cursor_properties.items()))
+    return AckedState(messages, properties, is_new)
+
+
+def write_story(store: Store, chance: Random, story: Story) -> None:
+    """Let a cursor work on an empty store, and another one beside it; nothing is left undone, or closed."""
+    config = _config(chance)
+    flaky = _FlakyStore(store)
+    other = ManagedCursor.open(
+        flaky, topic=TOPIC, subscription="audit", ledgers=LedgerMap.from_counts(LEDGERS), config=config, now_ms=0
+    )
+    cursor, opened = open_cursor(flaky, config=config)
+    story.note(opened.state._replace(is_new=False))
+    story.steps.append(f"{config.format.name} cursor made")
+    for now_ms in range(60_000, 60_000 * chance.randint(5, 12), 60_000):
+        _step(cursor, chance, story)
+        flaky.ledgers.is_broken = chance.random() < 0.1
+        persisted = cursor.persist(now_ms=now_ms)
+        flaky.ledgers.is_broken = False
+        story.steps.append(f"persisted: {persisted.route.value}")
+        story.note(acked_state(cursor))
+        if chance.random() < 0.4:
+            other.ack(Position(5, chance.randrange(LEDGERS[5])), now_ms=now_ms)
+            other.persist(now_ms=now_ms)
+
+
+def _config(chance: Random) -> CursorConfig:
+    return CursorConfig(
+        format=chance.choice(list(Format)),
+        compaction_bytes_min=chance.choice([100, 300, 64 * 1024]),
+        ledger_entry_count_max=chance.choice([3, 50_000]),
+        range_form=chance.choice(list(RangeForm)),
+        compression=chance.choice([Compression.NONE, Compression.ZLIB]),
+        compression_bytes_min=1,
+        flush_interval_ms=0,
+        ledger_retry_ms=1,
+    )
+
+
+def _step(cursor: ManagedCursor, chance: Random, story: Story) -> None:
+    """Ack something, and note it."""
+    ledger_id = chance.choice(list(LEDGERS))
+    kind = chance.choice(["ack", "ack", "ack", "batch", "mark_delete", "properties"])
+    if kind == "ack":
+        entry_ids = chance.sample(range(LEDGERS[ledger_id]), chance.randint(1, 8))
+        for entry_id in entry_ids:
+            story.asked |= _bits(ledger_id, entry_id, entry_id + 1)
+        cursor.ack_entries(ledger_id, entry_ids, now_ms=0)
+    elif kind == "batch":
+        position = Position(ledger_id, chance.randrange(LEDGERS[ledger_id]))
+        unacked = chance.randint(1, _ALL_UNACKED - 1)
+        story.asked |= (_ALL_UNACKED & ~unacked) << _first_message(position)
+        cursor.ack_batch(position, [unacked], now_ms=0)
+    elif kind == "mark_delete":
+        passed = chance.randint(1, 4)
+        first, entry_id = cursor.mark_delete_position
+        target = Position(first, entry_id + passed) if entry_id + passed < LEDGERS.get(first, 0) else None
+        if target is not None:
+            story.asked |= _bits(first, 0, target.entry_id + 1)
+            cursor.mark_delete(target, now_ms=0, properties={"seen": chance.randrange(1 << 40)})
+    else:
+        cursor.set_cursor_properties({"team": "billing", "note": "x" * chance.randrange(60)})
+        story.note(acked_state(cursor))
+    story.steps.append(kind)
+
+
+def _bits(ledger_id: int, first: int, end: int) -> int:
+    """Return the bits of the messages of some entries, from `first` (included) to `end` (excluded)."""
+    if end <= first:
+        return 0
+    return ((1 << _BATCH_MESSAGES * (end - first)) - 1) << _first_message(Position(ledger_id, first))
+
+
+def _first_message(position: Position) -> int:
+    return _FIRST_MESSAGE[position.ledger_id] + _BATCH_MESSAGES * position.entry_id
+
+
+@final
+class _FlakyStore:
+    """A store whose ledgers cannot be appended to for a while, so that a cursor falls back to the metadata."""
+
+    def __init__(self, store: Store) -> None:
+        self.ledgers = _FlakyLedgers(store.ledgers)
+        self.metadata: MetadataStore = store.metadata
+
+    def close(self) -> None:
+        """Leave it to the owner of the store."""
+
+
+@final
+class _FlakyLedgers:
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self.is_broken = False
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        if self.is_broken:
+            raise StoreError("the ledgers are out of order")
+        return self._ledgers.append(ledger_id, entry)
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        if self.is_broken:
+            raise StoreError("the ledgers are out of order")
+        return self._ledgers.append_all(entries)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledgers, name)

@@ -1,0 +1,174 @@
+"""Let the n-th system call of this process that stores below a directory fail, stop half way, or kill.
+
+The work is done by a small C library (``fault_shim.c``, which says what it sees and what it keeps of unsynced bytes).
+It must be there when the process starts, by ``LD_PRELOAD``; `compiled` makes it, `environment` names it, and
+`loaded` is how a process that was started so controls it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from analysis.crash.layer import LayerSkippedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SOURCE = Path(__file__).with_name("fault_shim.c")
+_COMPILE_S_MAX = 60.0
+
+
+class Action(IntEnum):
+    """What happens to a call; numbered as in ``fault_shim.c``."""
+
+    FAIL = 0
+    """It fails and does nothing. A sync that fails loses what it was for, as the kernel does."""
+    FAIL_READ = 1
+    """A call that reads fails; those that store are not counted."""
+    SHORT = 2
+    """A write stores half and says so, and the next write to that file fails; any other call fails."""
+    TORN_KILL = 3
+    """A write stores half and the process is killed; before any other call it is killed."""
+    KILL_BEFORE = 4
+    """The process is killed before the call."""
+    KILL_AFTER = 5
+    """The process is killed after the call, and never learns how it ended."""
+
+
+class Fault(NamedTuple):
+    """What befalls one call.
+
+    Attributes:
+        at: Which: 1 is the first that is counted.
+        action: What happens.
+        error: Errno of a call that fails.
+        lasts: FAIL and FAIL_READ: this many calls in a row fail.
+        dies_later: The process is killed before the call that comes so many calls later; 0 for never.
+    """
+
+    at: int
+    action: Action
+    error: int = 0
+    lasts: int = 1
+    dies_later: int = 0
+
+
+class Call(NamedTuple):
+    """A system call: its name, without ``p``, ``at`` and ``64``, and the path that it is about."""
+
+    name: str
+    path: str
+
+
+@final
+class FaultShim:
+    """The library as this process has it. What it counts and keeps is shared with children forked from now on.
+
+    Only the process that arms it is counted. A parent may ask for everything else once that child has ended.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.ackstate_fault_arm.argtypes = (
+            ctypes.c_char_p,
+            ctypes.c_long,
+            *[ctypes.c_int] * 2,
+            *[ctypes.c_long] * 2,
+        )
+        library.ackstate_fault_undo.argtypes = (ctypes.c_char_p, ctypes.c_int)
+        library.ackstate_fault_count.restype = ctypes.c_long
+        library.ackstate_fault_undo.restype = ctypes.c_long
+        library.ackstate_fault_call.restype = ctypes.c_char_p
+        library.ackstate_fault_path.restype = ctypes.c_char_p
+
+    def arm(self, directory: Path, fault: Fault) -> None:
+        """Count this process's calls from 1, on what lies below a directory that is reached without links.
+
+        Raises:
+            OSError: There is no memory, or the path is too long.
+        """
+        path, (at, action, error, lasts, dies_later) = os.fsencode(directory), fault
+        dies_at = dies_later and at + dies_later
+        if self._library.ackstate_fault_arm(path, at, action, error, lasts, dies_at) != 0:
+            raise OSError(f"the fault shim cannot be armed on {directory}")
+
+    def disarm(self) -> None:
+        """Count nothing any more."""
+        self._library.ackstate_fault_disarm()
+
+    @property
+    def call_count(self) -> int:
+        """How many calls were counted since it was armed, the last one included if it killed."""
+        return int(self._library.ackstate_fault_count())
+
+    @property
+    def met(self) -> Call | None:
+        """The first call that the fault befell, or None."""
+        name, path = self._library.ackstate_fault_call(), self._library.ackstate_fault_path()
+        return Call(name.decode(), os.fsdecode(path)) if name else None
+
+    def lose_unsynced(self, directory: Path, *, shrinks: bool) -> int:
+        """Give the files below a directory the bytes that a power cut would leave: none that no good sync covered.
+
+        Args:
+            directory: As it was armed.
+            shrinks: What stood at the end of a file goes, instead of becoming zeros.
+
+        Returns:
+            How many ranges were lost.
+
+        Raises:
+            OSError: A file cannot be written, or there was too much for the shim to keep.
+        """
+        if self._library.ackstate_fault_overflowed():
+            raise OSError("more was written without a sync than the fault shim keeps")
+        lost = 0
+        for path in sorted(directory.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                count = self._library.ackstate_fault_undo(os.fsencode(path), shrinks)
+                if count < 0:
+                    raise OSError(f"{path} cannot be given its old bytes")
+                lost += count
+        return lost
+
+
+def loaded() -> FaultShim | None:
+    """Return the library if this process was started with it."""
+    library = ctypes.CDLL(None)
+    return FaultShim(library) if hasattr(library, "ackstate_fault_arm") else None
+
+
+def compiled(directory: Path) -> Path:
+    """Compile the library into a directory and return its path; takes some 0.2 s.
+
+    Raises:
+        LayerSkippedError: This is no 64-bit Linux, there is no C compiler, or it refused; the message says what.
+    """
+    if not sys.platform.startswith("linux"):
+        raise LayerSkippedError(f"failing system calls needs Linux, this is {sys.platform}")
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise LayerSkippedError("failing system calls needs a C compiler: there is no cc, gcc or clang")
+    library = directory / "fault_shim.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S_MAX)  # noqa: S603 - our own source
+    except subprocess.CalledProcessError as error:
+        said = next(iter(error.stderr.decode(errors="replace").splitlines()), "nothing")
+        raise LayerSkippedError(f"the fault shim does not compile: {said}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LayerSkippedError(f"the fault shim does not compile: {error}") from error
+    return library
+
+
+def environment(library: Path) -> Mapping[str, str]:
+    """Return this process's environment with the library before all that is preloaded already."""
+    preloaded = os.environ.get("LD_PRELOAD")
+    return {**os.environ, "LD_PRELOAD": f"{library}:{preloaded}" if preloaded else str(library)}

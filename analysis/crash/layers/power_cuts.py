@@ -1,0 +1,221 @@
+"""L4: the power is cut under a live subject, on a real file system; nobody but the kernel decides what is left.
+
+Each run has a disk of its own, mounted by seed, and several lives on it. Recoveries are cut, too: some while they run,
+some after they have reported.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from analysis.crash.conversation import Ready, Start
+from analysis.crash.lives import Lives, LivesSettings
+from analysis.crash.loop_disk import LoopDisk
+from analysis.crash.private_mounts import with_private_mounts
+from analysis.crash.subject_process import PATIENCE_S, subject_launch
+from analysis.crash.subject_trace import SubjectTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from analysis.crash.conversation import Answer
+    from analysis.crash.layer import RunOutcome
+    from analysis.crash.subject_process import Launch, SubjectProcess
+
+OURS = ("ours", "ours-sqlite")
+"""Crashed in turn, by seed."""
+MOUNT_OPTIONS = (
+    "",
+    # Neither does replacing a file by a rename write the new bytes, nor do bytes come before the name that leads to
+    # them. A program that renames and syncs nothing is caught three times as often as with the defaults.
+    "noauto_da_alloc,data=writeback",
+    # Bytes get their place when they are written, and not when they go to the disk: a file has its size at once, and
+    # other bytes.
+    "nodelalloc,data=writeback",
+    # Tried, and no better than the defaults: commit=60, because no life is as long, and nobarrier, because the loop
+    # device has no cache to lose. data=journal hides most.
+)
+_ANOTHER_SYNCS_SHARE = 0.3
+_EARLY_S = 0.02
+_RECOVERED_TWICE_SHARE = 0.3
+_SHRUNK = ((1, 2), (1, 4), (2, 2), (1, 12), (2, 12), (3, 12), (2, 40))
+_SHRINK_TRIES = 2
+
+
+class RunSize(NamedTuple):
+    """How long a run is: so many lives, and so many operations that a life is asked unless it is crashed before."""
+
+    lives: int = 6
+    operations: int = 100
+
+
+@final
+class PowerCuts:
+    """The layer.
+
+    Args:
+        launch: Begins the subject; None for ours, on files and on SQLite in turn.
+        recording: Gets every life, for `ackstate trace` and Spark.
+        mount_options: Of ext4; one of them by seed.
+        size: Of a run.
+        patience_s: How long a subject may be silent when it is its turn.
+    """
+
+    def __init__(
+        self,
+        launch: Launch | None = None,
+        *,
+        recording: Path | None = None,
+        mount_options: Sequence[str] = MOUNT_OPTIONS,
+        size: RunSize = RunSize(),  # noqa: B008 - a constant
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
+        self._recording = recording
+        self._mount_options = mount_options
+        self._size = size
+        self._settings = LivesSettings(early_s=_EARLY_S, patience_s=patience_s)
+
+    def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
+        """See `Layer`.
+
+        Raises:
+            LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
+            SubjectError: The subject cannot even begin in an empty directory.
+            OSError: The trace cannot be written.
+        """
+        yield from with_private_mounts(partial(self._runs, first_seed))
+
+    def _runs(self, first_seed: int) -> Iterator[RunOutcome]:
+        with ExitStack() as opened:
+            recording = self._recording
+            trace = None if recording is None else opened.enter_context(SubjectTrace(recording))
+            self._check_beginning()
+            for seed in count(first_seed):
+                outcome = self._run(seed, self._size, trace)
+                yield self._shrunk(outcome) if outcome.broken else outcome
+
+    def _check_beginning(self) -> None:
+        """Begin each subject once, unhurt: after this, whatever it cannot do is a crash's doing."""
+        with LoopDisk() as disk:
+            disk.cut_power()
+            disk.power_on()
+            for number, launch in enumerate(self._launches):
+                directory = disk.directory / str(number)
+                directory.mkdir()
+                with launch() as process:
+                    process.send(Start(directory, {1: 10}))
+                    process.wait_for(Ready, patience_s=self._settings.patience_s)
+
+    def _run(self, seed: int, size: RunSize, trace: SubjectTrace | None = None) -> RunOutcome:
+        chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
+        launch = self._launches[seed % len(self._launches)]
+        with LoopDisk(chance.choice(self._mount_options)) as disk:
+            directory = disk.directory / "subject"
+            directory.mkdir()
+            # That it has a directory at all is nothing that the subject should have to see to.
+            _sync(disk.directory)
+            lives = Lives(launch, directory, seed, PowerCut(disk, chance), self._settings)
+            for number in range(size.lives):
+                lives.live_once(size.operations)
+                if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
+                    lives.recover()
+                if lives.broken:
+                    break
+            if trace is not None:
+                for lived in lives.lived:
+                    trace.record(f"power-cuts-{seed}", lived)
+            return lives.outcome()
+
+    def _shrunk(self, outcome: RunOutcome) -> RunOutcome:
+        """Tell the story of the smallest run that breaks a promise, too; no cut hits the same again."""
+        for size in _SHRUNK:
+            for _ in range(_SHRINK_TRIES):
+                if again := self._run(outcome.seed, RunSize(*size)).broken:
+                    return replace(outcome, broken=again)
+        return outcome
+
+
+def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Iterator[RunOutcome]:
+    """Run the layer on a subject by its name, as `subject_launch` has it; ``ours`` is both of ours in turn.
+
+    Args:
+        first_seed: As for any `Layer`.
+        subject: Whose power is cut.
+        recording: Gets every life, for `ackstate trace`.
+
+    Raises:
+        ValueError: There is no such subject.
+        LayerSkippedError, SubjectError, OSError: As `PowerCuts`.
+    """
+    launch = None if subject == OURS[0] else subject_launch(subject)
+    return PowerCuts(launch, recording=recording)(first_seed)
+
+
+@final
+class PowerCut:
+    """The crash of the machine under a process, and the next boot.
+
+    By chance the process stands still when the power goes: then the cut comes right after the last thing that it has
+    said, and never inside a system call. Or it runs: then it may come there. And by chance another program on the disk
+    has synced a file of its own just before: ext4 then writes every name that was changed, those of the subject among
+    them, and not their bytes.
+
+    Args:
+        disk: Its power is cut.
+        chance: As above.
+    """
+
+    def __init__(self, disk: LoopDisk, chance: Random) -> None:
+        self._disk = disk
+        self._chance = chance
+        self._stands_still = self._another_syncs = False
+
+    def __call__(self, process: SubjectProcess) -> list[Answer]:
+        """See `Crash`. What counts is what was read before the cut.
+
+        A subject writes a line after the sync that it speaks of has returned, we read it after it was written, and we
+        cut the power after we have read it. So all that was read the disk owes, whether the process stood still or
+        not. What is said between the last read and the cut is owed as well, but cannot be told from what is said on a
+        disk that is dead already: it is not counted, which is never unjust. Standing still it says no such thing.
+        """
+        self._stands_still = self._chance.random() < 0.5
+        self._another_syncs = self._chance.random() < _ANOTHER_SYNCS_SHARE
+        said: list[Answer] = []
+        try:
+            if self._stands_still:
+                process.stop()
+            while answers := process.events(0):
+                said += answers
+        finally:
+            self._cut(process)
+        return said
+
+    def __str__(self) -> str:
+        how = "while it stands still" if self._stands_still else "while it runs"
+        before = "another program syncs a file of its own; then " if self._another_syncs else ""
+        return f"{before}the power is cut {how}; mounted with {self._disk.options or 'default options'}"
+
+    def _cut(self, process: SubjectProcess) -> None:
+        if self._another_syncs:
+            (self._disk.directory / "another").write_bytes(b"another")
+            _sync(self._disk.directory / "another")
+        self._disk.cut_power()
+        # Most fail on a dead disk and say so: too late to count.
+        process.last_words()
+        self._disk.power_on()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

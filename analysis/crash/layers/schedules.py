@@ -1,0 +1,60 @@
+"""L0: random schedules of a whole broker on the faulty memory store, compared after each event with plain sets.
+
+What is compared, and what can happen, is `analysis.crash.model`. A run is the schedule of one seed: 70 to 150 events,
+of which about one in twelve is a crash. Where it breaks a promise, the shortest story is told that is found within a
+few seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from typing import TYPE_CHECKING
+
+from analysis.crash.layer import RunOutcome
+from analysis.crash.model.promise import Promise
+from analysis.crash.model.schedule import Schedule
+from analysis.crash.model.story import failure_of, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from analysis.crash.layer import Layer
+    from analysis.crash.model.settings import Settings
+
+_SHRINK_SECONDS = 5.0
+
+
+def schedules(first_seed: int) -> Iterator[RunOutcome]:
+    """See `Layer`."""
+    log = logging.getLogger("cursor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # Faults are scripted here: nobody has to be warned of them.
+    try:
+        for seed in count(first_seed):
+            yield run(seed)
+    finally:
+        log.setLevel(level)
+
+
+def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = _SHRINK_SECONDS) -> RunOutcome:
+    """Run the schedule of a seed, in the settings that it draws or in others, and judge it."""
+    schedule = Schedule(seed, settings)
+    failure = failure_of(schedule, range(schedule.event_count()))
+    counts = {"steps": schedule.step_count, "faults": schedule.fault_count}
+    if failure is None:
+        return RunOutcome(seed, schedule.crash_count, counts=counts)
+    error = failure.error
+    return RunOutcome(
+        seed,
+        schedule.crash_count,
+        lost_durable=error.entry_count if error.promise is Promise.I2 else 0,
+        invented=error.entry_count if error.promise is Promise.I1 else 0,
+        gauge_mismatch=int(error.promise is Promise.I3),
+        broken=(told(seed, failure, seconds_max=shrink_seconds),),
+        counts=counts,
+    )
+
+
+if TYPE_CHECKING:
+    _: Layer = schedules

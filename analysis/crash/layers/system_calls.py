@@ -1,0 +1,239 @@
+"""L2: the n-th system call fails, stores half, or kills, for n = 1, 2, 3, ... until a run completes without meeting it.
+
+A seed decides what a program does, on which store, and what befalls it; then it is run for each n, in a forked child
+where it does not outlive that. It uses a cursor as a real program would, goes on after an error, and says what it was
+promised. What it left is recovered without faults, several times, and held against that. A power cut follows most
+faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover
+(`analysis.crash.layers.fault_shim`).
+
+After SQLite's own anomaly testing, https://www.sqlite.org/testing.html section 3.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from analysis.crash.layer import BrokenPromise, RunOutcome
+from analysis.crash.layers.fault_shim import Action, compiled, environment, loaded
+from analysis.crash.layers.faulted_attempt import NEVER, Misfortune, Stage, attempt
+from analysis.crash.layers.faulted_program import script
+from cursor.stores.file import FileStore
+from cursor.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from analysis.crash.layers.fault_shim import FaultShim
+    from analysis.crash.layers.faulted_attempt import Attempt
+    from analysis.crash.layers.faulted_program import Script
+    from cursor.store import Store
+
+    OpenStore = Callable[[Path], Store]
+
+
+def small_file_store(directory: Path) -> FileStore:
+    """Open a `FileStore` that compacts its log every few writes."""
+    return FileStore(directory, compaction_size_min=_COMPACTION_SIZE_MIN)
+
+
+_COMPACTION_SIZE_MIN = 700
+STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
+"""The stores that a program uses, by turns."""
+MISFORTUNES = (
+    Misfortune("fails with EIO", Action.FAIL, errno.EIO),
+    Misfortune("is killed before the call", Action.KILL_BEFORE, is_power_cut=False),
+    Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC),
+    Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1),
+    Misfortune("is killed half way through the call", Action.TORN_KILL, is_power_cut=False),
+    Misfortune("stores half, then ENOSPC", Action.SHORT, errno.ENOSPC),
+    Misfortune("loses power before the call", Action.KILL_BEFORE),
+    Misfortune("fails with EIO, and so do the 3 calls after it", Action.FAIL, errno.EIO, lasts=4),
+    Misfortune("is killed after the call", Action.KILL_AFTER, is_power_cut=False),
+    Misfortune("stores half, then EIO", Action.SHORT, errno.EIO),
+    Misfortune("fails with EIO, and loses power 4 calls later", Action.FAIL, errno.EIO, dies_later=4),
+    Misfortune("fails to read with EIO", Action.FAIL_READ, errno.EIO),
+    Misfortune("fails with ENOSPC, and so do the 3 calls after it", Action.FAIL, errno.ENOSPC, lasts=4),
+    Misfortune("loses power after the call", Action.KILL_AFTER),
+)
+"""What befalls a program, by turns: with 2 stores, 28 seeds meet all."""
+
+
+def system_calls(first_seed: int) -> Iterator[RunOutcome]:
+    """See `Layer`: in place if this process has the shim, otherwise in a worker that is started with it.
+
+    Raises:
+        LayerSkippedError: There is no compiler, or this is no 64-bit Linux.
+    """
+    shim = loaded()
+    if shim is not None:
+        yield from faulted_runs(first_seed, shim)
+        return
+    with tempfile.TemporaryDirectory(prefix="ackstate-shim-") as directory:
+        worker = subprocess.Popen(  # noqa: S603 - ourselves
+            # Without -P a directory `cursor` in the current one would hide ours.
+            [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(first_seed)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment(compiled(Path(directory))),
+        )
+        try:
+            assert worker.stdout is not None
+            yield from map(_outcome, worker.stdout)
+            raise RuntimeError(f"the worker that has the fault shim ended by itself with status {worker.wait()}")
+        finally:
+            # Politely: it has a directory to remove.
+            worker.terminate()
+            worker.communicate()
+
+
+def faulted_runs(
+    first_seed: int,
+    shim: FaultShim,
+    *,
+    stores: Sequence[OpenStore] = STORES,
+    misfortunes: Sequence[Misfortune] = MISFORTUNES,
+) -> Iterator[RunOutcome]:
+    """Yield the runs of the seeds from `first_seed` on here, and in children of this process where a fault kills.
+
+    Args:
+        first_seed: 0 or more.
+        shim: As this process has it.
+        stores: Each opens a store in a directory, or begins one there; they take turns, faster than the misfortunes.
+        misfortunes: What befalls the programs.
+    """
+    # A child that collects would copy every page that it shares.
+    gc.freeze()
+    with _fast_directory() as directory, _quiet(logging.getLogger("cursor")):
+        for seed in count(first_seed):
+            open_store = stores[seed % len(stores)]
+            misfortune = misfortunes[seed // len(stores) % len(misfortunes)]
+            yield _Run(seed, Stage(shim, directory / "run", open_store, misfortune)).outcome()
+
+
+@final
+class _Run:
+    """The program of one seed: again and again, each time with the next call befallen."""
+
+    def __init__(self, seed: int, stage: Stage) -> None:
+        self._seed, self._stage, self._script = seed, stage, script(seed)
+
+    def outcome(self) -> RunOutcome:
+        """Try every n, up to the first broken promise."""
+        tally = Counter(cycles=0)
+        undisturbed = self._try(self._script, NEVER)
+        broken = self._told(undisturbed, NEVER)
+        for at in count(1):
+            if broken:
+                break
+            tried = self._try(self._script, at)
+            if tried.met is None:
+                break
+            _add(tally, tried)
+            broken = self._told(tried, at) or self._leftovers(tried, undisturbed, at)
+        counts = {"calls": undisturbed.calls, "completed_runs": int(not broken)}
+        return RunOutcome(self._seed, **tally, broken=broken, counts=counts)
+
+    def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+        """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
+        if not tried.broken:
+            return ()
+        promise = tried.broken[0].promise
+        played = self._script
+        for step_count in range(len(played.steps)):
+            shorter = self._try(played.cut(step_count), at)
+            if any(found.promise == promise for found in shorter.broken):
+                tried, played = shorter, played.cut(step_count)
+                break
+        story = self._story(played, tried, at)
+        return tuple(BrokenPromise(found.promise, found.found, story) for found in tried.broken)
+
+    def _story(self, played: Script, tried: Attempt, at: int) -> tuple[str, ...]:
+        store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
+        begun = f"{store}; the message log is {dict(played.ledgers)}"
+        if tried.met is None:
+            return (begun, *tried.history)
+        befallen = f"{self._stage.misfortune.name}: call {at}, {tried.met.name} of {tried.met.path}"
+        return (begun, f"the program {befallen}", *tried.history)
+
+    def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+        """Make sure that a fault does not leave much more behind than the program itself."""
+        files_max, bytes_max = undisturbed.files_left + 4, 2 * undisturbed.bytes_left + (64 << 10)
+        if tried.files_left <= files_max and tried.bytes_left <= bytes_max:
+            return ()
+        found = f"{tried.files_left} files of {tried.bytes_left} bytes, at most {files_max} of {bytes_max} are expected"
+        story = self._story(self._script, tried, at)
+        return (BrokenPromise("I11: what a fault leaves behind is bounded", found, story),)
+
+    def _try(self, played: Script, at: int) -> Attempt:
+        directory = self._stage.directory
+        directory.mkdir()
+        try:
+            return attempt(self._stage, played, at)
+        finally:
+            shutil.rmtree(directory)
+
+
+def _add(tally: Counter[str], tried: Attempt) -> None:
+    tally.update(
+        cycles=1, lost_durable=tried.lost_durable, invented=tried.invented, gauge_mismatch=tried.gauge_mismatch
+    )
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Keep a logger still: here failures are nothing that somebody should know of."""
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _fast_directory() -> Iterator[Path]:
+    """Make a directory, in memory if there is a file system for that: the faults are ours, not the disk's."""
+    memory = Path("/dev/shm")  # noqa: S108 - below it, a new directory of our own
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ackstate-calls-", dir=parent) as directory:
+        yield Path(directory).resolve()
+
+
+def _outcome(line: bytes) -> RunOutcome:
+    fields = json.loads(line)
+    broken = tuple(BrokenPromise(**{**each, "story": tuple(each["story"])}) for each in fields.pop("broken"))
+    return RunOutcome(**fields, broken=broken)
+
+
+def _work(parent_pid: int, first_seed: int) -> None:
+    """Stream the outcomes to standard output until the parent asks no more, or dies."""
+    from analysis.crash.child import die_with  # noqa: PLC0415 - it brings the command line, which a fork need not have
+
+    # Or what lies below its directory would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    die_with(parent_pid)
+    shim = loaded()
+    assert shim is not None, "the worker was not started with the shim"
+    for outcome in faulted_runs(first_seed, shim):
+        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        _work(int(sys.argv[1]), int(sys.argv[2]))

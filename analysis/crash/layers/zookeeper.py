@@ -1,0 +1,312 @@
+"""ZK: a cursor on a real ZooKeeper server, while the server dies or hangs, sessions expire, and old owners write on.
+
+Whoever opens the cursor last is its owner; an older one is stale. Its receipts count all the same: one that says
+durable must be of an ack that the new owner has. Each event is followed by a recovery, which is judged.
+
+Counts: ``stale_owners``, ``expired_sessions``, ``stopped_servers``, ``killed_servers``, and ``unavailable`` for runs
+that ended because a client gave up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, final
+
+from ackstate.errors import AckStateError, CursorFencedError
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
+from analysis.crash.layers.damage_story import keep_quiet
+from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from analysis.crash.verdict import Life, entries
+from analysis.crash.zookeeper_server import running_server
+from cursor.config import CursorConfig
+from cursor.journal_format import Format
+from cursor.managed import ManagedCursor
+from cursor.outcome import Source
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from analysis.crash.zookeeper_server import ZooKeeperServer
+    from analysis.trace.entry_set import EntrySet
+    from cursor.outcome import Receipt
+    from cursor.store import Store
+
+LEDGERS = {1: 3_000}
+_LEDGER_ID = 1
+_RUNS_OF_A_SERVER = 300  # Then another one begins with an empty disk.
+_SESSION_TIMEOUT_S = 2.0
+_CALL_TIMEOUT_S = 5.0
+_HANGING_CALL_TIMEOUT_S = 0.2
+
+I1 = "I1: an unacked message is never treated as acked"
+I2 = "I2: a durable receipt survives any crash"
+I5 = "I5: recovering twice gives the same"
+I10 = "I10: unreadable is not absent"
+TYPED = "what servers and owners do is met with an error of the store"
+FENCED = "a fenced owner gets no receipt for what the new owner does not have"
+
+
+def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
+    """Yield runs of a few events each; a server serves many runs.
+
+    Raises:
+        LayerSkippedError: There is no Java, no pyspark or no kazoo.
+    """
+    try:
+        from cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+    except ImportError as error:
+        raise LayerSkippedError(f"ZooKeeper needs kazoo: pip install 'ackstate[zookeeper]' ({error})") from error
+    keep_quiet("kazoo", "cursor")
+    seeds = count(first_seed)
+    while True:
+        with TemporaryDirectory(prefix="ackstate-zookeeper-") as directory, running_server(Path(directory)) as server:
+            for _ in range(_RUNS_OF_A_SERVER):
+                yield run(next(seeds), server, ZooKeeperStore)
+
+
+def run(seed: int, server: ZooKeeperServer, open_store: Callable[..., Store]) -> RunOutcome:
+    """Let a few things happen to one cursor.
+
+    Args:
+        seed: Decides what happens.
+        server: Where; it is running again at the end.
+        open_store: `ZooKeeperStore`, or what a test puts in its place.
+    """
+    with ExitStack() as stack:
+        story = _Story(seed, server, open_store, stack)
+        for _ in range(story.chance.randint(2, 4)):
+            if story.broken or not story.next_cycle():
+                break
+        return RunOutcome(
+            seed, story.cycles, lost_durable=story.lost, invented=story.invented,
+            broken=tuple(story.broken), counts=story.counts,
+        )  # fmt: skip
+
+
+@final
+class _Story:
+    """One run: the owners of a cursor, and all that they asked, accepted and promised."""
+
+    def __init__(self, seed: int, server: ZooKeeperServer, open_store: Callable[..., Store], stack: ExitStack) -> None:
+        self.chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
+        self.counts: Counter[str] = Counter()
+        self.broken: list[BrokenPromise] = []
+        self.cycles = self.lost = self.invented = 0
+        self._server, self._open_store, self._stack = server, open_store, stack
+        self._root = f"/run-{seed}"
+        self._config = CursorConfig(
+            format=self.chance.choice(list(Format)),
+            compaction_bytes_min=self.chance.choice([100, 1_000]),
+            ledger_entry_count_max=self.chance.choice([4, 1_000]),
+            ledger_retry_ms=1,
+        )
+        self._entry_ids = (entry_id for entry_id in range(LEDGERS[_LEDGER_ID]) if self.chance.random() < 0.8)
+        self._life = Life(LEDGERS)
+        self._steps = [f"{self._config.format.name} cursor on {self._root}"]
+        self._owner = self._open()
+
+    def next_cycle(self) -> bool:
+        """Let one thing happen, recover and judge; False if the servers did not answer in time."""
+        try:
+            self.go_on()
+            self.recover()
+        except StoreError:
+            # A client that gives up is within its rights; how often is counted.
+            self.counts["unavailable"] += 1
+            return False
+        except LayerSkippedError:
+            raise
+        except Exception as error:
+            self._break(TYPED, repr(error))
+        return True
+
+    def go_on(self) -> None:
+        """Let the owner work, and then one thing happen."""
+        for _ in range(self.chance.randint(1, 8)):
+            self._owner.work()
+        happening = self.chance.choices([self._stale, self._expired, self._stopped, self._killed], [6, 4, 2, 1])[0]
+        happening()
+
+    def recover(self) -> None:
+        """Open the cursor twice, as its new owner, and judge what it knows."""
+        before = self._owner.durable_count
+        self._steps.append("recover")
+        recovered, again = self._open(), self._open()
+        report, verdict = recovered.report(), self._life.judge(again.report())
+        self.cycles += 1
+        self.lost += len(verdict.lost_durable)
+        self.invented += len(verdict.invented)
+        self._note(I1, verdict.invented)
+        self._note(I2, verdict.lost_durable)
+        if len(entries(report.acked) - entries(again.report().acked)):
+            self._break(I5, "another state at the second opening")
+        if before and again.cursor.recovery_report.source is Source.NEW:
+            self._break(I10, "a new cursor, although its receipts were durable")
+        self._owner = again
+        # What is known is what survives from here on; what was asked and came to nothing may be asked anew.
+        self._life = Life(LEDGERS, entries(again.report().acked))
+
+    def _stale(self) -> None:
+        """Another owner takes over; the old one does not know it."""
+        self._steps.append("another owner opens the cursor; the stale one goes on")
+        self.counts["stale_owners"] += 1
+        stale, newer = self._owner, self._open()
+        for _ in range(self.chance.randint(1, 6)):
+            self._check_stale(stale, newer)
+            newer.work()
+        self._owner = newer
+
+    def _expired(self) -> None:
+        """The server forgets the session in the midst of work."""
+        self._steps.append("the session expires at work")
+        self.counts["expired_sessions"] += 1
+        with self._owner.at_work():
+            self._pause(0.02)
+            _expire(self._server.hosts, self._owner.store)
+            self._pause(0.02)
+        self._check_stale(self._owner, self._open())
+
+    def _stopped(self) -> None:
+        """The server hangs with a write under way, until the client gives up; then it goes on, and may carry it out."""
+        self._steps.append("the server hangs at work, and goes on when the client has given up")
+        self.counts["stopped_servers"] += 1
+        hasty = self._open(call_timeout_s=_HANGING_CALL_TIMEOUT_S)
+        try:
+            with hasty.at_work():
+                self._pause(0.02)
+                self._server.pause()
+                self._pause(_HANGING_CALL_TIMEOUT_S * self.chance.choice([0.2, 1.5]))
+        finally:
+            self._server.resume()
+        self._check_stale(hasty, self._open())
+
+    def _killed(self) -> None:
+        """The server is killed in the midst of work, and comes back."""
+        self._steps.append("the server is killed at work, and started again")
+        self.counts["killed_servers"] += 1
+        with self._owner.at_work():
+            self._pause(0.05)
+            self._server.kill()
+            self._server.start()
+        self._check_stale(self._owner, self._open())
+
+    def _check_stale(self, stale: _Owner, newer: _Owner) -> None:
+        """Let a stale owner write; whatever it is promised, the new owner must have."""
+        promised_before = stale.durable_count
+        stale.work()
+        late = stale.durable_entries[promised_before:]
+        unknown = [entry_id for entry_id in late if not newer.cursor.is_acked(Position(_LEDGER_ID, entry_id))]
+        if unknown:
+            self._break(FENCED, f"receipts for entries {unknown}")
+
+    def _open(self, *, call_timeout_s: float = _CALL_TIMEOUT_S) -> _Owner:
+        retry = {"max_tries": -1, "delay": 0.01, "max_delay": 0.05}
+        store = self._open_store(
+            self._server.hosts,
+            root=self._root,
+            session_timeout_s=_SESSION_TIMEOUT_S,
+            call_timeout_s=call_timeout_s,
+            client_options={"connection_retry": retry},
+        )
+        self._stack.callback(store.close)
+        return _Owner(store, self._config, self._life_now, self._entry_ids)
+
+    def _life_now(self) -> Life:
+        return self._life
+
+    def _pause(self, longest_s: float) -> None:
+        threading.Event().wait(self.chance.random() * longest_s)
+
+    def _note(self, promise: str, found: EntrySet) -> None:
+        if len(found):
+            self._break(promise, f"entries {list(found.runs())[:5]}")
+
+    def _break(self, promise: str, found: str) -> None:
+        self.broken.append(BrokenPromise(promise, found, tuple(self._steps)))
+
+
+@final
+class _Owner:
+    """A process that believes the cursor to be its own."""
+
+    def __init__(self, store: Store, config: CursorConfig, life: Callable[[], Life], entry_ids: Iterator[int]) -> None:
+        self.store = store
+        self.cursor = ManagedCursor.open(
+            store, topic="orders", subscription="billing", ledgers=LedgerMap.from_counts(LEDGERS), config=config,
+            now_ms=0,
+        )  # fmt: skip
+        self.durable_entries: list[int] = []
+        self._life, self._entry_ids = life, entry_ids
+        self._waiting: list[tuple[int, int, Receipt]] = []
+
+    @property
+    def durable_count(self) -> int:
+        """How many receipts were durable."""
+        return len(self.durable_entries)
+
+    def work(self) -> None:
+        """Ack one entry and persist; a refusal of the store leaves it for the next time."""
+        entry_id = next(self._entry_ids, None)
+        if entry_id is None:
+            return
+        life = self._life()
+        number = len(life.operations)
+        life.asked(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))
+        with suppress(AckStateError):
+            receipt = self.cursor.ack(Position(_LEDGER_ID, entry_id), now_ms=entry_id)
+            life.accepted(number)
+            self._waiting.append((number, entry_id, receipt))
+        with suppress(StoreError, CursorFencedError):
+            self.cursor.persist(now_ms=1_000 * entry_id)
+        durable = [each for each in self._waiting if self.cursor.durable(each[2])]
+        self._waiting = [each for each in self._waiting if each not in durable]
+        life.durable([number for number, _, _ in durable])
+        self.durable_entries += [entry_id for _, entry_id, _ in durable]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Work in a thread of its own meanwhile; what goes wrong there is raised here at the end."""
+        stopping, errors = threading.Event(), []
+
+        def work_on() -> None:
+            try:
+                while not stopping.is_set():
+                    self.work()
+                    stopping.wait(0.001)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def report(self) -> Report:
+        """Return what the cursor knows."""
+        ledger_id, entry_id = self.cursor.mark_delete_position
+        acked = [EntryRun(ledger_id, 0, entry_id + 1)] if ledger_id in LEDGERS else []
+        return Report([*acked, *(EntryRun(*run) for run in self.cursor.deleted.runs())])
+
+
+def _expire(hosts: str, store: Any) -> None:
+    """Close a store's session as if the server had not heard from it for too long: another client takes it over."""
+    from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
+
+    thief = KazooClient(hosts, client_id=store._session._client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()

@@ -1,0 +1,299 @@
+"""The lives of a subject in one directory: each is started, asked, crashed, and judged by whoever opens what it left.
+
+What the crash is, the caller says: SIGKILL, or a power cut.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+
+from analysis.crash import workload
+from analysis.crash.conversation import (
+    Accepted,
+    AskReport,
+    Durable,
+    Failure,
+    Ready,
+    Recover,
+    Start,
+    SubjectError,
+    tell,
+)
+from analysis.crash.layer import BrokenPromise, RunOutcome
+from analysis.crash.subject import Operation, OperationKind, Report
+from analysis.crash.subject_process import PATIENCE_S
+from analysis.crash.subject_trace import Lived
+from analysis.crash.verdict import Life, entries, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.crash.conversation import Answer
+    from analysis.crash.subject_process import Launch, SubjectProcess
+    from analysis.crash.verdict import Verdict
+
+RECOVERABLE = "I5: what a crash left can be opened, a crash while it is opened included"
+TALKING = "a subject that is not crashed goes on, and says what the conversation allows"
+_EARLY_SHARE = 0.15
+_AFTER_DURABLE_SHARE = 0.4
+_CRASHED_RECOVERY_SHARE = 0.3
+_CRASHED_AFTERWARDS_SHARE = 0.5
+_SENT_AHEAD = 64
+
+
+class Crash(Protocol):
+    """Ends processes."""
+
+    def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
+        """End a process; return what it had said that counts and was not read yet.
+
+        Raises:
+            SubjectError: It had talked nonsense or ended by itself; it has been crashed all the same.
+        """
+        ...
+
+    def __str__(self) -> str:
+        """How the last one was ended: a line of a story."""
+        ...
+
+
+@final
+class Sigkill:
+    """The crash of a process alone: the kernel goes on, and keeps all that it was given."""
+
+    def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
+        """See `Crash`; all that it has said counts, because nothing was lost when it had said it."""
+        return process.kill()
+
+    def __str__(self) -> str:
+        return "SIGKILL"
+
+
+@dataclass(frozen=True, slots=True)
+class LivesSettings:
+    """When the crashes come.
+
+    Attributes:
+        early_s: While it starts or recovers: up to so much after it was asked to.
+        delay_mean_s: Else after so many answers, and then so much later on average, or at once.
+        patience_s: How long a subject may be silent when it is its turn.
+    """
+
+    early_s: float = 0.004
+    delay_mean_s: float = 0.0003
+    patience_s: float = PATIENCE_S
+
+
+class _Moment(NamedTuple):
+    """When to crash: after so many answers, then perhaps a durable one, and then a little later.
+
+    Right after it has said that something is durable, a subject that says so too early has most to lose.
+    """
+
+    answers: int
+    is_after_durable: bool
+    delay_s: float
+
+
+@final
+class Lives:
+    """The lives of one subscription in one directory, one after the other, decided by a seed.
+
+    Whoever opens the directory judges the life before: a process that recovers and no more, or the next life.
+
+    Args:
+        launch: Begins the subject.
+        directory: Its own; empty.
+        seed: Decides what is asked, and when the crash comes.
+        crash: Ends each life, and some recoveries.
+        settings: When.
+    """
+
+    def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: LivesSettings) -> None:
+        self._launch, self._directory, self._seed = launch, directory, seed
+        self._crash, self._settings = crash, settings
+        self._log = workload.ledgers(_chance("log", seed))
+        self._number = self._crashes = 0
+        self._is_open = False
+        self._life = Life(self._log)
+        # What was asked and said in the life that nobody has judged yet.
+        self._steps: list[tuple[int, Operation | Answer]] = []
+        # The same in a story, with what was done to it between.
+        self._story: list[Operation | Answer | str] = []
+        self._died_ms = 0
+        self._verdict: Verdict | None = None
+        self._counts = dict.fromkeys(("crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"), 0)
+        self.broken: tuple[BrokenPromise, ...] = ()
+        self.lived: list[Lived] = []
+
+    def outcome(self) -> RunOutcome:
+        """Return what became of all lives."""
+        if (verdict := self._verdict) is None:
+            return RunOutcome(self._seed, self._crashes, broken=self.broken, counts=self._counts)
+        found = (len(verdict.lost_durable), len(verdict.invented), int(verdict.is_gauge_passed))
+        return RunOutcome(self._seed, self._crashes, *found, self.broken, self._counts)
+
+    def live_once(self, length: int) -> None:
+        """Start, judge the life before, be asked up to so many operations, be crashed."""
+        chance = _chance("moment", self._seed, self._number)
+        with self._blamed(), self._launch() as process:
+            process.send(Start(self._directory, self._log), AskReport())
+            if chance.random() < _EARLY_SHARE:
+                self._crash_early(process, chance, "while it starts")
+                return
+            _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+            self._opened(report)
+            if not self.broken:
+                moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
+                self._talk(process, self._operations(length), moment)
+                time.sleep(moment.delay_s)
+                self._hear(self._crashed(process))
+        self._died_ms = _now_ms()
+        self._number += 1
+
+    def recover(self) -> None:
+        """Have a process of its own recover, sometimes after another was crashed doing so; judge the life before."""
+        chance = _chance("recovery", self._seed, self._number)
+        with self._blamed():
+            if chance.random() < _CRASHED_RECOVERY_SHARE:
+                with self._launch() as process:
+                    process.send(Recover(self._directory, self._log))
+                    self._counts["crashed_recoveries"] += 1
+                    self._crash_early(process, chance, "while it recovers")
+            if not self.broken:
+                with self._launch() as process:
+                    process.send(Recover(self._directory, self._log))
+                    _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+                    self._opened(report)
+                    if chance.random() < _CRASHED_AFTERWARDS_SHARE:
+                        self._crashed(process)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Hold errors of a subject against it."""
+        self._is_open = False
+        try:
+            yield
+        except SubjectError as error:
+            promise = TALKING if self._is_open else RECOVERABLE
+            self.broken = (BrokenPromise(promise, str(error), self._told(str(error))),)
+
+    def _crashed(self, process: SubjectProcess, when: str = "") -> Sequence[Answer]:
+        self._crashes += 1
+        try:
+            return self._crash(process)
+        finally:
+            self._story.append(f"{when}: {self._crash}" if when else str(self._crash))
+
+    def _crash_early(self, process: SubjectProcess, chance: Random, when: str) -> None:
+        time.sleep(chance.uniform(0, self._settings.early_s))
+        self._counts["crashed_early"] += 1
+        for answer in self._crashed(process, when):
+            if isinstance(answer, Report):
+                self._opened(answer)
+        self._number += 1
+
+    def _opened(self, report: Report) -> None:
+        """Judge the life before, and begin another with what was recovered."""
+        self._is_open = True
+        self._counts["recoveries"] += 1
+        acked = entries(report.acked)
+        if self._life.operations:
+            self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
+        verdict = self._life.judge(report)
+        holds = f"it is open, and holds {listed(acked)}"
+        if not verdict.is_clean:
+            self._verdict = verdict
+            self.broken = verdict.broken(self._told(holds))
+        self._life, self._steps, self._story = Life(self._log, acked), [], [holds]
+        self._known = acked
+
+    def _operations(self, length: int) -> list[Operation]:
+        """Return what a life is asked; a persist is the last, so that the shortest life, too, has something to lose."""
+        chance = _chance("life", self._seed, self._number)
+        asked = workload.operations(chance, self._log, length=length - 1, known=self._known)
+        return [*asked, Operation(length - 1, OperationKind.PERSIST)]
+
+    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment) -> None:
+        """Ask until the moment has come, or everything was answered."""
+        sent = heard = accepted = 0
+        answers: Sequence[Answer] = ()
+        while True:
+            # Only so far ahead that what was asked is about what it can have seen.
+            asked = operations[sent : max(heard + _SENT_AHEAD, sent)]
+            self._note(asked)
+            for operation in asked:
+                self._life.asked(operation)
+            process.send(*asked)
+            sent += len(asked)
+            waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
+            if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
+                return
+            answers = process.events(self._settings.patience_s)
+            if not answers:
+                raise SubjectError(f"the subject was silent for {self._settings.patience_s:g} s")
+            heard += len(answers)
+            accepted += sum(isinstance(answer, Accepted) for answer in answers)
+            self._hear(answers)
+
+    def _hear(self, answers: Sequence[Answer]) -> None:
+        self._note(answers)
+        for answer in answers:
+            tell(self._life, answer)
+            if isinstance(answer, Durable):
+                self._counts["durable_receipts"] += len(answer.numbers)
+
+    def _note(self, steps: Sequence[Operation | Answer]) -> None:
+        self._steps += zip(repeat(_now_ms()), steps)
+        self._story += steps
+
+    def _told(self, end: str) -> tuple[str, ...]:
+        return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_told, self._story), end)
+
+
+def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _Moment:
+    is_after_durable = chance.random() < _AFTER_DURABLE_SHARE
+    return _Moment(
+        chance.randint(1, length), is_after_durable, chance.choice((0.0, chance.expovariate(1 / delay_mean_s)))
+    )
+
+
+def _told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
+    """Return one step of a life as a line of its story."""
+    match step:
+        case str():
+            return step
+        case Operation(number, OperationKind.PERSIST):
+            return f"asked {number}: persist"
+        case Operation(number, kind, ledger_id, entry_id):
+            return f"asked {number}: {kind.value} {ledger_id}:{entry_id}"
+        case Ready():
+            return "it is ready"
+        case Accepted(number, None):
+            return f"it accepted {number}"
+        case Accepted(number, gauge):
+            return f"it accepted {number}; a crash would bring back {gauge}"
+        case Durable(numbers):
+            return f"durable: {' '.join(map(str, numbers))}"
+        case Report():
+            return f"it holds {listed(entries(step.acked))}"
+        case Failure(text):
+            return f"it cannot go on: {text}"
+
+
+def _ledgers(log: Mapping[int, int]) -> str:
+    return ", ".join(f"ledger {ledger_id} with {entry_count} entries" for ledger_id, entry_count in log.items())
+
+
+def _chance(*what: str | int) -> Random:
+    return Random(" ".join(map(str, what)))  # noqa: S311 - a workload, not a secret
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,238 @@
+"""A small disk of our own whose power can be cut: ext4 on a loop device over memory. Linux, and root.
+
+What a file system was told to keep (`fsync`) is in the memory; what it only cached is forgotten by the cut, as by a
+real one. Not forgotten is what a drive would have in a cache of its own: the loop device has none, so that `nobarrier`
+reveals nothing here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, final
+
+from analysis.crash.layer import LayerSkippedError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+SIZE_BYTES = 24 * 1024 * 1024
+_PREFIX = "ackstate-disk-"
+# linux/loop.h; the configuration is fd, block size, then loop_info64 whose flags are the one field that is not 0.
+_LOOP_CONTROL = Path("/dev/loop-control")
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_CONFIGURE = 0x4C0A
+_LOOP_CONFIG = struct.Struct("=II 52x I 240x")
+_AUTOCLEAR = 4
+# linux/fs.h, linux/mount.h
+_FS_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = 2
+_MNT_DETACH = 2
+_BUSY_TRIES = 100
+_BUSY_PAUSE_S = 0.01
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@final
+class LoopDisk:
+    """An empty ext4, mounted on `directory`; as a context manager, unmounted and gone at its end.
+
+    A process that is killed leaves a mount behind unless it has mounts of its own (`analysis.crash.private_mounts`),
+    and in any case an empty directory that the next disk removes.
+
+    Args:
+        options: Mount options of ext4, separated by commas: ``"noauto_da_alloc,data=writeback"``.
+
+    Raises:
+        LayerSkippedError: Not root, no loop device, no ext4 or no ``mkfs.ext4``.
+    """
+
+    def __init__(self, options: str = "") -> None:
+        _check_possible()
+        _remove_leftovers()
+        self._options = options
+        self._image = _empty_image()
+        self._device = -1
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        try:
+            self._attach()
+            _make_file_system(self._device_path)
+            self._mount()
+        except (OSError, subprocess.SubprocessError) as error:
+            self.close()
+            raise LayerSkippedError(f"power cuts need an ext4 on a loop device: {_words(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def directory(self) -> Path:
+        """Where it is mounted."""
+        return self._directory
+
+    @property
+    def options(self) -> str:
+        """The mount options, as given."""
+        return self._options
+
+    def cut_power(self) -> None:
+        """Forget all that was not synced, and refuse every later call on its files with EIO, until `power_on`.
+
+        Raises:
+            LayerSkippedError: This kernel cannot shut a file system down.
+        """
+        mounted = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(mounted, _FS_IOC_SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
+        except OSError as error:
+            raise LayerSkippedError(f"power cuts need FS_IOC_SHUTDOWN: {_words(error)}") from error
+        finally:
+            os.close(mounted)
+
+    def power_on(self, options: str | None = None) -> None:
+        """Unmount and mount again, which replays the journal of the file system; whoever used its files has ended.
+
+        Args:
+            options: The mount options from now on; None keeps them.
+        """
+        self._options = self._options if options is None else options
+        if not self._unmount():
+            # Someone holds a file of it open still. The old one can write nothing more: go on with a copy.
+            os.close(self._device)
+            self._image = _copy(self._image)
+            self._attach()
+        self._mount()
+
+    def close(self) -> None:
+        """Unmount, detach and remove all of it. Closing twice does nothing."""
+        self._unmount()
+        for descriptor in (self._device, self._image):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._device = self._image = -1
+        with suppress(FileNotFoundError):
+            self._directory.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _device_path(self) -> str:
+        return str(Path(f"/proc/self/fd/{self._device}").readlink())
+
+    def _attach(self) -> None:
+        """Attach the image to a free loop device, which detaches itself when the last to use it is gone."""
+        while True:
+            with _LOOP_CONTROL.open("rb") as control:
+                number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(self._image, 0, _AUTOCLEAR))
+            except OSError as error:
+                os.close(device)
+                # Another was quicker; it is not free any more, and the next question has another answer.
+                if error.errno != errno.EBUSY:
+                    raise
+            else:
+                self._device = device
+                return
+
+    def _mount(self) -> None:
+        _call("mount", self._device_path, self._directory, "ext4", 0, self._options or None)
+
+    def _unmount(self) -> bool:
+        """Unmount; return whether the file system has really let go, else it is gone from sight only."""
+        for _ in range(_BUSY_TRIES):
+            try:
+                _call("umount2", self._directory, 0)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    # Not mounted.
+                    return True
+                time.sleep(_BUSY_PAUSE_S)
+            else:
+                return True
+        _call("umount2", self._directory, _MNT_DETACH)
+        return False
+
+
+def _check_possible() -> None:
+    """Raise `LayerSkippedError` where a disk of our own cannot be had, before anything is touched."""
+    if not hasattr(os, "memfd_create"):
+        raise LayerSkippedError("power cuts need Linux")
+    if os.geteuid() != 0:
+        raise LayerSkippedError("power cuts need root: they mount a file system of their own")
+    if not _LOOP_CONTROL.exists():
+        raise LayerSkippedError(f"power cuts need loop devices: there is no {_LOOP_CONTROL}")
+    if _mkfs() is None:
+        raise LayerSkippedError("power cuts need mkfs.ext4 (package e2fsprogs)")
+
+
+def _mkfs() -> str | None:
+    return shutil.which("mkfs.ext4", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def _make_file_system(device: str) -> None:
+    """Blocks of 4 KiB, as on any disk that is not as small as this one."""
+    mkfs = _mkfs()
+    assert mkfs is not None
+    subprocess.run([mkfs, "-q", "-F", "-b", "4096", "-m", "0", device], check=True, capture_output=True)  # noqa: S603
+
+
+def _empty_image() -> int:
+    # In memory, so that nothing is left on a disk however we end, and that a sync costs microseconds.
+    image = os.memfd_create(f"{_PREFIX}{os.getpid()}-")
+    os.truncate(image, SIZE_BYTES)
+    return image
+
+
+def _copy(image: int) -> int:
+    """Return a new image with the bytes of another, which is closed."""
+    copy = _empty_image()
+    os.sendfile(copy, image, 0, SIZE_BYTES)
+    os.close(image)
+    return copy
+
+
+def _remove_leftovers() -> None:
+    """Remove the mount points of processes that were killed. They are empty, else they are not removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):
+                left.rmdir()
+
+
+def _call(name: str, *arguments: str | Path | int | None) -> None:
+    """Call a function of the C library that returns 0 or sets errno.
+
+    Raises:
+        OSError: It failed.
+    """
+    converted = [os.fsencode(argument) if isinstance(argument, (str, Path)) else argument for argument in arguments]
+    if getattr(_libc, name)(*converted) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _words(error: Exception) -> str:
+    """What went wrong; of mkfs, what it complained about."""
+    complaint = (
+        error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else ""
+    )
+    return complaint or str(error)

@@ -1,0 +1,220 @@
+"""Does a subscription keep its limits, does it count what its model counts, and does it keep nothing back for nothing?
+
+I4 and I8; the durable side is looked at by `analysis.crash.model.written`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
+from limits.rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from analysis.crash.model.side import Side
+
+NO_LIMIT = 2**62
+_ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
+
+
+def consumer_max(side: Side) -> int:
+    """Return how many unacked messages one consumer may have."""
+    return side.gate.limits.max_unacked_messages_per_consumer or NO_LIMIT
+
+
+def uses(side: Side) -> Iterator[tuple[Rule, int, int]]:
+    """Yield each limit on what is acked or on its way, with its use, recounted, and the limit."""
+    model, limits, deliveries = side.model, side.gate.limits, side.subscription.deliveries
+    record_bytes, range_count = model.counted()
+    for number in model.in_flight:
+        sent = deliveries.get(model.log.positions[number])
+        if sent is not None:
+            record_bytes += sent.record_bytes
+            range_count += sent.range_count
+    yield Rule.UNPERSISTED_ACK_RECORD_BYTES, record_bytes, limits.max_unpersisted_ack_record_bytes or NO_LIMIT
+    yield Rule.UNACKED_RANGES, range_count, limits.max_unacked_ranges or NO_LIMIT
+    yield Rule.UNACKED_MESSAGES, model.unacked(), limits.max_unacked_messages or NO_LIMIT
+
+
+def forgiven(side: Side) -> dict[Rule | str, int]:
+    """Return what each limit may be passed by: what is above it may stay, and not grow."""
+    allowed: dict[Rule | str, int] = {rule: max(limit, used) for rule, used, limit in uses(side)}
+    for consumer in CONSUMERS:
+        allowed[consumer] = max(consumer_max(side), side.model.unacked(consumer))
+    return allowed
+
+
+def check(side: Side) -> None:
+    """See that no limit is passed and that the counters are those of the model. Complexity: O(acked and in flight)."""
+    model, cursor, subscription = side.model, side.cursor, side.subscription
+    for rule, used, limit in uses(side):
+        is_alone = rule is Rule.UNACKED_MESSAGES and len(model.in_flight) == 1
+        hold(Promise.I4, used <= side.allowed[rule] or is_alone, f"{rule.name}: {used} of {limit}")
+        if not side.is_writing:
+            side.allowed[rule] = max(limit, min(used, side.allowed[rule]))
+    _count(subscription.unacked_messages, model.unacked(), "unacked messages")
+    _count(len(subscription.deliveries), len(model.in_flight), "deliveries")
+    _count(cursor.deleted.range_count, model.counted()[1], "ranges")
+    for consumer in CONSUMERS:
+        _check_consumer(side, consumer)
+    if side.is_writing:
+        # After a failed write what it was to displace counts as gone already.
+        enough = side.has_failed or cursor.unpersisted_record_bytes >= model.counted()[0]
+        hold(Promise.I4, enough, f"{cursor.unpersisted_record_bytes} bytes are un-persisted, not {model.counted()[0]}")
+        return
+    _count(cursor.unpersisted_record_bytes, model.counted()[0], "un-persisted bytes")
+    _check_gauge(side)
+    _check_waiters(side)
+
+
+def check_writing(side: Side) -> None:
+    """As another thread sees it while a persist writes, which may not see what is being sent at this very moment."""
+    usage, allowed = side.subscription.usage(), side.allowed
+    _count(side.cursor.stats().unpersisted_record_bytes, usage.unpersisted_record_bytes, "un-persisted bytes")
+    used, limit = usage.unpersisted_record_bytes + usage.reserved_bytes, allowed[Rule.UNPERSISTED_ACK_RECORD_BYTES]
+    hold(Promise.I4, used <= limit, f"{used} of {limit} while a persist writes")
+    range_count = usage.range_count + usage.reserved_ranges
+    fits = range_count <= allowed[Rule.UNACKED_RANGES]
+    hold(Promise.I4, fits, f"{range_count} ranges of {allowed[Rule.UNACKED_RANGES]} while a persist writes")
+    side.receipts.check_none_lies(side.cursor, side.model, count_max=8)
+
+
+def check_all(side: Side) -> None:
+    """As `check`, and everything recounted. Complexity: O(entries of the log)."""
+    check(side)
+    side.subscription.check_invariants()
+    model, log, deliveries = side.model, side.schedule.log, side.subscription.deliveries
+    acked = {number for number, position in enumerate(log.positions) if side.cursor.is_acked(position)}
+    if acked != model.acked:
+        hold(Promise.I1, acked <= model.acked, f"{log.text(acked - model.acked)} counts as acked and is not")
+        hold(Promise.I4, False, f"the ack of {log.text(model.acked - acked)} was forgotten")
+    for number, consumer in model.in_flight.items():
+        sent = deliveries.get(log.positions[number])
+        is_right = sent is not None and sent.consumer == consumer and sent.record_bytes <= log.isolated_bytes(number)
+        hold(Promise.I4, is_right, f"{consumer} has {log.positions[number]}, known is {sent}")
+    _count(side.cursor.backlog, len(log) - len(model.acked), "backlog")
+
+
+def check_keys(side: Side) -> None:
+    """See that no two consumers have messages of one key."""
+    holders: dict[bytes, str] = {}
+    for number, consumer in side.model.in_flight.items():
+        message = side.model.log.messages[number]
+        key = None if message is None else message.key
+        hold(
+            Promise.I12, key is None or holders.setdefault(key, consumer) == consumer, f"{key!r} is with two consumers"
+        )
+
+
+def closed_for(side: Side, consumer: str) -> dict[Rule | None, int]:
+    """Return the rules that are closed for a consumer, and at which use each opens."""
+    verdicts = side.gate.why_blocked(side.subscription.usage(consumer), consumer)
+    return {verdict.rule: verdict.released_at for verdict in verdicts}
+
+
+def check_shortage(side: Side, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
+    """Whoever wanted more must be told by a limit that there is no room, and be told the truth."""
+    model, log, now_ms = side.model, side.model.log, side.schedule.now_ms
+    waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
+    if not waiting:
+        return
+    may_wait = list(model.sendable(now_ms=now_ms, tick_ms=0))
+    is_plain = not model.sent_count.keys() & set(waiting) and not side.schedule.settings.delay_share
+    cost = log.isolated_bytes(waiting[0]) if is_plain else max(map(log.isolated_bytes, may_wait))
+    weight = max(map(model.weight, may_wait))
+    binding = _binding(side, consumer, closed_before, cost=cost, weight=weight)
+    what = f"{len(waiting)} messages from {log.positions[waiting[0]]} on"
+    hold(Promise.I8, bool(binding), f"{what} were kept back for nothing")
+    if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and side.schedule.settings.promotes_young and _works(side):
+        limits, reserved = side.gate.limits, side.subscription.usage().reserved_bytes
+        limit = limits.max_unpersisted_ack_record_bytes
+        is_closed = Rule.UNPERSISTED_ACK_RECORD_BYTES in closed_before
+        would_open = (
+            reserved <= int(limit * limits.unpersisted_release_ratio) if is_closed else reserved + cost <= limit
+        )
+        is_by_young = would_open and side.cursor.has_young(now_ms=now_ms)
+        hold(Promise.I8, not is_by_young, "young acks keep the gate shut")
+
+
+def is_covered(side: Side, number: int) -> bool:
+    """Tell whether the worst that an ack can add is reserved for it."""
+    log = side.model.log
+    sent = side.subscription.deliveries.get(log.positions[number])
+    return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
+
+
+def check_refusal(side: Side, number: int, *, was_covered: bool) -> None:
+    """An ack that is refused must have had nothing reserved for it, and have passed a limit."""
+    position, model = side.model.log.positions[number], side.model
+    hold(Promise.I8, not was_covered, f"the ack of {position} was refused, although it was reserved for")
+    sent = side.subscription.deliveries.get(position)
+    reserved = (sent.record_bytes, sent.range_count) if sent else (0, 0)
+    before, after = model.counted(), model.counted(also=number)
+    limited = [(used, limit) for rule, used, limit in uses(side) if rule in _ACK_STATE_RULES]
+    passes = any(
+        grown > held and used - own + grown - held > limit
+        for (used, limit), own, held, grown in zip(limited, reserved, before, after, strict=True)
+    )
+    hold(Promise.I8, passes, f"the ack of {position} was refused for nothing")
+
+
+def _count(kept: int, recounted: int, what: str) -> None:
+    hold(Promise.I4, kept == recounted, f"{what}: {kept} are counted, there are {recounted}")
+
+
+def _check_gauge(side: Side) -> None:
+    model, stats = side.model, side.cursor.stats()
+    _count(stats.redelivery_if_crashed, len(model.acked) - len(model.durable), "messages that a crash brings back")
+    causes = stats.redelivery_unwritten, stats.redelivery_young, stats.redelivery_cut
+    of_causes = f"of {stats.redelivery_if_crashed} messages {causes} are unwritten, young, cut"
+    hold(Promise.I4, sum(causes) == stats.redelivery_if_crashed and min(causes) >= 0, of_causes)
+    # The limit of the metadata store is the narrower one.
+    hold(Promise.I4, not stats.redelivery_cut or side.config.metadata_limits.range_count_max is not None, of_causes)
+    hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)
+
+
+def _check_waiters(side: Side) -> None:
+    for waiter in side.waiters:
+        is_closed = side.gate.is_closed_for(waiter.consumer)
+        hold(Promise.I8, waiter.calls <= 1, f"a waiter was told {waiter.calls} times")
+        hold(Promise.I8, waiter.calls > 0 or is_closed, "nobody was told that the gate is open")
+    side.waiters = [waiter for waiter in side.waiters if not waiter.calls]
+
+
+def _check_consumer(side: Side, consumer: str) -> None:
+    used, allowed = side.model.unacked(consumer), side.allowed[consumer]
+    is_alone = used > allowed and list(side.model.in_flight.values()).count(consumer) == 1
+    hold(Promise.I4, used <= allowed or is_alone, f"{consumer} has {used} of {allowed}")
+    side.allowed[consumer] = max(consumer_max(side), min(used, allowed))
+
+
+def _binding(
+    side: Side, consumer: str, closed_before: Mapping[Rule | None, int], *, cost: int, weight: int
+) -> set[Rule]:
+    """Return the rules that have no room for a message, or were closed and had no cause to open."""
+    needs = {
+        Rule.UNPERSISTED_ACK_RECORD_BYTES: cost,
+        Rule.UNACKED_RANGES: 1,
+        Rule.UNACKED_MESSAGES: weight,
+        Rule.CONSUMER_UNACKED_MESSAGES: weight,
+    }
+    of_consumer = Rule.CONSUMER_UNACKED_MESSAGES, side.model.unacked(consumer), consumer_max(side)
+    binding = {
+        rule
+        for rule, used, limit in (*uses(side), of_consumer)
+        if used + needs[rule] > limit or used > closed_before.get(rule, NO_LIMIT)
+    }
+    broker = side.schedule.broker
+    if broker is not None and (broker.is_blocked or broker.unacked_messages + weight > side.schedule.broker_max):
+        binding.add(Rule.BROKER_UNACKED_MESSAGES)
+    return binding
+
+
+def _works(side: Side) -> bool:
+    """Tell whether a promotion would make young acks durable now."""
+    cuts = side.config.range_count_max is not None or side.config.metadata_range_count_max is not None
+    failed = side.schedule.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
+    return not cuts and not failed

@@ -1,0 +1,105 @@
+"""The entries of a message log by number, and the size of ranges counted byte by byte with no code of the product."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ackstate.position import Position
+    from cursor.journal_format import Content
+    from cursor.message_log import Message
+
+
+class NumberRun(NamedTuple):
+    """Neighbours of one ledger by number, both ends included."""
+
+    first: int
+    last: int
+
+
+def varint_bytes(number: int) -> int:
+    """Return how many bytes a number takes as protobuf writes it; 0 or more."""
+    length = 1
+    while number >= 128:
+        number >>= 7
+        length += 1
+    return length
+
+
+def range_bytes(ledger_id: int, first: int, last: int) -> int:
+    """Return the size of one `MessageRange`, whose lower end is the entry before the first; -1 takes ten bytes."""
+    lower = 2 + varint_bytes(ledger_id) + (varint_bytes(first - 1) if first else 10)
+    upper = 2 + varint_bytes(ledger_id) + varint_bytes(last)
+    return 2 + 2 + lower + 2 + upper
+
+
+class NumberedLog:
+    """The entries of a log, numbered in order from 0; a log may be looked at from one of its entries on."""
+
+    def __init__(self) -> None:
+        self.positions: list[Position] = []
+        self.numbers: dict[Position, int] = {}
+        self.messages: list[Message | None] = []
+        self._offsets: dict[int, int] = {}  # of each ledger: the number that its entry 0 has or would have
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def append(self, positions: Sequence[Position], messages: Iterable[Message | None]) -> None:
+        """Number the entries that follow; a message that is not known is plain and undelayed."""
+        for position in positions:
+            self._offsets.setdefault(position.ledger_id, len(self.positions) - position.entry_id)
+            self.numbers[position] = len(self.positions)
+            self.positions.append(position)
+        self.messages += messages
+
+    def isolated_bytes(self, number: int) -> int:
+        """Return what an entry takes as a range of its own."""
+        ledger_id, entry_id = self.positions[number]
+        return range_bytes(ledger_id, entry_id, entry_id)
+
+    def message_count(self, number: int) -> int:
+        """Return how many messages an entry holds."""
+        message = self.messages[number]
+        return 1 if message is None else message.message_count
+
+    def runs(self, numbers: Iterable[int]) -> list[NumberRun]:
+        """Return the ranges of rising numbers, none of which goes on in another ledger."""
+        runs: list[NumberRun] = []
+        for number in numbers:
+            if runs and number == runs[-1].last + 1 and self.positions[number].entry_id:
+                runs[-1] = NumberRun(runs[-1].first, number)
+            else:
+                runs.append(NumberRun(number, number))
+        return runs
+
+    def record_bytes(self, runs: Iterable[NumberRun]) -> int:
+        """Return the size of ranges as Pulsar would write them."""
+        total = 0
+        for first, last in runs:
+            ledger_id, first_id = self.positions[first]
+            total += range_bytes(ledger_id, first_id, first_id + last - first)
+        return total
+
+    def count_up_to(self, position: Position) -> int:
+        """Return how many entries are at or below a position."""
+        return bisect_right(self.positions, position)
+
+    def held_by(self, content: Content) -> set[int]:
+        """Return the numbers of all that a durable state says is acked."""
+        held = set(range(self.count_up_to(content.mark_delete)))
+        for ledger_id, first, end in content.deleted.runs():
+            offset = self._offsets[ledger_id]
+            held.update(range(offset + first, offset + end))
+        return held
+
+    def text(self, numbers: Iterable[int]) -> str:
+        """Return entries as a reader writes them: ``"1:0 1:4-9"``; a set in order, others as they come."""
+        texts = []
+        for first, last in self.runs(sorted(numbers) if isinstance(numbers, set | frozenset) else numbers):
+            ledger_id, entry_id = self.positions[first]
+            texts.append(f"{ledger_id}:{entry_id}" + (f"-{entry_id + last - first}" if last > first else ""))
+        return " ".join(texts) or "nothing"

@@ -1,0 +1,76 @@
+"""The receipts that a cursor gave: which are durable, by its own word, and is that so?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from analysis.crash.model.ack_model import AckModel
+    from analysis.crash.model.numbered_log import NumberedLog
+    from cursor.managed import ManagedCursor
+    from cursor.outcome import Receipt
+
+
+class _Given(NamedTuple):
+    receipt: Receipt
+    numbers: frozenset[int]
+    left: frozenset[int] | None  # of the one batch that it is for, if it is not for whole entries
+
+
+@final
+class Receipts:
+    """The receipts of one open cursor."""
+
+    def __init__(self, log: NumberedLog) -> None:
+        self._log = log
+        self._given: list[_Given] = []
+        self._pending: list[_Given] = []  # those of them that were not durable when they were asked last
+
+    def add(self, receipt: Receipt, numbers: Collection[int], *, left: Collection[int] | None = None) -> None:
+        """Keep a receipt.
+
+        Args:
+            receipt: For an ack.
+            numbers: Of the acked entries; of the batch if only some of its messages are.
+            left: The messages of this that are not acked.
+        """
+        given = _Given(receipt, frozenset(numbers), None if left is None else frozenset(left))
+        self._given.append(given)
+        self._pending.append(given)
+
+    def check_none_lies(self, cursor: ManagedCursor, model: AckModel, *, count_max: int | None = None) -> None:
+        """Ask those that may have become durable, the latest so many, or all of them.
+
+        Raises:
+            PromiseBrokenError: One says that it is durable, and nothing on the disk says so.
+        """
+        asked = self._pending if count_max is None else self._pending[-count_max:]
+        for given in asked:
+            if cursor.durable(given.receipt) and not _is_durable(given, model):
+                found = f"a receipt lied: {self._log.text(given.numbers)} counts as durable and is not on the disk"
+                raise PromiseBrokenError(Promise.I2, found, entry_count=len(given.numbers - model.durable) or 1)
+        if count_max is None:
+            self._pending = [given for given in self._pending if not cursor.durable(given.receipt)]
+
+    def check_survivors(self, cursor: ManagedCursor, model: AckModel) -> None:
+        """Ask all of them, also those that were durable once, which others may have taken the place of."""
+        self._pending = list(self._given)
+        self.check_none_lies(cursor, model)
+
+    def check_void(self, cursor: ManagedCursor) -> None:
+        """See that none counts any more, after a reset, and forget them."""
+        for given in self._given:
+            found = f"a receipt from before the reset counts: {self._log.text(given.numbers)}"
+            hold(Promise.I13, not cursor.durable(given.receipt), found)
+        self._given.clear()
+        self._pending.clear()
+
+
+def _is_durable(given: _Given, model: AckModel) -> bool:
+    if given.left is None:
+        return model.is_durable(given.numbers)
+    return all(model.is_part_durable(number, set(given.left)) for number in given.numbers)

@@ -1,0 +1,321 @@
+"""A whole broker in memory that works by chance: one or two subscriptions of a topic, real but for the disk.
+
+Each event has its own seed, so that any of them can be left out and the others are what they were. After every event
+all that is cheap is recounted, and every sixteen events the rest. A persist is looked at while it writes, too: then
+messages are acked, sent and given back as by another thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING, Any, final
+
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position import Position
+from analysis.crash.model import checks
+from analysis.crash.model.events import EVENTS
+from analysis.crash.model.numbered_log import NumberedLog
+from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
+from analysis.crash.model.side import Side
+from analysis.crash.model.traffic import drain, work_meanwhile
+from cursor.bucket_registry import MetadataBucketRegistry
+from cursor.message_log import NO_DELAY, Message, MessageLog
+from cursor.store import PayloadTooLargeError, StoreError
+from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
+from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from limits import BrokerLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delay.tracker import DelayedDeliveryTracker
+
+EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
+_RECOUNT_EVERY = 16
+_HIGH_FIRST = 16_384 - 40
+_HIGH_END = 16_450
+_BUCKETS = DelayConfig(
+    tick_time_ms=TICK_MS, is_deliver_at_time_strict=True,
+    min_index_count_per_bucket=4, max_indexes_per_segment=3, max_bucket_count=3,
+)  # fmt: skip
+
+
+@final
+class Schedule:
+    """One broker, from one seed; `run` lets it work, or somebody else calls the events by name.
+
+    Args:
+        seed: Decides what each event does and, where these are not given, the settings.
+        settings: What the broker is like.
+
+    Attributes:
+        now_ms: The present.
+        random: Of the event under way.
+        event_number: Which that is, while `run` is at them.
+        crash_count: Crashes so far, and recoveries that a fault ended.
+        fault_count: Faults of the store that were scripted so far.
+        step_count: Events so far.
+        meanwhile: What others do while a persist writes.
+        meanwhile_share: How often they do it, at each write: 0 to 1.
+    """
+
+    def __init__(self, seed: int, settings: Settings | None = None) -> None:
+        self.seed = seed
+        self.random = self._random_of("settings")
+        self.settings = drawn(self.random) if settings is None else settings
+        self.now_ms = 0
+        self.event_number: int | None = None
+        self.crash_count = self.fault_count = self.step_count = 0
+        self.meanwhile: Callable[[Schedule, Side], None] = work_meanwhile
+        self.meanwhile_share = 0.5
+        self.broker_max = self.settings.broker_max
+        self.log = NumberedLog()
+        self._fault_share = self.settings.fault_share
+        self._lines: list[_Line] = []
+        self._interleaved: Side | None = None
+        self._log_disk = _copied(_disk_with_a_long_ledger()) if self.settings.starts_high else MemoryDisk()
+        if not self.settings.starts_high:
+            self._log_disk.next_ledger_id = self.settings.first_ledger_id
+        self.open_broker()
+        if self.settings.starts_high:
+            (ledger_id,) = self.message_log.ledgers
+            positions = [Position(ledger_id, entry_id) for entry_id in range(_HIGH_FIRST, _HIGH_END)]
+            self.log.append(positions, [None] * len(positions))
+        self.sides = [Side(self, name) for name in "xy"[: self.settings.subscription_count]]
+        for side in self.sides:
+            side.forgive()
+            if self.settings.starts_high:
+                side.cursor.mark_delete(Position(ledger_id, _HIGH_FIRST - 1), now_ms=0)
+                side.cursor.persist(now_ms=0)
+                side.cursor.rewind()
+
+    def open_broker(self) -> None:
+        """Start anew with the log, and with nothing else that a crash would not leave."""
+        self._store = MemoryStore(self._log_disk)
+        self.message_log = MessageLog.open(
+            self._store, topic="t", entries_per_ledger_max=self.settings.entries_per_ledger_max
+        )
+        self.broker = BrokerLimit(self.broker_max) if self.broker_max else None
+        self._index = self._open_index() if self.settings.delay_share else None
+
+    def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
+        """Return what all subscriptions share, if the tracker is one that they share."""
+        tracker = self.settings.tracker
+        if tracker is Tracker.VIEW:
+            return TopicDelayIndex(tick_time_ms=TICK_MS)
+        return None if tracker is Tracker.IN_MEMORY or self._is_bucketed_alone else self._recovered_buckets()
+
+    @property
+    def _is_bucketed_alone(self) -> bool:
+        # Their storage is one subscription's, or all share the index.
+        return self.settings.tracker is Tracker.BUCKETED and self.settings.subscription_count == 1
+
+    def _recovered_buckets(self) -> BucketedDelayIndex:
+        storage = SnapshotStorage(
+            self._store.ledgers, MetadataBucketRegistry(self._store.metadata, "/buckets"), "delayed"
+        )
+        # It was ready a moment ago.
+        return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=max(self.now_ms - 1, 0))[0]
+
+    def open_tracker(self, is_acked: Callable[[Position], bool]) -> DelayedDeliveryTracker | None:
+        """Return what keeps the delayed messages of a subscription that is opened."""
+        if not self.settings.delay_share:
+            return None
+        if self._index is not None:
+            return self._index.open_view(is_acked)
+        if self._is_bucketed_alone:
+            return self._recovered_buckets()
+        return InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
+
+    def _random_of(self, part: int | str) -> Random:
+        return Random(f"{self.seed}/{part}")  # noqa: S311 - to be repeated, not to be secret
+
+    def event_count(self) -> int:
+        """Return of how many events the schedule of this seed consists."""
+        return self._random_of("count").randint(EVENT_COUNT_MIN, EVENT_COUNT_MAX)
+
+    def run(self, numbers: Iterable[int] | None = None, *, ends: bool = True) -> None:
+        """Let events happen, all of the seed or some by number, and, if it ends, all that is left be acked.
+
+        Raises:
+            PromiseBrokenError: Of the product; nothing else is raised.
+        """
+        weights = [event.weight for event in EVENTS.values()]
+        weights[list(EVENTS).index("crash")] = self.settings.crash_weight
+        names = list(EVENTS)
+        with judged():
+            for number in range(self.event_count()) if numbers is None else numbers:
+                self.event_number, self.random = number, self._random_of(number)
+                self.step(*self.random.choices(names, weights))
+                if number % _RECOUNT_EVERY == 0:
+                    self.check_all()
+            self.event_number = None
+            if ends:
+                self._finish()
+
+    def _finish(self) -> None:
+        self.random = self._random_of("end")
+        if self.settings.crash_weight and self.random.random() < 0.5:
+            self.step("crash")
+        self.drain()
+        if self.settings.crash_weight:
+            self.step("crash")
+
+    def drain(self) -> None:
+        """Let the store work again and consumers ack all they get: nothing may stay."""
+        self._fault_share = 0
+        self._lines.append(_Line(self.now_ms, "", [("everything is sent, acked and persisted", ())]))
+        drain(self)
+        self.check_all()
+
+    def step(self, name: str, *args: Any, **named: Any) -> None:
+        """Let one event happen to one subscription, with a fault of its store or without, and check."""
+        side = self.random.choice(self.sides)
+        self.step_count += 1
+        self._lines.append(_Line(self.now_ms, side.name, []))
+        is_faulty = self.random.random() < self._fault_share
+        if is_faulty:
+            self._script_fault(side)
+        try:
+            EVENTS[name].happen(self, side, *args, **named)
+        except PayloadTooLargeError:
+            is_limited = side.config.metadata_range_count_max is not None or side.config.range_count_max is not None
+            hold(Promise.ERRORS, is_limited, f"{name} was refused as too large, and no limit was set")
+        except StoreError as error:
+            self.note(f"-> {error}")
+            if not (is_faulty or side.store.has_broken_ledgers):
+                raise
+        if side.store.is_over:
+            EVENTS["crash"].happen(self, side)
+        side.store.forget_faults()
+        self.check()
+
+    def _script_fault(self, side: Side) -> None:
+        kind, ahead = self.random.choice(list(FaultKind)), self.random.choice((0, 0, 1, 2))
+        side.store.inject(Fault(side.store.mutation_count + ahead, kind))
+        self.fault_count += 1
+        self.note(f"[{kind.name} at write {ahead}]")
+
+    def drawn_faults(self) -> list[Fault]:
+        """Return what is to go wrong while the broker comes up: mostly nothing."""
+        if self.random.random() >= self._fault_share:
+            return []
+        kind, mutation = self.random.choice(list(FaultKind)), self.random.randrange(4)
+        self.fault_count += 1
+        self.note(f"[{kind.name} at write {mutation} of the recovery]")
+        return [Fault(mutation, kind)]
+
+    def check(self) -> None:
+        """Recount all that is cheap."""
+        for side in self.sides:
+            checks.check(side)
+        if self.broker is not None:
+            unacked = sum(side.model.unacked() for side in self.sides)
+            found = f"the broker counts {self.broker.unacked_messages} unacked messages, there are {unacked}"
+            hold(Promise.I4, self.broker.unacked_messages == unacked, found)
+
+    def check_all(self) -> None:
+        """Recount everything."""
+        for side in self.sides:
+            checks.check_all(side)
+
+    def interleave(self, side: Side, write: Callable[[], object]) -> None:
+        """Let a subscription write while others use it."""
+        self._interleaved = side
+        try:
+            write()
+        finally:
+            self._interleaved = None
+
+    def while_writing(self, writer: Side) -> None:
+        """Look from another thread, as it were, and let it do something."""
+        if writer.is_writing and self._interleaved is None:
+            return
+        checks.check_writing(writer)
+        if self._interleaved is not writer:
+            return
+        was_writing, writer.is_writing = writer.is_writing, True
+        try:
+            checks.check(writer)
+            if self.random.random() < self.meanwhile_share:
+                self.meanwhile(self, writer)
+                checks.check(writer)
+                checks.check_writing(writer)
+        finally:
+            writer.is_writing = was_writing
+
+    def note(self, what: str, numbers: Iterable[int] = ()) -> None:
+        """Note for the story what happens, and to which entries."""
+        if self._lines:
+            self._lines[-1].notes.append((what, tuple(numbers)))
+
+    def story(self) -> tuple[str, ...]:
+        """Return what has happened, a line for each event that did anything."""
+        *others, last = self._lines
+        return tuple(line.text(self) for line in (*(each for each in others if each.tells), last))
+
+
+class judged:  # noqa: N801 - reads as a statement
+    """Turns whatever escapes into a broken promise."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """See how it ended."""
+        if error is None or isinstance(error, PromiseBrokenError) or not isinstance(error, Exception):
+            return
+        promise = Promise.ERRORS
+        if isinstance(error, CorruptStateError):
+            promise = Promise.I10
+        elif isinstance(error, AssertionError):
+            promise = Promise.I4
+        is_ours = isinstance(error, AckStateError | AssertionError)
+        raise PromiseBrokenError(promise, str(error) if is_ours and str(error) else repr(error)) from error
+
+
+class _Line:
+    """One event of the story."""
+
+    def __init__(self, now_ms: int, side: str, notes: list[tuple[str, tuple[int, ...]]]) -> None:
+        self.now_ms, self.side, self.notes = now_ms, side, notes
+
+    @property
+    def tells(self) -> bool:
+        """Whether something came of it."""
+        return any(numbers or not what.startswith("send") for what, numbers in self.notes)
+
+    def text(self, schedule: Schedule) -> str:
+        """Return it as a reader wants it: neighbours of one kind together."""
+        merged: list[tuple[str, list[int] | None]] = []
+        for what, numbers in self.notes:
+            if merged and merged[-1][0] == what and numbers:
+                known = merged[-1][1]
+                if known is not None:
+                    known.extend(numbers)
+                    continue
+            merged.append((what, list(numbers) if numbers else None))
+        merged = [each for each in merged if each[1] or not each[0].startswith("send")] or merged
+        texts = [what if numbers is None else f"{what} {schedule.log.text(numbers)}" for what, numbers in merged]
+        where = f" {self.side}" if len(schedule.sides) > 1 else ""
+        return f"{self.now_ms} ms{where}: {', '.join(texts)}"
+
+
+@cache
+def _disk_with_a_long_ledger() -> MemoryDisk:
+    """Return a disk whose log has one ledger of 16,450 entries: 16,384 is the first id of three bytes."""
+    store = MemoryStore()
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=20_000)
+    log.publish([Message(0, NO_DELAY, b"")] * _HIGH_END)
+    return store.disk
+
+
+def _copied(disk: MemoryDisk) -> MemoryDisk:
+    copy = MemoryDisk()
+    for ledger_id, ledger in disk.ledgers.items():
+        copy.ledgers[ledger_id] = replace(ledger, entries=list(ledger.entries))
+    copy.next_ledger_id = disk.next_ledger_id
+    return copy

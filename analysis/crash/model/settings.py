@@ -1,0 +1,157 @@
+"""What differs from one schedule to the next: drawn from its seed, or said by whoever tells a story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ackstate.selection import Keep
+from ackstate.wire.pulsar import RangeForm
+from cursor.auto_age import AutoAge
+from cursor.config import CursorConfig
+from cursor.journal_format import Format
+from cursor.subscription import SubscriptionType
+from limits.rules import GateLimits
+
+if TYPE_CHECKING:
+    from random import Random
+
+CONSUMERS = ("a", "b", "c", "d")
+TICK_MS = 10  # of delayed messages
+RETRY_MS = 1_000  # after a promotion failed
+
+
+class Tracker(Enum):
+    """What keeps delayed messages."""
+
+    VIEW = "view"
+    IN_MEMORY = "in memory"
+    BUCKETED = "bucketed"
+    VIEW_OF_BUCKETS = "view of buckets"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One broker, its load and its faults; the defaults are the plainest.
+
+    Attributes:
+        limits: Of every gate at first.
+        config: Of every cursor at first.
+        starts_high: Whether the log begins shortly before entry 16,384, whose id is the first of three bytes.
+        first_ledger_id: Of the log; 128 and 16,384 are the first ids of one byte more.
+        entries_per_ledger_max: Of the log.
+        kind: How messages are shared out.
+        subscription_count: 1 or 2.
+        consumer_count: 1 to 4 of each subscription.
+        promotes_young: As in `SubscriptionOptions`, as the next.
+        hole_tries_max: How often a message is sent to fill its hole before others.
+        has_dead_letters: Whether messages are handed over when they were given back three times.
+        batch_share: How many of the entries are batches; 0 to 1.
+        delay_share: How many of the messages are delayed; 0 to 1.
+        tracker: What keeps these.
+        broker_max: The limit on unacked messages that all subscriptions share; 0 for none.
+        fault_share: How many of the events meet a fault of the store; 0 to 1.
+        crash_weight: How often the broker dies, where all other events together come about 120 times.
+        reconfigures: Whether a broker may come back with other settings of its cursors.
+        count_max: How many messages one event may concern at most.
+    """
+
+    limits: GateLimits = field(default_factory=lambda: GateLimits(max_unpersisted_ack_record_bytes=1_024))
+    config: CursorConfig = field(default_factory=CursorConfig)
+    starts_high: bool = False
+    first_ledger_id: int = 1
+    entries_per_ledger_max: int = 1_000
+    kind: SubscriptionType = SubscriptionType.SHARED
+    subscription_count: int = 1
+    consumer_count: int = 2
+    promotes_young: bool = True
+    hole_tries_max: int = 3
+    has_dead_letters: bool = False
+    batch_share: float = 0
+    delay_share: float = 0
+    tracker: Tracker = Tracker.VIEW
+    broker_max: int = 0
+    fault_share: float = 0
+    crash_weight: float = 0
+    reconfigures: bool = False
+    count_max: int = 1_000
+
+    def text(self) -> str:
+        """Return what differs from the default, a limit or a setting of a cursor by itself."""
+        return ", ".join(_differences(self, Settings())) or "nothing"
+
+
+def drawn(random: Random) -> Settings:
+    """Return the settings that a schedule draws first."""
+    draw = random.choice
+    subscription_count = draw((1, 1, 1, 2))
+    delay_share = draw((0, 0, 0.2, 0.5))
+    settings = Settings(
+        limits=drawn_limits(random),
+        config=drawn_config(random),
+        starts_high=draw((True, False, False, False)),
+        first_ledger_id=draw((1, 126, 126, 16_382)),
+        entries_per_ledger_max=draw((40, 150, 150, 400)),
+        kind=draw((SubscriptionType.SHARED,) * 4 + (SubscriptionType.KEY_SHARED,)),
+        subscription_count=subscription_count,
+        consumer_count=draw((1, 2, 4)),
+        promotes_young=draw((True, True, False)),
+        hole_tries_max=draw((1, 3)),
+        has_dead_letters=draw((False,) * 7 + (True,)),
+        batch_share=draw((0, 0, 0.3)),
+        delay_share=delay_share,
+        tracker=draw(tuple(Tracker)) if delay_share else Tracker.VIEW,
+        broker_max=draw((0, 0, 12, 30)) if subscription_count > 1 else 0,
+        fault_share=draw((0, 0, 0.05, 0.2)),
+        crash_weight=draw((3, 11, 11, 20)),
+        reconfigures=draw((True, True, False)),
+    )
+    if settings.tracker in {Tracker.BUCKETED, Tracker.VIEW_OF_BUCKETS}:
+        # A bucket is sealed where a ledger ends: else a crash hardly ever finds one of which a part is due.
+        return replace(settings, entries_per_ledger_max=draw((5, 10)))
+    return settings
+
+
+def drawn_limits(random: Random) -> GateLimits:
+    """Return limits of a gate: none, narrow ones, wide ones."""
+    draw = random.choice
+    return GateLimits(
+        max_unpersisted_ack_record_bytes=draw((1_024, 1_024, 1_024, 1_100, 1_500, 0)),
+        max_unacked_messages=draw((200_000, 200_000, 10, 30)),
+        unpersisted_release_ratio=draw((0.8, 1.0, 1.0, 0.3)),
+        unacked_release_ratio=draw((0.5, 1.0)),
+        max_unacked_ranges=draw((0, 0, 0, 5, 20, 40)),
+        max_unacked_messages_per_consumer=draw((50_000, 50_000, 4, 12)),
+    )
+
+
+def drawn_config(random: Random) -> CursorConfig:
+    """Return settings of a cursor under which little is enough to compact, to cut, and to be young."""
+    draw = random.choice
+    return CursorConfig(
+        format=draw((Format.NATIVE, Format.NATIVE, Format.PULSAR)),
+        flush_interval_ms=draw((10, 1_000)),
+        mark_delete_rate_limit=draw((0, 0, 1, 10)),
+        compaction_bytes_min=draw((0, 200, 65_536)),
+        ledger_entry_count_max=draw((2, 50_000)),
+        ledger_rollover_ms=draw((0, 0, 2_000)),
+        range_count_max=draw((None, None, 1, 3, 8, 20)),
+        keep=draw((Keep.LOWEST, Keep.WIDEST)),
+        batch_count_max=draw((10_000, 1)),
+        metadata_range_count_max=draw((None, None, 2, 10)),
+        range_form=draw((RangeForm.LIST, RangeForm.WORDS)),
+        become_old_ack_record_seconds=draw((0, 0, 0, 1, 2, 5, AutoAge(late_share_max=0.5, seconds_max=3))),
+        ledger_retry_ms=draw((0, 10, 1_000)),
+    )
+
+
+def _differences(value: Settings | GateLimits | CursorConfig, default: object) -> list[str]:
+    texts = []
+    for each in fields(value):
+        mine, usual = getattr(value, each.name), getattr(default, each.name)
+        if isinstance(mine, GateLimits | CursorConfig):
+            texts += _differences(mine, usual)
+        elif mine != usual:
+            texts.append(f"{each.name}={mine.name if isinstance(mine, Enum) else mine}")
+    return texts

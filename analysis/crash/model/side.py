@@ -1,0 +1,339 @@
+"""One subscription, real but for the disk, and its model: opened, crashed, recovered, and watched while it writes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from ackstate.errors import AckStateError
+from analysis.crash.model.ack_model import AckModel
+from analysis.crash.model.checks import forgiven
+from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from analysis.crash.model.receipts import Receipts
+from analysis.crash.model.settings import CONSUMERS, RETRY_MS
+from analysis.crash.model.written import Instant, Written, held_of, indexes, instant_of
+from cursor.dispatch.delivery import DeadLetterPolicy
+from cursor.journal import cursor_path
+from cursor.journal_format import Format
+from cursor.managed import ManagedCursor
+from cursor.outcome import Route
+from cursor.persister import PersistWatcher
+from cursor.recovery import decode_record
+from cursor.store import StoreError
+from cursor.stores.memory import MemoryDisk, MemoryStore
+from cursor.subscription import Subscription, SubscriptionOptions
+from limits.gate import DispatchGate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from analysis.crash.model.schedule import Schedule
+    from analysis.crash.model.written import Held
+    from cursor.dispatch.delivery import Delivery
+    from cursor.journal_format import Content
+    from cursor.outcome import PersistResult
+    from cursor.store import Store
+    from cursor.stores.memory import Fault
+    from limits.rules import Rule
+
+
+class Side(PersistWatcher):
+    """One subscription of a schedule.
+
+    Attributes:
+        model: What it should hold.
+        config: Of its cursor.
+        limits: Of its gate.
+        resets: What the disk may hold instead: resets whose outcome is unknown.
+        is_certain: Whether it is known exactly what the disk holds: no write has failed since the last that did not.
+        is_writing: Whether others look at it while it writes.
+        has_failed: Whether a write of the persist under way has failed.
+        failed_ms: When the last persist failed.
+        waiters: Who waits for the gate.
+        allowed: What each limit may be passed by, because it was lowered below what was there.
+    """
+
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        self.schedule, self.name = schedule, name
+        self.model = AckModel(schedule.log)
+        self.disk = MemoryDisk()
+        self.config, self.limits = schedule.settings.config, schedule.settings.limits
+        self.cursor_path = cursor_path("t", name)
+        self.written = Written(schedule.log, self.disk, self.cursor_path)
+        self.resets: list[set[int]] = []
+        self.is_certain = True
+        self.is_writing = self.has_failed = False
+        self.failed_ms = -RETRY_MS
+        self.waiters: list[Waiter] = []
+        self.allowed: dict[Rule | str, int] = {}
+        self.instants: list[Instant] = []
+        self.open()
+
+    def open(self, faults: Sequence[Fault] = ()) -> None:
+        """Open the cursor, and once more if a fault ends the first attempt, and the subscription on it."""
+        self.handed_over: list[int] = []
+        self.waiters = []
+        self.receipts = Receipts(self.schedule.log)
+        try:
+            self._open_cursor(faults)
+        except StoreError:
+            if not faults:
+                raise
+            self._may_have_written()
+            self.is_certain = self.config.format is not Format.PULSAR
+            self.schedule.crash_count += 1
+            self._open_cursor(())
+            self.written.check_one_journal()
+        self._open_subscription()
+
+    def _open_cursor(self, faults: Sequence[Fault]) -> None:
+        schedule = self.schedule
+        self.store = MemoryStore(self.disk, faults=faults)
+        self._attempted: list[tuple[_Encoded, bytes]] = []
+        watched = SimpleNamespace(ledgers=_Ledgers(self.store, self), metadata=_Metadata(self.store, self), close=None)
+        self.is_writing = True  # What is written now is no persist.
+        try:
+            self.cursor = ManagedCursor.open(
+                cast("Store", watched), topic="t", subscription=self.name, ledgers=schedule.message_log.ledgers,
+                config=self.config, now_ms=schedule.now_ms,
+            )  # fmt: skip
+        finally:
+            self.is_writing = False
+            self.store.forget_faults()
+
+    def _open_subscription(self) -> None:
+        schedule, settings = self.schedule, self.schedule.settings
+        self.gate = DispatchGate(self.limits, broker=schedule.broker)
+        self.subscription = Subscription(
+            schedule.message_log, self.cursor, gate=self.gate, delays=schedule.open_tracker(self.cursor.is_acked),
+            kind=settings.kind,
+            options=SubscriptionOptions(
+                promotes_young=settings.promotes_young,
+                hole_tries_max=settings.hole_tries_max,
+                dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
+            ),
+        )  # fmt: skip
+        self.cursor.unwatch(self.subscription)
+        self.cursor.watch(self)
+        self._attempted.clear()
+        self.instants.clear()
+        for consumer in CONSUMERS[: settings.consumer_count]:
+            self.subscription.consumer_opened(consumer)
+
+    def crash_and_recover(self, faults: Sequence[Fault] = ()) -> None:
+        """Lose everything that is not on the disk, and compare what comes back with what may.
+
+        Args:
+            faults: Of the recovery, which is tried again if one ends it.
+
+        Raises:
+            PromiseBrokenError: A durable ack is lost, an ack is invented, or the gauge was wrong.
+        """
+        self.receipts.check_survivors(self.cursor, self.model)
+        gauge = self.cursor.redelivery_if_crashed
+        try:
+            self.open(faults)
+        except AckStateError as error:
+            raise PromiseBrokenError(Promise.I10, f"it cannot be recovered: {error}") from error
+        self.judge(gauge)
+
+    def judge(self, gauge: int | None) -> None:
+        """Compare what was recovered with what may be there, and go on from it.
+
+        Args:
+            gauge: What was said to come back; None if nothing was.
+        """
+        model, log = self.model, self.schedule.log
+        found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
+        parts = {log.numbers[each]: indexes(words) for each, words in self.cursor.batch.items() if each in log.numbers}
+        if found not in self.resets:
+            self._check_survived(found, parts)
+            if gauge is not None:
+                self._check_gauge(found, gauge)
+        model.recovered(found, parts)
+        self.resets, self.is_certain = [], True
+        self._check_kept(found)
+        held = self._read_anew()
+        self.model.wrote(held.acked, held.unacked_of_batch)
+        self.forgive()
+
+    def _check_survived(self, found: set[int], parts: dict[int, set[int]]) -> None:
+        model, log = self.model, self.schedule.log
+        lost, invented = model.durable - found, found - model.acked
+        if lost:
+            raise PromiseBrokenError(
+                Promise.I2, f"a durable ack was forgotten: {log.text(lost)}", entry_count=len(lost)
+            )
+        if invented:
+            found_text = f"an ack was invented: {log.text(invented)}"
+            raise PromiseBrokenError(Promise.I1, found_text, entry_count=len(invented))
+        for number, left in model.durable_unacked_of_batch.items():
+            survived = number in found or parts.get(number, {-1}) <= left
+            hold(Promise.I2, survived, f"acks in batch {log.positions[number]} were forgotten")
+        for number, left in parts.items():
+            acked = number in model.acked or left >= model.unacked_of_batch.get(number, {-1})
+            hold(Promise.I1, acked, f"acks in batch {log.positions[number]} were invented")
+
+    def _check_gauge(self, found: set[int], gauge: int) -> None:
+        model, log = self.model, self.schedule.log
+        back = model.acked - found
+        is_kept = len(back) == gauge if self.is_certain else len(back) <= gauge
+        hold(Promise.I3, is_kept, f"{gauge} were to come back, {len(back)} do: {log.text(back)}")
+
+    def _check_kept(self, recovered: set[int]) -> None:
+        """See that the next recovery would find the same; Pulsar's format gives up what its limits have no room for."""
+        log = self.schedule.log
+        if self.config.format is Format.NATIVE:
+            kept = log.held_by(self.written.find(self.schedule.message_log.ledgers).recovered.content)
+            found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
+            hold(Promise.I5, kept == recovered, found)
+
+    def _read_anew(self) -> Held:
+        """Read the disk after an open or a reset, and let what it holds be what must not go back."""
+        found = self.written.find(self.schedule.message_log.ledgers)
+        held = self.written.read(found)
+        self.written.began_anew(held, found.recovered.content.deleted.range_count)
+        return held
+
+    def forgive(self) -> None:
+        """Begin anew to watch that nothing grows beyond its limit: what is above it may stay, and not grow."""
+        self.allowed = forgiven(self)
+
+    def begun_anew(self, first: int, epoch_before: int) -> None:
+        """See that a reset counts and nothing from before it does, and go on from it."""
+        self.receipts.check_void(self.cursor)
+        self.model.begin_anew(first)
+        is_raised = self.config.format is Format.PULSAR or self.written.epoch > epoch_before
+        hold(Promise.I13, is_raised, "a reset did not raise the epoch")
+        held = self._read_anew()
+        found = f"after a reset the disk holds {self.schedule.log.text(held.acked)}"
+        hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
+        self.resets, self.is_certain = [], True
+        self._attempted.clear()
+        self.instants.clear()
+        self.forgive()
+
+    def record_bytes_max(self) -> int | None:
+        """See `PersistWatcher`."""
+        return self.subscription.record_bytes_max()
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """See what is durable now: what is on the disk, or of what was durable all that a failed write leaves."""
+        if isinstance(outcome, AckStateError):
+            self.failed_ms = self.schedule.now_ms
+            self._may_have_written()
+        elif outcome.route is not Route.NOTHING:
+            self._persisted(outcome)
+        self._attempted.clear()
+        self.instants.clear()
+        self.has_failed = False
+        self.model.changed()
+        self.subscription.persisted(outcome)
+
+    def _persisted(self, result: PersistResult) -> None:
+        found = self.written.find(self.schedule.message_log.ledgers)
+        held = self.written.read(found)
+        instants = [*self.instants, instant_of(self.model)]
+        self.written.check_persist(found, held, result, instants, self.config)
+        self.model.wrote(held.acked, held.unacked_of_batch)
+        self.resets, self.is_certain = [], True
+        self.receipts.check_none_lies(self.cursor, self.model)
+
+    def closed(self) -> None:
+        """Take note of what an orderly close has written."""
+        self.model.wrote(*self._read_anew()[1:])
+        self.is_certain = True
+
+    def failed_to_close(self) -> None:
+        """Take note of a close that failed."""
+        self._may_have_written()
+
+    def _may_have_written(self) -> None:
+        """Take nothing for durable any more that a write which may have happened leaves out."""
+        self.is_certain = self.is_certain and not self._attempted
+        for content in self._attempted_states():
+            held = held_of(self.schedule.log, content)
+            self.model.may_have_lost(held.acked, held.unacked_of_batch)
+
+    def _attempted_states(self) -> Iterator[Content]:
+        """Yield the whole states that were to be written; a delta of the native format displaces nothing."""
+        if self.config.format is not Format.PULSAR:
+            return
+        ledgers, form = self.schedule.message_log.ledgers, self.config.journal_format
+        for encoded, data in self._attempted:
+            content: Content | None
+            if encoded is _RECORD:
+                content = decode_record(data, ledgers).record.content
+            else:
+                content = form.recover(lambda *_, data=data: [data], 1, what="", epoch=0, ledgers=ledgers).content
+            if content is not None:
+                yield content
+
+    def attempt(self, encoded: _Encoded, data: bytes) -> None:
+        """Note what is about to be written."""
+        self._attempted.append((encoded, data))
+
+    def watch(self, write: Callable[..., Any], *args: object, **named: object) -> Any:
+        """Write, and let others work before and after."""
+        self._note_instant()
+        self.schedule.while_writing(self)
+        try:
+            result = write(*args, **named)
+        except StoreError:
+            self.has_failed = True
+            raise
+        self.schedule.while_writing(self)
+        return result
+
+    def _note_instant(self) -> None:
+        if not self.is_writing:
+            instant = instant_of(self.model)
+            if not self.instants or self.instants[-1] != instant:
+                self.instants.append(instant)
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        self.handed_over.append(self.schedule.log.numbers[delivery.position])
+
+
+class Waiter:
+    """Waits for a gate, and counts how often it was called."""
+
+    def __init__(self, consumer: str) -> None:
+        self.consumer, self.calls = consumer, 0
+
+    def __call__(self) -> None:
+        """Count the call."""
+        self.calls += 1
+
+
+_Encoded = str
+_ENTRY, _RECORD = "entry", "record"
+
+
+class _Ledgers:
+    """Lets the schedule look, before and after each write, and keep what was to be written."""
+
+    def __init__(self, store: MemoryStore, side: Side) -> None:
+        self._inner, self._side = store.ledgers, side
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def append(self, ledger_id: int, entry: bytes) -> Any:
+        self._side.attempt(_ENTRY, entry)
+        return self._side.watch(self._inner.append, ledger_id, entry)
+
+    def create(self, owner: str) -> Any:
+        return self._side.watch(self._inner.create, owner)
+
+
+class _Metadata:
+    def __init__(self, store: MemoryStore, side: Side) -> None:
+        self._inner, self._side = store.metadata, side
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
+        self._side.attempt(_RECORD, data)
+        return self._side.watch(self._inner.put, path, data, expected_version=expected_version)

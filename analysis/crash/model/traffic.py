@@ -1,0 +1,254 @@
+"""What producers and consumers do, each in the real subscription and in its model at once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from analysis.crash.model import checks
+from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.settings import CONSUMERS
+from analysis.crash.model.written import words_of
+from cursor.dispatch.admission import AckRefusedError
+from cursor.message_log import NO_DELAY, Message
+from cursor.store import PayloadTooLargeError
+from cursor.subscription import SubscriptionType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.crash.model.schedule import Schedule
+    from analysis.crash.model.side import Side
+
+
+def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  # noqa: ARG001 - as every event
+    """Publish some messages: plain, delayed, batches, with keys."""
+    draw, settings = schedule.random, schedule.settings
+    count = min(count or draw.choice((1, 3, 10, 20, 40)), settings.count_max)
+    messages = []
+    for _ in range(count):
+        delay_ms = draw.choice((1, 100, 3_000)) if draw.random() < settings.delay_share else None
+        deliver_at_ms = NO_DELAY if delay_ms is None else schedule.now_ms + delay_ms
+        message_count = draw.choice((2, 3, 7, 70)) if draw.random() < settings.batch_share else 1
+        key = draw.choice((None, b"k", b"l", b"m", b"n"))
+        messages.append(Message(schedule.now_ms, deliver_at_ms, b"", key, message_count))
+    append(schedule, messages)
+
+
+def append(schedule: Schedule, messages: Sequence[Message]) -> None:
+    """Publish messages that somebody else chose."""
+    first = len(schedule.log)
+    schedule.log.append(schedule.message_log.publish(messages), messages)
+    for each in schedule.sides:
+        each.model.changed()
+    schedule.note("publish", range(first, len(schedule.log)))
+    delayed = {
+        number: message.deliver_at_ms - schedule.now_ms
+        for number, message in enumerate(messages, start=first)
+        if message.deliver_at_ms != NO_DELAY
+    }
+    for delay_ms in sorted(set(delayed.values())):
+        schedule.note(f"due in {delay_ms} ms", [number for number, each in delayed.items() if each == delay_ms])
+
+
+def dispatch(schedule: Schedule, side: Side, consumer: str | None = None, count: int | None = None) -> int:
+    """Send to a consumer what it may have, and return how many entries those are."""
+    consumer = consumer or schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
+    count = min(schedule.random.choice((1, 5, 20, 40)) if count is None else count, schedule.settings.count_max)
+    model, log = side.model, schedule.log
+    before = checks.closed_for(side, consumer)
+    sent = []
+    try:
+        sent = side.subscription.dispatch(consumer, count, now_ms=schedule.now_ms)
+    finally:
+        model.ack(side.handed_over)
+        was_handed_over, side.handed_over = side.handed_over, []
+        if was_handed_over:
+            schedule.note("dead", was_handed_over)
+    schedule.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
+    for each in sent:
+        model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=schedule.now_ms)
+    if schedule.settings.kind is SubscriptionType.KEY_SHARED:
+        checks.check_keys(side)
+    elif len(sent) < count and not side.is_writing and not was_handed_over:
+        checks.check_shortage(side, consumer, before)
+    return len(sent)
+
+
+def ack_some(schedule: Schedule, side: Side, *, only_covered: bool = False, count: int | None = None) -> None:
+    """Ack some of what is on its way, in one order or another."""
+    numbers = list(side.model.in_flight)
+    schedule.random.shuffle(numbers)
+    order = schedule.random.random()
+    if order < 0.5:
+        numbers.sort(key=lambda number: (number % 2, number))
+    elif order < 0.7:
+        numbers.sort(reverse=order < 0.6)
+    count = min(count or schedule.random.choice((1, 3, 10, 40)), schedule.settings.count_max)
+    for number in numbers[:count]:
+        if only_covered and not checks.is_covered(side, number):
+            continue
+        if side.model.weight(number) > 1 and schedule.random.random() < 0.6:
+            ack_part(schedule, side, number)
+        else:
+            ack(schedule, side, number)
+
+
+def ack(schedule: Schedule, side: Side, number: int) -> None:
+    """Ack one entry."""
+    was_covered = checks.is_covered(side, number)
+    try:
+        receipt = side.subscription.ack(schedule.log.positions[number], now_ms=schedule.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, number, was_covered=was_covered)
+    else:
+        schedule.note("ack", [number])
+        side.model.ack([number])
+        side.receipts.add(receipt, [number])
+
+
+def ack_part(schedule: Schedule, side: Side, number: int) -> None:
+    """Ack some messages of a batch."""
+    model = side.model
+    known = model.unacked_of_batch.get(number) or set(range(schedule.log.message_count(number)))
+    left = known - set(schedule.random.sample(sorted(known), schedule.random.randint(1, len(known))))
+    was_acked, was_covered = number in model.acked, checks.is_covered(side, number)
+    position = schedule.log.positions[number]
+    try:
+        receipt = side.subscription.ack_batch(position, words_of(left), now_ms=schedule.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, number, was_covered=was_covered)
+    else:
+        schedule.note(f"ack all but {len(left)} messages of", [number])
+        model.ack_part(number, left)
+        side.receipts.add(receipt, [number], left=left if left and not was_acked else None)
+
+
+def ack_late(schedule: Schedule, side: Side) -> None:
+    """Ack what is not on its way: given back, or sent before a crash."""
+    model, draw = side.model, schedule.random
+    numbers = [n for n in range(model.first_unacked(), len(schedule.log)) if n not in model.in_flight]
+    count = min(len(numbers), draw.choice((1, 5, 30)), schedule.settings.count_max)
+    for number in draw.sample(numbers, count):
+        if number not in model.acked and model.weight(number) > 1 and draw.random() < 0.3:
+            ack_part(schedule, side, number)
+        else:
+            ack(schedule, side, number)
+
+
+def ack_cumulative(schedule: Schedule, side: Side) -> None:
+    """Ack everything up to one entry."""
+    first = side.model.first_unacked()
+    if first < len(schedule.log):
+        last = min(first + 30, first + schedule.settings.count_max, len(schedule.log))
+        ack_up_to(schedule, side, schedule.random.randrange(first, last))
+
+
+def ack_up_to(schedule: Schedule, side: Side, last: int) -> None:
+    """Ack everything up to an entry, included."""
+    receipt = side.subscription.ack_cumulative(schedule.log.positions[last], now_ms=schedule.now_ms)
+    covered = range(side.model.first_unacked(), last + 1)
+    schedule.note("ack up to", [last])
+    side.model.ack(covered)
+    side.receipts.add(receipt, covered)
+
+
+def nack(schedule: Schedule, side: Side) -> None:
+    """Give some messages back, with a delay or without."""
+    numbers, draw = list(side.model.in_flight), schedule.random
+    delay_ms = draw.choice((0, 0, 100, 2_000))
+    count = min(len(numbers), draw.choice((1, 5, 20)), schedule.settings.count_max)
+    give_back(schedule, side, draw.sample(numbers, count), delay_ms=delay_ms)
+
+
+def give_back(schedule: Schedule, side: Side, numbers: Sequence[int], *, delay_ms: int = 0) -> None:
+    """Give messages back that are on their way."""
+    for number in numbers:
+        position = schedule.log.positions[number]
+        was_sent = side.subscription.nack(position, delay_ms=delay_ms, now_ms=schedule.now_ms)
+        hold(Promise.I4, was_sent, f"{position} was on its way, and its return was for nothing")
+        side.model.give_back(number, until_ms=schedule.now_ms + delay_ms if delay_ms else 0)
+        schedule.note(f"nack for {delay_ms} ms" if delay_ms else "nack", [number])
+
+
+def close_consumer(schedule: Schedule, side: Side) -> None:
+    """Let a consumer go; it comes again with the next dispatch."""
+    consumer = schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
+    held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
+    unacked = side.model.unacked(consumer)
+    returned = side.subscription.consumer_closed(consumer)
+    hold(Promise.I4, returned == unacked, f"{consumer} had {unacked} messages, {returned} came back")
+    for number in held:
+        side.model.give_back(number)
+    schedule.note(f"{consumer} goes, and gives back", held)
+
+
+def skip(schedule: Schedule, side: Side) -> None:
+    """Ack the next so many entries."""
+    model = side.model
+    count = schedule.random.choice((0, 1, 5, 20))
+    receipt = side.subscription.skip(count, now_ms=schedule.now_ms)
+    unacked = [number for number in range(model.first_unacked(), len(schedule.log)) if number not in model.acked]
+    if unacked[:count]:
+        covered = range(unacked[:count][-1] + 1)
+        schedule.note(f"skip {count}, acked up to", [covered[-1]])
+        model.ack(covered)
+        side.receipts.add(receipt, covered)
+
+
+def clear_backlog(schedule: Schedule, side: Side) -> None:
+    """Ack everything."""
+    schedule.note("clear the backlog")
+    receipt = side.subscription.clear_backlog(now_ms=schedule.now_ms)
+    side.model.ack(range(len(schedule.log)))
+    side.receipts.add(receipt, range(len(schedule.log)))
+
+
+def work_meanwhile(schedule: Schedule, side: Side) -> None:
+    """Do what another thread does while a persist writes."""
+    settings = schedule.settings
+    for _ in range(schedule.random.randrange(4)):
+        choice = schedule.random.random()
+        if choice < 0.6:
+            ack_some(schedule, side, only_covered=True)
+        elif choice < 0.75:
+            nack(schedule, side)
+        elif choice < 0.8:
+            close_consumer(schedule, side)
+        elif not settings.has_dead_letters and not (
+            settings.promotes_young and side.config.become_old_ack_record_seconds
+        ):
+            dispatch(schedule, side)
+
+
+def drain(schedule: Schedule) -> None:
+    """Let consumers ack all they get until nothing is left.
+
+    Raises:
+        PromiseBrokenError: Nothing moves any more, and something is left.
+    """
+    for side in schedule.sides:
+        side.store.mend_ledgers()
+    idle_count = 0
+    while any(side.cursor.backlog for side in schedule.sides):
+        before = _progress(schedule)
+        for side in schedule.sides:
+            _drain_once(schedule, side)
+        idle_count = idle_count + 1 if _progress(schedule) == before else 0
+        left = {side.name: side.cursor.backlog for side in schedule.sides}
+        hold(Promise.I8, idle_count < 4, f"stuck with {left}")
+        schedule.now_ms += 5_000
+
+
+def _progress(schedule: Schedule) -> list[tuple[int, int]]:
+    return [(len(side.model.acked), len(side.model.durable)) for side in schedule.sides]
+
+
+def _drain_once(schedule: Schedule, side: Side) -> None:
+    for consumer in CONSUMERS[: schedule.settings.consumer_count]:
+        dispatch(schedule, side, consumer, 50)
+        for number in list(side.model.in_flight):
+            ack(schedule, side, number)
+    with suppress(PayloadTooLargeError):  # until the ledger is tried again
+        side.cursor.tick(now_ms=schedule.now_ms)
+    checks.check(side)

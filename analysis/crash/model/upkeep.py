@@ -1,0 +1,195 @@
+"""What a broker does with its subscriptions: writes, limits, seeks, crashes; in the real one and the model at once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
+from analysis.crash.model.side import Waiter
+from cursor.managed import ManagedCursor
+from cursor.store import StoreError
+from cursor.stores.memory import MemoryDisk, MemoryStore
+
+if TYPE_CHECKING:
+    from analysis.crash.model.schedule import Schedule
+    from analysis.crash.model.side import Side
+
+
+def persist(schedule: Schedule, side: Side) -> None:
+    """Write what waits while others use the subscription."""
+    schedule.note("persist")
+    schedule.interleave(side, lambda: side.cursor.persist(now_ms=schedule.now_ms))
+
+
+def promote(schedule: Schedule, side: Side) -> None:
+    """Write what is too young, too, while others use the subscription."""
+    left = schedule.random.choice((0, 0, 100, 500))
+    schedule.note(f"promote until {left} bytes are left")
+    schedule.interleave(side, lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
+
+
+def tick(schedule: Schedule, side: Side) -> None:
+    """Write if it is time to, while others use the subscription."""
+    schedule.note("tick")
+    schedule.interleave(side, lambda: side.cursor.tick(now_ms=schedule.now_ms))
+
+
+def wait(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+    """Let time pass."""
+    passed_ms = schedule.random.choice((10, 100, 1_000, 3_000))
+    schedule.note(f"wait {passed_ms} ms")
+    schedule.now_ms += passed_ms
+
+
+def change_limits(schedule: Schedule, side: Side) -> None:
+    """Put other limits in force; the release ratio stays, by which it is judged who is kept back for nothing."""
+    limits = drawn_limits(schedule.random)
+    ratio = side.limits.unpersisted_release_ratio
+    side.limits = replace(limits, unpersisted_release_ratio=ratio, accounting=side.limits.accounting)
+    schedule.note(_limits_text(side))
+    side.subscription.change_limits(side.limits)
+    side.forgive()
+
+
+def change_broker_limit(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+    """Change the limit that all subscriptions share."""
+    if schedule.broker is not None:
+        schedule.broker_max = schedule.random.choice((6, 12, 30))
+        schedule.note(f"limit of the broker: {schedule.broker_max} messages")
+        schedule.broker.change_limit(schedule.broker_max)
+
+
+def break_ledgers(schedule: Schedule, side: Side) -> None:
+    """Let no ledger be written from now on."""
+    if schedule.settings.fault_share:
+        schedule.note("ledgers break")
+        side.store.break_ledgers()
+
+
+def mend_ledgers(schedule: Schedule, side: Side) -> None:
+    """Let ledgers be written again."""
+    if side.store.has_broken_ledgers:
+        schedule.note("ledgers are mended")
+        side.store.mend_ledgers()
+
+
+def crash(schedule: Schedule, side: Side) -> None:
+    """The whole broker dies and is started again, at times with other settings; it may die once more meanwhile."""
+    schedule.note("crash")
+    is_second = schedule.random.random() < 0.25
+    reconfigure(schedule, side)
+    schedule.open_broker()
+    for each in schedule.sides:
+        schedule.crash_count += 1
+        each.crash_and_recover(schedule.drawn_faults())
+        note_known(schedule, each)
+    if is_second:
+        _crash_again(schedule)
+
+
+def note_known(schedule: Schedule, side: Side) -> None:
+    """Note what a subscription has come back with."""
+    known = sorted(side.model.acked)
+    schedule.note(f"{side.name} knows" if known else f"{side.name} knows nothing", known)
+
+
+def _crash_again(schedule: Schedule) -> None:
+    schedule.open_broker()
+    for each in schedule.sides:
+        schedule.crash_count += 1
+        acked, parts = set(each.model.acked), dict(each.model.unacked_of_batch)
+        # Pulsar's format gives up what its limits have no room for.
+        gives_up = not each.model.is_durable(acked) or each.model.durable_unacked_of_batch != parts
+        each.crash_and_recover()
+        is_same = each.model.acked == acked and each.model.unacked_of_batch == parts
+        found = f"recovered again it is {schedule.log.text(each.model.acked)}, not {schedule.log.text(acked)}"
+        hold(Promise.I5, is_same or gives_up, found)
+
+
+def reconfigure(schedule: Schedule, side: Side) -> None:
+    """Choose other settings for the next time that a subscription is opened, where the schedule does so."""
+    if not schedule.settings.reconfigures or schedule.random.random() < 0.6:
+        return
+    side.config, before = drawn_config(schedule.random), side.config
+    side.limits = drawn_limits(schedule.random)
+    if schedule.random.random() < 0.4:  # above what is there
+        side.limits = replace(side.limits, max_unacked_ranges=1 + side.cursor.deleted.range_count // 3)
+    if side.config.format is not before.format:
+        schedule.note(f"from now on {side.config.format}")
+    schedule.note(_limits_text(side))
+
+
+def _limits_text(side: Side) -> str:
+    limits = side.limits
+    return f"limits: {limits.max_unpersisted_ack_record_bytes} bytes, {limits.max_unacked_ranges} ranges"
+
+
+def reopen(schedule: Schedule, side: Side) -> None:
+    """Close one subscription in order; everything is durable then, unless a limit on the durable state cuts."""
+    schedule.note("close")
+    try:
+        side.subscription.close(now_ms=schedule.now_ms)
+    except StoreError:
+        side.failed_to_close()
+        raise
+    side.closed()
+    config, acked = side.config, set(side.model.acked)
+    reconfigure(schedule, side)
+    side.open()
+    side.judge(None)
+    note_known(schedule, side)
+    if config.range_count_max is None and config.metadata_range_count_max is None:
+        hold(Promise.I2, side.model.acked == acked, "closing lost acks")
+
+
+def seek(schedule: Schedule, side: Side) -> None:
+    """Begin anew at some entry: no ack from before counts after it."""
+    if not len(schedule.log):
+        return
+    number = schedule.random.randrange(len(schedule.log))
+    schedule.note("seek", [number])
+    side.is_writing, epoch = True, side.written.epoch
+    try:
+        side.subscription.seek(schedule.log.positions[number], now_ms=schedule.now_ms)
+    except StoreError:
+        side.resets.append(set(range(number)))
+        side.is_certain = False
+        raise
+    finally:
+        side.is_writing = False
+    side.begun_anew(number, epoch)
+
+
+def wait_for_gate(schedule: Schedule, side: Side) -> None:
+    """Let somebody wait for the gate to open."""
+    waiter = Waiter(schedule.random.choice(CONSUMERS))
+    side.waiters.append(waiter)
+    side.subscription.when_open(waiter, waiter.consumer)
+
+
+def open_damaged_copy(schedule: Schedule, side: Side) -> None:
+    """What cannot be read is not taken for absent, and is left as it is."""
+    copy, path = MemoryDisk(), side.cursor_path
+    copy.ledgers, copy.values = dict(side.disk.ledgers), dict(side.disk.values)
+    copy.next_ledger_id = side.disk.next_ledger_id
+    value, ledger_id = copy.values[path], side.written.cursor_ledger_id
+    if ledger_id is None or schedule.random.random() < 0.5:
+        cut = schedule.random.randrange(len(value.data))
+        copy.values[path] = value._replace(data=value.data[:cut] + b"\xff" * (len(value.data) - cut))
+        damage = f"a record damaged from byte {cut} on"
+    else:
+        damage = "a record whose journal is gone"
+        del copy.ledgers[ledger_id]
+    schedule.note(f"open a copy: {damage}")
+    before = dict(copy.values)
+    with suppress(CorruptStateError, UnsupportedVersionError):
+        ManagedCursor.open(
+            MemoryStore(copy), topic="t", subscription=side.name, ledgers=schedule.message_log.ledgers,
+            config=side.config, now_ms=schedule.now_ms,
+        )  # fmt: skip
+        hold(Promise.I10, False, f"{damage} is read as a state")
+    hold(Promise.I10, copy.values == before, "what cannot be read was changed")

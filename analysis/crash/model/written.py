@@ -1,0 +1,249 @@
+"""Is what a cursor has written true? Its disk, read without changing it, against sets and against a plain replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.errors import AckStateError
+from ackstate.position import Position
+from ackstate.wire import native
+from analysis.crash.model.promise import Promise, hold
+from cursor.journal import cursor_owner
+from cursor.journal_format import Format
+from cursor.native_format import content_of
+from cursor.outcome import Route
+from cursor.recovery import Recovery, decode_record
+from cursor.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ackstate.ledger_map import LedgerMap
+    from analysis.crash.model.ack_model import AckModel
+    from analysis.crash.model.numbered_log import NumberedLog
+    from cursor.config import CursorConfig
+    from cursor.journal_format import Content
+    from cursor.outcome import PersistResult
+    from cursor.recovery import Found
+    from cursor.stores.memory import MemoryDisk
+
+
+class Instant(NamedTuple):
+    """What was acked at one instant, and how many entries lay at or below the mark-delete position."""
+
+    floor: int
+    acked: frozenset[int]
+
+
+class Held(NamedTuple):
+    """What a disk says: the mark-delete position, the acked entries, and of partly acked batches what is not acked."""
+
+    mark_delete: Position
+    acked: set[int]
+    unacked_of_batch: dict[int, set[int]]
+
+
+@final
+class Written:
+    """What one cursor has on its disk.
+
+    Args:
+        log: The message log by number.
+        disk: Where it is.
+        path: The cursor's.
+    """
+
+    def __init__(self, log: NumberedLog, disk: MemoryDisk, path: str) -> None:
+        self._log = log
+        self._disk = disk
+        self._path = path
+        self._replayed_ledger_id: int | None = None
+        self._replayed_count = 0
+        self._replayed = Held(Position(0, -1), set(), {})
+        self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
+        self._range_count = 0  # durable ones: so many may stay, also beyond a limit that was lowered
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the record names."""
+        return decode_record(self._disk.values[self._path].data).record.epoch
+
+    @property
+    def cursor_ledger_id(self) -> int | None:
+        """The ledger that the record names; None if it holds the state itself."""
+        return decode_record(self._disk.values[self._path].data).record.cursor_ledger_id
+
+    def find(self, ledgers: LedgerMap) -> Found:
+        """Read what a recovery would begin with.
+
+        Raises:
+            PromiseBrokenError: It cannot be read.
+        """
+        try:
+            found = Recovery(MemoryStore(self._disk), self._path, ledgers).find(())
+        except AckStateError as error:
+            hold(Promise.I10, False, f"what was written cannot be read: {error}")
+        hold(Promise.I10, found is not None, "a cursor that was made is taken for absent")
+        assert found is not None
+        return found
+
+    def read(self, found: Found) -> Held:
+        """Return what was found by number, and compare it with a replay of all records.
+
+        Raises:
+            PromiseBrokenError: The journal says something else.
+        """
+        content = found.recovered.content
+        held = self._held(content)
+        if found.form.name is Format.NATIVE:
+            self._replay(found)
+            replayed = self._replayed
+            if replayed.acked != held.acked:
+                found_texts = self._log.text(held.acked), self._log.text(replayed.acked)
+                hold(Promise.I6, False, "the journal holds {}, replayed it is {}".format(*found_texts))
+            hold(Promise.I6, replayed.unacked_of_batch == held.unacked_of_batch, "its batches differ from a replay's")
+        return held
+
+    def began_anew(self, held: Held, range_count: int) -> None:
+        """Take what a recovery or a reset left as what must not go back."""
+        self._mark_delete, self._range_count = held.mark_delete, range_count
+
+    def check_persist(
+        self, found: Found, held: Held, result: PersistResult, instants: Sequence[Instant], config: CursorConfig
+    ) -> None:
+        """See that a persist that completed wrote what the sets say.
+
+        Args:
+            found: What the disk holds after it.
+            held: The same by number.
+            result: What it answered.
+            instants: What was acked when it was planned, one of them if others acked meanwhile; and last, what is now.
+            config: Of the cursor.
+        """
+        hold(
+            Promise.I7,
+            held.mark_delete >= self._mark_delete,
+            f"the durable mark-delete position went back from {self._mark_delete} to {held.mark_delete}",
+        )
+        self._mark_delete = held.mark_delete
+        self._check_instant(held, result, instants, has_young=config.become_old_ack_record_seconds != 0)
+        self._check_limits(held, result, config)
+        self._check_size(found, config)
+
+    def check_one_journal(self) -> None:
+        """See that no ledger stays but the one that the record names; after an open without a fault."""
+        ledger_id = self.cursor_ledger_id
+        owned = MemoryStore(self._disk).ledgers.owned_by(cursor_owner(self._path))
+        named = [] if ledger_id is None else [ledger_id]
+        hold(Promise.I11, owned == named, f"ledgers {owned} are kept, the record names {named}")
+
+    def _check_instant(
+        self, held: Held, result: PersistResult, instants: Sequence[Instant], *, has_young: bool
+    ) -> None:
+        floor, log = self._log.count_up_to(held.mark_delete), self._log
+        left_out = result.messages_held_back + result.messages_cut
+        acked = set().union(*(instant.acked for instant in instants))
+        hold(Promise.I1, held.acked <= acked, f"an ack was invented: {log.text(held.acked - acked)} is on the disk")
+        # What was held back counts no more once a mark-delete covers it that came while it was written.
+        covered_end = instants[-1].floor if has_young else 0
+        for instant in instants:
+            missing = instant.acked - held.acked
+            least = sum(number >= covered_end for number in missing)
+            if floor == instant.floor and held.acked <= instant.acked and least <= left_out <= len(missing):
+                return
+        instant = instants[0]
+        hold(
+            Promise.I9,
+            False,
+            f"written were {log.text(held.acked)} with mark-delete {held.mark_delete} and {left_out} left out, "
+            f"acked were {log.text(instant.acked)}",
+        )
+
+    def _check_limits(self, held: Held, result: PersistResult, config: CursorConfig) -> None:
+        floor = self._log.count_up_to(held.mark_delete)
+        range_count = len(self._log.runs(sorted(number for number in held.acked if number >= floor)))
+        # Nothing that is durable gives way where the gate would be passed by it, or natively.
+        allowed = 0 if result.route is Route.METADATA else self._range_count
+        self._range_count = range_count
+        limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
+        limit = limits.range_count_max
+        hold(
+            Promise.I4,
+            limit is None or range_count <= max(limit, allowed),
+            f"{range_count} ranges are durable, {limit} may be",
+        )
+        batch_limit = limits.batch_count_max
+        batch_count = len(held.unacked_of_batch)
+        hold(
+            Promise.I4,
+            batch_limit is None or batch_count <= batch_limit,
+            f"{batch_count} batches are durable, {batch_limit} may be",
+        )
+
+    def _check_size(self, found: Found, config: CursorConfig) -> None:
+        """The deltas outweigh the snapshot at most four times, or a minimum, by one delta; entries are counted."""
+        ledger_id = found.record.cursor_ledger_id
+        if ledger_id is None:
+            return
+        sizes = [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
+        hold(
+            Promise.I11,
+            len(sizes) <= config.ledger_entry_count_max,
+            f"the journal has {len(sizes)} entries of {config.ledger_entry_count_max}",
+        )
+        if found.form.name is Format.PULSAR:
+            return
+        snapshot, *deltas = sizes
+        bound = snapshot + max(4 * snapshot, config.compaction_bytes_min) + max(deltas, default=0)
+        hold(Promise.I11, sum(sizes) <= bound, f"the journal has {sum(sizes)} bytes, a snapshot {snapshot}")
+
+    def _replay(self, found: Found) -> None:
+        """Take in every record that was not taken in yet, one by one."""
+        ledger_id = found.record.cursor_ledger_id
+        if ledger_id is None:
+            # Decoded anew: what was found has been given to nobody, but it is the recovery's.
+            content = decode_record(self._disk.values[self._path].data).record.content
+            assert content is not None
+            self._replayed_ledger_id, self._replayed = None, self._held(content)
+            return
+        if ledger_id != self._replayed_ledger_id:
+            self._replayed_ledger_id, self._replayed_count = ledger_id, 0
+            self._replayed = Held(Position(0, -1), set(), {})
+        entries = self._disk.ledgers[ledger_id].entries
+        for entry in entries[self._replayed_count : found.entry_count]:
+            self._take_in(self._held(content_of(native.decode(entry))))
+        self._replayed_count = found.entry_count
+
+    def _take_in(self, said: Held) -> None:
+        _, acked, batches = self._replayed
+        acked |= said.acked
+        for number, left in said.unacked_of_batch.items():
+            batches[number] = batches.get(number, left) & left
+        remaining = {number: left for number, left in batches.items() if left and number not in acked}
+        acked.update(number for number, left in batches.items() if not left)
+        self._replayed = Held(said.mark_delete, acked, remaining)
+
+    def _held(self, content: Content) -> Held:
+        return held_of(self._log, content)
+
+
+def held_of(log: NumberedLog, content: Content) -> Held:
+    """Return what a durable state says, by number."""
+    batches = {log.numbers[position]: indexes(words) for position, words in content.batch.items()}
+    return Held(content.mark_delete, log.held_by(content), batches)
+
+
+def instant_of(model: AckModel) -> Instant:
+    """Return what is acked now."""
+    return Instant(model.first_unacked(), frozenset(model.acked))
+
+
+def indexes(words: Iterable[int]) -> set[int]:
+    """Return the messages whose bits are set in Pulsar's words."""
+    return {64 * word + bit for word, bits in enumerate(words) for bit in range(64) if bits >> bit & 1}
+
+
+def words_of(left: Iterable[int]) -> list[int]:
+    """Return the two words, signed, in which the bits of some messages below 128 are set."""
+    words = [sum(1 << index % 64 for index in left if index // 64 == word) for word in range(2)]
+    return [word - 2**64 if word >> 63 else word for word in words]

@@ -1,0 +1,141 @@
+"""Run a generator in a process that sees mounts of its own: they and the loop devices end with it, however it ends.
+
+The process is forked, so that code patched in this one is patched there, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import traceback
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from analysis.crash.child import die_with
+from analysis.crash.conversation import SubjectError
+from analysis.crash.layer import LayerSkippedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_T = TypeVar("_T")
+
+# linux/sched.h, linux/mount.h
+_CLONE_NEWNS = 0x20000
+_MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
+# For its run and its unmount to end after it was told to; then it is killed, and the kernel unmounts.
+_PATIENCE_S = 10.0
+
+_MORE = b"+"
+
+
+def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
+    """Yield what `make()` yields in a forked process with private mounts; each item is made when it is asked for.
+
+    When this is closed, the generator there is closed, and the process has ended.
+
+    Raises:
+        LayerSkippedError: This process may not have private mounts, or the generator raised it.
+        SubjectError: The generator raised it.
+        OSError: The same.
+        RuntimeError: Another error ended the generator, or a signal the process; the message is all that is known.
+    """
+    ask, asked = os.pipe()
+    told, tell = os.pipe()
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(asked)
+        os.close(told)
+        _work(make, ask, tell, parent_pid=parent_pid)
+    os.close(ask)
+    os.close(tell)
+    # Unbuffered, because a byte that waits in a buffer is an item that nobody makes.
+    with open(asked, "wb", buffering=0) as requests, open(told, "rb") as answers:  # noqa: PTH123 - pipes have no path
+        try:
+            yield from _answers(requests, answers)
+        finally:
+            with suppress(OSError):
+                requests.close()
+            _reap(pid)
+
+
+def _answers(requests: IO[bytes], answers: IO[bytes]) -> Iterator[_T]:
+    while True:
+        # A process that has ended answers with the end of the pipe below.
+        with suppress(BrokenPipeError):
+            requests.write(_MORE)
+        try:
+            kind, content = pickle.load(answers)  # noqa: S301 - from our own child
+        except EOFError:
+            raise RuntimeError("the process with private mounts was killed") from None
+        match kind:
+            case "item":
+                yield content
+            case "raised":
+                raise content
+            case _:
+                return
+
+
+def _work(make: Callable[[], Iterator[object]], ask: int, tell: int, *, parent_pid: int) -> None:
+    """Be the forked process. Never returns, whatever happens: two harnesses must not go on from here."""
+    status = 1
+    try:
+        # An interrupt goes to the whole process group; the one that forked us decides, and closes the pipe.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with(parent_pid)
+        with open(tell, "wb") as answers:
+            for answer in _made(make, ask):
+                pickle.dump(answer, answers)
+                answers.flush()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _made(make: Callable[[], Iterator[object]], ask: int) -> Iterator[tuple[str, object]]:
+    """Make an item for each byte that comes; close the generator when the pipe is closed."""
+    try:
+        _leave_mounts()
+        items = make()
+        try:
+            while os.read(ask, 1) == _MORE:
+                yield "item", next(items)
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+    except StopIteration:
+        yield "ended", None
+    except (LayerSkippedError, SubjectError, OSError) as error:
+        yield "raised", error
+    except Exception:
+        yield "raised", RuntimeError(traceback.format_exc())
+
+
+def _leave_mounts() -> None:
+    """Have mounts of our own from now on.
+
+    Raises:
+        LayerSkippedError: Not allowed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Without the second, ours would be propagated to everyone else's.
+    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
+        raise LayerSkippedError(f"private mounts need root: {os.strerror(ctypes.get_errno())}")
+
+
+def _reap(pid: int) -> None:
+    """Wait until a child has ended, and see to it that it does."""
+    ended = os.pidfd_open(pid)
+    try:
+        readable, _, _ = select.select([ended], [], [], _PATIENCE_S)
+        if not readable:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    finally:
+        os.close(ended)

@@ -1,0 +1,200 @@
+"""Serve a Python subject: requests come as lines on one descriptor, answers go out on another.
+
+python -P -m analysis.crash.serve NAME    with standard input and output
+
+NAME is ``ours``, ``ours-sqlite``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import threading
+import traceback
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, final
+
+from analysis.crash.conversation import (
+    Accepted,
+    AskReport,
+    Durable,
+    Failure,
+    Ready,
+    Recover,
+    Start,
+    SubjectError,
+    answer_line,
+    read_request,
+)
+from analysis.crash.subject import Operation, OperationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from analysis.crash.conversation import Answer, Request
+    from analysis.crash.subject import CrashSubject
+
+SUBJECTS = {
+    "ours": "analysis.crash.subjects.ours:OursOnFiles",
+    "ours-sqlite": "analysis.crash.subjects.ours:OursOnSqlite",
+    "naive": "analysis.crash.subjects.naive:NaiveSubject",
+}
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_class_name(name: str) -> bool:
+    """Tell whether a name is one of `SUBJECTS` or written ``module:Class``."""
+    return name in SUBJECTS or _CLASS_NAME.fullmatch(name) is not None
+
+
+def subject_class(name: str) -> Callable[[], CrashSubject]:
+    """Return what makes a subject, by its name as above.
+
+    Modules are looked for in the current directory, too, after all other places.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if not is_class_name(name):
+        raise ValueError(f"subject {name!r}: not one of {', '.join(SUBJECTS)}, nor module:Class")
+    module_name, _, class_name = SUBJECTS.get(name, name).partition(":")
+    if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - as text, as the path has it
+        sys.path.append(here)
+    try:
+        found: Any = getattr(importlib.import_module(module_name), class_name)
+    except ImportError as error:
+        raise ValueError(f"subject {name!r}: {error}") from error
+    except AttributeError:
+        raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}") from None
+    if not callable(found):
+        raise ValueError(f"subject {name!r}: it cannot be called to make a subject")
+    made: Callable[[], CrashSubject] = found
+    return made
+
+
+def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> None:
+    """Answer requests until they end.
+
+    Args:
+        subject: Is served.
+        requests: Lines.
+        answers: A descriptor; each answer is handed to the operating system before the next thing is done.
+
+    Raises:
+        SubjectError: A line is no request.
+        Exception: What escaped from the subject; it was told as a `Failure`.
+    """
+    _Service(subject, answers).run(requests)
+
+
+@final
+class _Service:
+    """Applies requests in this thread and, if the subject can, persists in a second one."""
+
+    def __init__(self, subject: CrashSubject, answers: int) -> None:
+        self._subject = subject
+        self._answers = answers
+        # Also makes one step of reading the gauge and saying it: a later answer never tells of an earlier state.
+        self._saying = threading.Lock()
+        self._persists: SimpleQueue[Operation | None] = SimpleQueue()
+        self._persister: threading.Thread | None = None
+
+    def run(self, requests: Iterable[bytes]) -> None:
+        try:
+            for line in requests:
+                self._serve(read_request(line))
+            if self._persister is not None:
+                self._persists.put(None)
+                self._persister.join()
+        except Exception as error:
+            self._say(Failure(_told(error)))
+            raise
+
+    def _serve(self, request: Request) -> None:
+        match request:
+            case Start(directory, ledgers):
+                self._subject.start(directory, ledgers)
+                self._say(Ready())
+            case Recover(directory, ledgers):
+                self._say(self._subject.recover(directory, ledgers))
+            case AskReport():
+                self._say(self._subject.report())
+            case Operation(kind=OperationKind.PERSIST) if self._subject.persists_in_background:
+                self._persist_in_background(request)
+            case Operation():
+                self._apply(request)
+
+    def _apply(self, operation: Operation) -> None:
+        self._subject.apply(operation)
+        self._say_accepted(operation)
+        if not self._subject.persists_in_background:
+            self._say_durable()
+
+    def _persist_in_background(self, operation: Operation) -> None:
+        if self._persister is None:
+            self._persister = threading.Thread(target=self._persist_all, name="persister", daemon=True)
+            self._persister.start()
+        self._persists.put(operation)
+
+    def _persist_all(self) -> None:
+        try:
+            while (operation := self._persists.get()) is not None:
+                self._subject.apply(operation)
+                self._say_durable()
+                self._say_accepted(operation)
+        except BaseException as error:
+            self._say(Failure(_told(error)))
+            end_with_traceback()
+
+    def _say_accepted(self, operation: Operation) -> None:
+        with self._saying:
+            gauge = getattr(self._subject, "redelivery_if_crashed", None)
+            self._write(answer_line(Accepted(operation.number, gauge)))
+
+    def _say_durable(self) -> None:
+        if numbers := self._subject.receipts():
+            self._say(Durable(tuple(numbers)))
+
+    def _say(self, answer: Answer) -> None:
+        with self._saying:
+            self._write(answer_line(answer))
+
+    def _write(self, line: bytes) -> None:
+        written = os.write(self._answers, line)
+        while written < len(line):
+            written += os.write(self._answers, line[written:])
+
+
+def end_with_traceback() -> None:
+    """End this process without any cleaning up, as a crash would, and say why on standard error."""
+    os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+    os._exit(1)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the subject that is named, on standard input and output; what it prints goes to standard error."""
+    if len(arguments) != 1:
+        sys.exit("usage: python -P -m analysis.crash.serve NAME")
+    try:
+        make_subject = subject_class(arguments[0])
+    except ValueError as error:
+        sys.exit(str(error))
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        serve(make_subject(), sys.stdin.buffer, answers)
+    except SubjectError as error:
+        sys.exit(str(error))
+    except OSError as error:
+        # A harness that is gone reads no answer.
+        sys.exit(f"standard output: {error.strerror}") if isinstance(error, BrokenPipeError) else end_with_traceback()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,239 @@
+"""A directory in memory that remembers every call, so that every state that a power cut could leave can be built.
+
+The words are those of LazyFS and ALICE: a torn write, a lost write, reordered writes, a missing sync of the directory,
+a rename before its data. What a call promises is in `cursor.stores.store_directory`; all that is not promised happens
+here, what no file system of today does included.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from cursor.store import StoreLockedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cursor.stores.store_directory import StoreDirectory, StoreFile
+
+
+class CallKind(Enum):
+    """What was asked of the disk."""
+
+    CREATE = "create"
+    APPEND = "append"
+    TRUNCATE = "truncate"
+    SYNC = "sync"
+    RENAME = "rename"
+    REMOVE = "remove"
+    SYNC_DIRECTORY = "sync the directory"
+
+
+class DiskCall(NamedTuple):
+    """One call that changed the disk or made something certain.
+
+    Attributes:
+        kind: What was asked.
+        name: The file's name at that time; empty for the directory.
+        file_number: Which file, whatever it is called: a number is never used again. -1 for the directory.
+        offset: APPEND: where the data begins. TRUNCATE: the new size.
+        data: APPEND: what was written.
+        new_name: RENAME: the name after it.
+    """
+
+    kind: CallKind
+    name: str = ""
+    file_number: int = -1
+    offset: int = 0
+    data: bytes = b""
+    new_name: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case CallKind.APPEND:
+                return f"append bytes {self.offset} to {self.offset + len(self.data)} of {self.name}"
+            case CallKind.TRUNCATE:
+                return f"truncate {self.name} to {self.offset} bytes"
+            case CallKind.RENAME:
+                return f"rename {self.name} to {self.new_name}"
+        return f"{self.kind.value} {self.name}".rstrip()
+
+
+class ProcessKilledError(BaseException):
+    """The process that has the disk open is dead, as asked; no code of it is to go on, so this is no `Exception`."""
+
+
+@final
+class SimulatedDisk:
+    """One directory of files, as the running system sees it, and the calls that made it so.
+
+    Args:
+        files: What it holds at first, all of it certain.
+
+    >>> disk = SimulatedDisk()
+    >>> directory = disk.directory()
+    >>> file = directory.create("log")
+    >>> file.append(b"one")
+    >>> [str(call) for call in disk.calls]
+    ['create log', 'append bytes 0 to 3 of log']
+    >>> disk.files()
+    {'log': b'one'}
+    """
+
+    def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
+        self.start: dict[str, bytes] = dict(files or {})
+        self.calls: list[DiskCall] = []
+        self.numbers: dict[str, int] = {name: number for number, name in enumerate(self.start)}
+        self.contents: list[bytes] = list(self.start.values())
+        self.owner: object = None  # The directory that has it open.
+        self._calls_left: int | None = None  # How many more the process that has it open lives to make.
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, bytes]) -> SimulatedDisk:
+        """Return the disk on which the machine comes up again. Complexity: O(files); the bytes are shared."""
+        return cls(state)
+
+    def directory(self) -> StoreDirectory:
+        """Open the directory.
+
+        Raises:
+            StoreLockedError: It is open already.
+        """
+        if self.owner is not None:
+            raise StoreLockedError("the simulated disk is open already")
+        directory = _SimulatedDirectory(self)
+        self.owner = directory
+        return directory
+
+    def files(self) -> dict[str, bytes]:
+        """Return what a reader sees, in order of names: nothing is lost while the machine is up."""
+        return {name: self.contents[self.numbers[name]] for name in sorted(self.numbers)}
+
+    def kill(self) -> None:
+        """Let the process that has it open die: every call that it made counts, and it makes no more."""
+        self.owner, self._calls_left = None, None
+
+    def kill_after(self, call_count: int) -> None:
+        """Let the process die in the middle: the call after so many more raises `ProcessKilledError`, until `kill`."""
+        self._calls_left = call_count
+
+    def note(self, call: DiskCall) -> None:
+        """Note a call that is about to be made."""
+        if self._calls_left is not None:
+            if self._calls_left <= 0:
+                raise ProcessKilledError
+            self._calls_left -= 1
+        self.calls.append(call)
+
+
+@final
+class _SimulatedDirectory:
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+
+    def __str__(self) -> str:
+        return "the simulated disk"
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._open().numbers)
+
+    def create(self, name: str) -> StoreFile:
+        disk = self._open()
+        if not name or "/" in name or name in {".", ".."}:
+            raise ValueError(f"not a plain file name: {name!r}")
+        if name in disk.numbers:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        number = len(disk.contents)
+        disk.note(DiskCall(CallKind.CREATE, name, number))
+        disk.numbers[name] = number
+        disk.contents.append(b"")
+        return _SimulatedFile(disk, number, name)
+
+    def open(self, name: str) -> StoreFile:
+        return _SimulatedFile(self._open(), self._number(name), name)
+
+    def rename(self, name: str, new_name: str) -> None:
+        disk, number = self._open(), self._number(name)
+        if not new_name or "/" in new_name:
+            raise ValueError(f"not a plain file name: {new_name!r}")
+        disk.note(DiskCall(CallKind.RENAME, name, number, new_name=new_name))
+        del disk.numbers[name]
+        disk.numbers[new_name] = number
+
+    def remove(self, name: str) -> None:
+        disk, number = self._open(), self._number(name)
+        disk.note(DiskCall(CallKind.REMOVE, name, number))
+        del disk.numbers[name]
+
+    def sync(self) -> None:
+        self._open().note(DiskCall(CallKind.SYNC_DIRECTORY))
+
+    def close(self) -> None:
+        if self._disk.owner is self:
+            self._disk.owner = None
+
+    def _open(self) -> SimulatedDisk:
+        if self._disk.owner is not self:
+            raise OSError(errno.EBADF, "the directory is closed")
+        return self._disk
+
+    def _number(self, name: str) -> int:
+        numbers = self._open().numbers
+        if name not in numbers:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return numbers[name]
+
+
+@final
+class _SimulatedFile:
+    def __init__(self, disk: SimulatedDisk, number: int, name: str) -> None:
+        self._disk, self._number, self._name = disk, number, name
+        self._is_open = True
+
+    @property
+    def size(self) -> int:
+        return len(self._disk.contents[self._number])
+
+    def append(self, data: bytes) -> None:
+        contents, data = self._open().contents, bytes(data)
+        self._note(CallKind.APPEND, len(contents[self._number]), data)
+        contents[self._number] += data
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0:
+            raise ValueError(f"cannot read {size} bytes from {offset}")
+        return self._open().contents[self._number][offset : offset + size]
+
+    def truncate(self, size: int) -> None:
+        contents = self._open().contents
+        if not 0 <= size <= len(contents[self._number]):
+            raise ValueError(f"cannot cut a file of {len(contents[self._number])} bytes to {size}")
+        self._note(CallKind.TRUNCATE, size)
+        contents[self._number] = contents[self._number][:size]
+
+    def sync(self) -> None:
+        self._open()
+        self._note(CallKind.SYNC)
+
+    def settle(self) -> None:
+        # No sync of this disk fails, so all that can be read is on it then.
+        self.sync()
+
+    def close(self) -> None:
+        self._is_open = False
+
+    def _open(self) -> SimulatedDisk:
+        if not self._is_open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._name)
+        # A file stays open when its directory is closed, as with the kernel.
+        return self._disk
+
+    def _note(self, kind: CallKind, offset: int = 0, data: bytes = b"") -> None:
+        # The name that it has now, for who reads the story; most files keep theirs.
+        name = self._name
+        if self._disk.numbers.get(name) != self._number:
+            name = next((new for new, number in self._disk.numbers.items() if number == self._number), name)
+        self._disk.note(DiskCall(kind, name, self._number, offset, data))

@@ -1,0 +1,382 @@
+"""A subject in a process of its own, which can be talked to, stopped and killed at any moment."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
+
+from analysis.crash.conversation import Failure, SubjectError, quoted, read_answer, request_line
+from analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from analysis.crash.conversation import Answer, Request
+    from analysis.crash.subject import CrashSubject
+
+PATIENCE_S = 60.0
+"""How long a subject may be silent when it is its turn; a busy machine needs seconds."""
+LINE_BYTES_MAX = 64 * 1024 * 1024
+_COMPLAINT_BYTES_MAX = 4096
+_CHUNK_BYTES = 1 << 16
+_POLL_S = 0.0002
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+_A = TypeVar("_A")
+
+
+@final
+class SubjectProcess:
+    """A running subject and the conversation with it. Made by `fork` or `spawn`; used by one thread.
+
+    It leads a process group of its own, so that what a command starts is stopped and killed with it. The kernel kills
+    it when the thread that made it ends, however that ends.
+    """
+
+    def __init__(self, pid: int, requests: int, answers: int, complaints: int) -> None:
+        self.pid = pid
+        self._requests, self._answers, self._complaints = requests, answers, complaints
+        self._unsent = bytearray()
+        self._unread = bytearray()
+        self._lines: deque[bytes] = deque()
+        self._complaint = b""
+        self._status: int | None = None
+        self._is_killed = False
+        self._selector = selectors.PollSelector()
+        for descriptor in (requests, answers, complaints):
+            os.set_blocking(descriptor, False)
+        for descriptor in (answers, complaints):
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    @classmethod
+    def fork(cls, make_subject: Callable[[], CrashSubject]) -> SubjectProcess:
+        """Serve a Python subject in a copy of this process, with whatever code was patched in it.
+
+        Raises:
+            OSError: There is no room for another process.
+        """
+
+        def child(requests: int, answers: int) -> None:
+            # What a subject prints must not get between the answers.
+            os.dup2(2, 1)
+            with os.fdopen(requests, "rb") as lines:
+                serve(make_subject(), lines, answers)
+
+        return cls._begin(child)
+
+    @classmethod
+    def spawn(cls, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> SubjectProcess:
+        """Run any program that speaks `analysis.crash.conversation` on standard input and output.
+
+        Args:
+            command: The program and its arguments.
+            environment: Instead of this process's.
+
+        Raises:
+            OSError: There is no room for another process. A program that is not there is one that ends by itself.
+        """
+
+        def child(requests: int, answers: int) -> None:
+            os.dup2(requests, 0)
+            os.dup2(answers, 1)
+            try:
+                os.execvpe(command[0], list(command), os.environ if environment is None else environment)  # noqa: S606
+            except OSError as error:
+                os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="backslashreplace"))
+                os._exit(127)
+
+        return cls._begin(child)
+
+    @classmethod
+    def _begin(cls, child: Callable[[int, int], None]) -> SubjectProcess:
+        request_end, requests = os.pipe()
+        answers, answer_end = os.pipe()
+        complaints, complaint_end = os.pipe()
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (requests, answers, complaints):
+                os.close(descriptor)
+            _run_child(child, request_end, answer_end, complaint_end, parent_pid=parent_pid)
+        for descriptor in (request_end, answer_end, complaint_end):
+            os.close(descriptor)
+        return cls(pid, requests, answers, complaints)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended and was reaped."""
+        return self._status is not None
+
+    def send(self, *requests: Request) -> None:
+        """Ask. Never waits: what the pipe has no room for is sent while `events` and the like wait."""
+        self._unsent += b"".join(map(request_line, requests))
+        self._write()
+
+    def events(self, timeout_s: float) -> list[Answer]:
+        """Return what it has said since it was last asked, in order; empty if it says nothing for `timeout_s`.
+
+        Returns as soon as there is something. What it wrote without an end of line it has not said.
+
+        Raises:
+            SubjectError: It said what is no answer, or ended by itself; after what it had said before was returned.
+        """
+        answers: list[Answer] = []
+        if self._await_line(timeout_s):
+            while self._lines:
+                try:
+                    answers.append(self._next_answer())
+                except SubjectError:
+                    if answers:
+                        break
+                    raise
+        return answers
+
+    def wait_for(self, kind: type[_A], *, patience_s: float = PATIENCE_S) -> tuple[list[Answer], _A]:
+        """Return what it says until an answer of some kind, and that answer.
+
+        Raises:
+            SubjectError: As `events`, or it was silent for `patience_s`, or says that it cannot go on.
+        """
+        before: list[Answer] = []
+        while self._await_line(patience_s):
+            answer = self._next_answer()
+            if isinstance(answer, kind):
+                return before, answer
+            if isinstance(answer, Failure):
+                raise SubjectError(f"the subject cannot go on: {answer.text}")
+            before.append(answer)
+        raise SubjectError(f"the subject was silent for {patience_s:g} s{self._quoted_complaint()}")
+
+    def stop(self) -> None:
+        """Stop it in the middle of whatever it does; return when the kernel says that all its threads stand still.
+
+        What it says until then can be read afterwards; it says nothing more.
+
+        Raises:
+            SubjectError: It has ended by itself.
+        """
+        self._signal(signal.SIGSTOP)
+        while self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if pid and os.WIFSTOPPED(status):
+                return
+            if pid:
+                self._status = status
+            else:
+                time.sleep(_POLL_S)
+        raise self._ended()
+
+    def kill(self) -> list[Answer]:
+        """Kill it with SIGKILL, wait until it is dead, and return everything it had said until then.
+
+        Raises:
+            SubjectError: It said what is no answer, or had ended by itself.
+        """
+        answers, error = self.last_words()
+        if error is not None:
+            raise error
+        return answers
+
+    def last_words(self) -> tuple[list[Answer], SubjectError | None]:
+        """Kill as `kill`; return what it had said and, instead of raising, the error after it."""
+        self._end()
+        answers: list[Answer] = []
+        try:
+            while self._lines:
+                answers.append(self._next_answer())
+        except SubjectError as error:
+            return answers, error
+        return answers, None if self._is_killed else self._ended()
+
+    def _end(self) -> None:
+        """Kill, reap, read to the end and close, once."""
+        if self._requests < 0:
+            return
+        self._signal(signal.SIGKILL)
+        if self._status is None:
+            _, self._status = os.waitpid(self.pid, 0)
+        self._is_killed = os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGKILL
+        # What it had started may take a moment to die; until then it holds the pipe.
+        until = time.monotonic() + PATIENCE_S
+        while self._pump(0.05) and time.monotonic() < until:
+            pass
+        self._selector.close()
+        for descriptor in (self._requests, self._answers, self._complaints):
+            os.close(descriptor)
+        self._requests = -1
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all it started, unless it was reaped: then its number may be another's."""
+        if self._status is None:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                # It has not come so far as to lead a group of its own.
+                os.kill(self.pid, number)
+
+    def _pump(self, timeout_s: float) -> bool:
+        """Send and read what can be without waiting, or wait once; tell whether it can still say something."""
+        if self._requests < 0:
+            return False
+        self._write()
+        is_open = True
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._answers:
+                is_open = self._read()
+            elif key.fd == self._complaints:
+                self._hear_complaint()
+        self._write()
+        return is_open
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._requests, self._unsent)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            # It will be noticed where its answers end.
+            self._unsent.clear()
+        self._watch_requests()
+
+    def _watch_requests(self) -> None:
+        is_watched = self._requests in self._selector.get_map()
+        if self._unsent and not is_watched:
+            self._selector.register(self._requests, selectors.EVENT_WRITE)
+        elif is_watched and not self._unsent:
+            self._selector.unregister(self._requests)
+
+    def _read(self) -> bool:
+        while True:
+            try:
+                chunk = os.read(self._answers, _CHUNK_BYTES)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            *lines, rest = (self._unread + chunk).split(b"\n")
+            self._lines += map(bytes, lines)
+            self._unread = rest
+            if len(rest) > LINE_BYTES_MAX:
+                self._lines.append(bytes(rest))
+                return True
+
+    def _hear_complaint(self) -> None:
+        chunk = os.read(self._complaints, _CHUNK_BYTES)
+        if chunk:
+            self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES_MAX:]
+        else:
+            self._selector.unregister(self._complaints)
+
+    def _await_line(self, timeout_s: float) -> bool:
+        """Wait for a line; tell whether there is one.
+
+        Raises:
+            SubjectError: There will be none, it has ended.
+        """
+        until = time.monotonic() + timeout_s
+        wait_s = 0.0
+        while not self._lines:
+            is_open = self._pump(wait_s)
+            wait_s = until - time.monotonic()
+            if not is_open and not self._lines:
+                raise self._ended()
+            if wait_s <= 0:
+                break
+        return bool(self._lines)
+
+    def _next_answer(self) -> Answer:
+        """Take the next answer; a line that is none stays, and is refused again."""
+        answer = read_answer(self._lines[0])
+        self._lines.popleft()
+        return answer
+
+    def _ended(self) -> SubjectError:
+        """Return the error that says how it ended."""
+        self._end()
+        assert self._status is not None
+        if self._is_killed:
+            return SubjectError(f"the subject closed its answers, or was killed{self._quoted_complaint()}")
+        return SubjectError(f"the subject {_how(self._status)}{self._quoted_complaint()}")
+
+    def _quoted_complaint(self) -> str:
+        lines = self._complaint.strip().splitlines()
+        return f": {quoted(lines[-1])}" if lines else ""
+
+
+Launch: TypeAlias = "Callable[[], SubjectProcess]"
+"""Begins a subject in a new process."""
+
+
+def subject_launch(text: str) -> Launch:
+    """Return how to begin the subject that a user names.
+
+    Args:
+        text: ``ours``, ``ours-sqlite``, ``naive``, ``module:Class`` for a `CrashSubject` in Python, or a command line.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if is_class_name(text):
+        make_subject = subject_class(text)
+        return lambda: SubjectProcess.fork(make_subject)
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"subject {text!r}: {error}") from None
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            f"subject {text!r}: neither one of {', '.join(SUBJECTS)}, nor module:Class, nor the command of a program"
+        )
+    return lambda: SubjectProcess.spawn(command)
+
+
+def _run_child(
+    child: Callable[[int, int], None], requests: int, answers: int, complaints: int, *, parent_pid: int
+) -> NoReturn:
+    """Be the subject's process until it ends; nothing of the parent is cleaned up in it."""
+    try:
+        os.setsid()
+        _die_with(parent_pid)
+        # Ctrl-C is for the harness.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.dup2(complaints, 2)
+        # Its collector would touch, and so copy, every page of the parent's objects.
+        gc.freeze()
+        child(requests, answers)
+        os._exit(0)
+    except BaseException:
+        end_with_traceback()
+    os._exit(1)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; Linux only."""
+    if (prctl := getattr(_LIBC, "prctl", None)) is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(2)
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended by itself with status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,126 @@
+"""Our own cursor as a subject, in the native format, on either of the embedded stores.
+
+Its journal is compacted all the time and its ledgers are short, so that a crash finds each of these under way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, final
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.crash.subject import EntryRun, OperationKind, Report
+from cursor.config import CursorConfig
+from cursor.managed import ManagedCursor
+from cursor.store import StoreError
+from cursor.stores.file import FileStore
+from cursor.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.crash.subject import Operation
+    from cursor.outcome import Receipt
+    from cursor.store import Store
+
+TOPIC = "persistent://public/default/orders"
+SUBSCRIPTION = "billing"
+CONFIG = CursorConfig(compaction_bytes_min=256, ledger_entry_count_max=16)
+
+
+class ManagedCursorSubject:
+    """A `ManagedCursor` on a store; persists in the background.
+
+    Args:
+        open_store: Opens the store in a directory, or begins one there.
+        config: How the cursor persists.
+    """
+
+    persists_in_background = True
+
+    def __init__(self, open_store: Callable[[Path], Store], *, config: CursorConfig = CONFIG) -> None:
+        self._open_store = open_store
+        self._config = config
+        self._log: Mapping[int, int] = {}
+        # Invariant: in the order in which they were given, which is the one in which they become durable.
+        self._waiting: deque[tuple[int, Receipt]] = deque()
+
+    def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
+        """See `CrashSubject`."""
+        self._log = ledgers
+        self._cursor = ManagedCursor.open(
+            self._open_store(directory),
+            topic=TOPIC,
+            subscription=SUBSCRIPTION,
+            ledgers=LedgerMap.from_counts(ledgers),
+            config=self._config,
+            now_ms=_now_ms(),
+        )
+
+    def apply(self, operation: Operation) -> None:
+        """See `CrashSubject`. A persist that fails is over; the next one tries again, and no receipt says otherwise."""
+        position = Position(operation.ledger_id, operation.entry_id)
+        match operation.kind:
+            case OperationKind.ACK:
+                self._waiting.append((operation.number, self._cursor.ack(position, now_ms=_now_ms())))
+            case OperationKind.MARK_DELETE:
+                self._waiting.append((operation.number, self._cursor.mark_delete(position, now_ms=_now_ms())))
+            case OperationKind.PERSIST:
+                self._persist()
+
+    def receipts(self) -> Sequence[int]:
+        """See `CrashSubject`."""
+        numbers = []
+        while self._waiting and self._cursor.durable(self._waiting[0][1]):
+            numbers.append(self._waiting.popleft()[0])
+        return numbers
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """See `GaugedSubject`."""
+        with self._cursor.lock:
+            return self._cursor.redelivery_if_crashed
+
+    def recover(self, directory: Path, ledgers: Mapping[int, int]) -> Report:
+        """See `CrashSubject`."""
+        self.start(directory, ledgers)
+        return self.report()
+
+    def report(self) -> Report:
+        """See `CrashSubject`."""
+        with self._cursor.lock:
+            ledger_id, entry_id = self._cursor.mark_delete_position
+            runs = [EntryRun(lower_id, 0, count) for lower_id, count in self._log.items() if lower_id < ledger_id]
+            runs.append(EntryRun(ledger_id, 0, entry_id + 1))
+            runs += [EntryRun(*run) for run in self._cursor.deleted.runs()]
+            gauge = self._cursor.redelivery_if_crashed
+        return Report([run for run in runs if run.first < run.end], gauge)
+
+    def _persist(self) -> None:
+        with suppress(StoreError):
+            self._cursor.persist(now_ms=_now_ms())
+
+
+@final
+class OursOnFiles(ManagedCursorSubject):
+    """Our cursor on `FileStore`, whose log is compacted all the time, too."""
+
+    def __init__(self) -> None:
+        super().__init__(partial(FileStore, compaction_size_min=4096))
+
+
+@final
+class OursOnSqlite(ManagedCursorSubject):
+    """Our cursor on `SqliteStore`."""
+
+    def __init__(self) -> None:
+        super().__init__(SqliteStore)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,193 @@
+"""Why a crash test that only kills the process proves little: the same two ways to save a file, killed and unplugged.
+
+    sudo python examples/why_sigkill_is_not_enough.py [CRASHES]
+
+One way is what many programs do: write a new file, rename it over the old one, say that it is saved. The other also
+calls fsync, on the file before the rename and on the directory after it. Each is crashed CRASHES times, by SIGKILL and
+by a power cut, on the same ext4 with the same mount options. Needs Linux and root; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.loop_disk import LoopDisk
+from analysis.crash.private_mounts import with_private_mounts
+
+STATE_BYTES = 20_000
+
+
+class Disk(NamedTuple):
+    """Under what the two are tried."""
+
+    mounted: str
+    options: str
+    another_syncs: bool
+
+
+DISKS = (
+    Disk("default", "", another_syncs=False),
+    Disk("default", "", another_syncs=True),
+    Disk("hostile", "noauto_da_alloc,data=writeback", another_syncs=True),
+)
+
+
+def save_naively(directory: Path, data: bytes) -> None:
+    """After it returned, the file is there: until the power goes."""
+    (directory / "state.tmp").write_bytes(data)
+    (directory / "state.tmp").rename(directory / "state")
+
+
+def save_correctly(directory: Path, data: bytes) -> None:
+    """After it returned, the file is there."""
+    with (directory / "state.tmp").open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    (directory / "state.tmp").rename(directory / "state")
+    names = os.open(directory, os.O_RDONLY)
+    os.fsync(names)
+    os.close(names)
+
+
+Save = Callable[[Path, bytes], None]
+
+
+class Crashed(NamedTuple):
+    """What was found after a number of crashes of one kind.
+
+    Attributes:
+        went_back: The file was there, but older than one that had been reported as saved.
+        damaged: The file was empty, in part, or not there.
+    """
+
+    went_back: int
+    damaged: int
+
+
+class Result(NamedTuple):
+    """One way to save on one disk."""
+
+    protocol: str
+    disk: Disk
+    by_sigkill: Crashed
+    by_power_cut: Crashed
+
+
+def state(number: int) -> bytes:
+    """The bytes of one state; only a whole one is equal to them."""
+    return b"%d\n" % number * (STATE_BYTES // len(b"%d\n" % number))
+
+
+def save_until_stopped(save: Save, directory: Path, first: int, tell: int) -> None:
+    """Save one state after another; after each, say its number."""
+    for number in range(first, sys.maxsize):
+        save(directory, state(number))
+        os.write(tell, number.to_bytes(8))
+
+
+def sync_something_else(directory: Path) -> None:
+    """What any other program on the same disk may do at any time: the kernel then writes all names, ours among them."""
+    with (directory / "something-else").open("wb") as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def crash(pid: int, disk: LoopDisk, *, power_cut: bool, another_syncs: bool) -> None:
+    """Stop a process for ever, and the disk with it or not."""
+    # While it stands still it saves nothing and says nothing: what it has said was said before the crash.
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    if another_syncs:
+        sync_something_else(disk.directory)
+    if power_cut:
+        disk.cut_power()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if power_cut:
+        disk.power_on()
+
+
+def save_and_crash(save: Save, disk: LoopDisk, first: int, receipts: int, **how: bool) -> int:
+    """Start a process that saves, crash it after some receipts, and return the number that it reported last."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            save_until_stopped(save, disk.directory, first, tell)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    with open(told, "rb", buffering=0) as pipe:  # noqa: PTH123 - it has no path
+        heard = b"".join(pipe.read(8) for _ in range(receipts))
+        crash(pid, disk, **how)
+        heard += pipe.read(1 << 20)
+    return int.from_bytes(heard[-8:])
+
+
+def found_number(path: Path) -> int | None:
+    """The number of the state that a file holds, None if it holds none."""
+    data = path.read_bytes() if path.exists() else b""
+    number = int(data.partition(b"\n")[0]) if data[:1].isdigit() else -1
+    return number if data == state(number) else None
+
+
+def crash_often(save: Save, at: Disk, crashes: int, *, power_cut: bool) -> Crashed:
+    """Crash again and again on one disk, each time going on with what the crash left."""
+    chance = random.Random(0)  # noqa: S311 - moments, no secrets
+    went_back = damaged = last = 0
+    with LoopDisk(at.options) as disk:
+        save_correctly(disk.directory, state(last))
+        for _ in range(crashes):
+            receipts = chance.randint(1, 9)
+            last = save_and_crash(save, disk, last + 1, receipts, power_cut=power_cut, another_syncs=at.another_syncs)
+            found = found_number(disk.directory / "state")
+            went_back += found is not None and found < last
+            damaged += found is None
+    return Crashed(went_back, damaged)
+
+
+def results(crashes: int) -> Iterator[Result]:
+    """Crash everything; the process must be one that may mount."""
+    for protocol, save in (("rename", save_naively), ("fsync, rename, fsync", save_correctly)):
+        for disk in DISKS:
+            killed, cut = (crash_often(save, disk, crashes, power_cut=power_cut) for power_cut in (False, True))
+            yield Result(protocol, disk, killed, cut)
+
+
+def table(found: Iterator[Result], crashes: int) -> Table:
+    """The results, a line each."""
+    shown = Table(title=f"of {crashes} crashes", caption=f"hostile: mounted with {DISKS[-1].options}")
+    for title in ("how it saves", "mounted", "another\nprogram syncs"):
+        shown.add_column(title)
+    for title in ("SIGKILL:\nwrong", "power cut:\nwent back", "power cut:\ndamaged"):
+        shown.add_column(title, justify="right")
+    for protocol, disk, killed, cut in found:
+        syncs = "yes" if disk.another_syncs else "no"
+        shown.add_row(protocol, disk.mounted, syncs, *map(str, (sum(killed), *cut)))
+    return shown
+
+
+def main(crashes: str = "100") -> None:
+    """Print the table."""
+    with closing(with_private_mounts(lambda: results(int(crashes)))) as found:
+        try:
+            Console(width=100).print(table(found, int(crashes)))
+        except LayerSkippedError as error:
+            raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

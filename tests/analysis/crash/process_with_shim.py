@@ -1,0 +1,261 @@
+"""Run by test_system_calls.py in a process that was started with the fault shim; prints what it saw as JSON.
+
+python -P process_with_shim.py calls|planted|clean
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from analysis.crash.layers import system_calls
+from analysis.crash.layers.fault_shim import Action, Fault, loaded
+from analysis.crash.layers.system_calls import MISFORTUNES, Misfortune, faulted_runs, small_file_store
+from cursor.stores import file_commit, sqlite_database
+from cursor.stores.kernel_directory import KernelFile
+from cursor.stores.sqlite import SqliteStore
+
+SHIM = loaded()
+NEVER = Fault(1 << 40, Action.FAIL)
+
+
+def said_error(call, *arguments):
+    """Return what a call returned, or the name of its errno."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+def counted(directory):
+    """Make every kind of call below a directory, and some elsewhere; of each, its name, whether it fails, its count."""
+    file = os.open(directory / "file", os.O_RDWR | os.O_CREAT)
+    makes = [
+        (directory / "made").mkdir,
+        (directory / "new").touch,
+        lambda: os.write(file, b"0123456789"),
+        lambda: os.pwrite(file, b"abc", 2),
+        lambda: os.writev(file, [b"x", b"yz"]),
+        lambda: os.fsync(file),
+        lambda: os.fdatasync(file),
+        lambda: os.ftruncate(file, 5),
+        lambda: (directory / "file").rename(directory / "renamed"),
+        (directory / "renamed").unlink,
+        lambda: os.read(file, 1),
+        lambda: os.write(os.pipe()[1], b"not a file"),
+        (directory.parent / f"{directory.name}-beside").touch,
+    ]
+    seen = []
+    for make in makes:
+        SHIM.arm(directory, Fault(1, Action.FAIL, errno.EIO))
+        failed, met = said_error(make), SHIM.met
+        SHIM.arm(directory, NEVER)
+        make()
+        seen.append([met and met.name, failed == "EIO", SHIM.call_count])
+    SHIM.disarm()
+    return seen
+
+
+def torn(directory):
+    """Let a write store half, and say what it and the next ones say."""
+    file = os.open(directory / "short", os.O_RDWR | os.O_CREAT)
+    SHIM.arm(directory, Fault(1, Action.SHORT, errno.ENOSPC))
+    said = [said_error(os.write, file, b"0123456789") for _ in range(3)]
+    SHIM.disarm()
+    return [*said, (directory / "short").read_bytes().decode()]
+
+
+def lasting(directory):
+    """Let three calls in a row fail."""
+    SHIM.arm(directory, Fault(2, Action.FAIL, errno.ENOSPC, lasts=3))
+    said = [said_error((directory / str(number)).mkdir) for number in range(6)]
+    SHIM.disarm()
+    return said
+
+
+def killed(directory, action):
+    """Let a child write ten bytes and ten more, the second befallen; return its signal and what the file has."""
+    path = directory / action.name
+    child = os.fork()
+    if child == 0:
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+        SHIM.arm(directory, Fault(2, action))
+        os.write(file, b"0123456789")
+        os.write(file, b"abcdefghij")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return [os.WTERMSIG(status), path.read_bytes().decode(), SHIM.call_count, SHIM.met.name]
+
+
+def reading(directory):
+    """Let a read fail; writes do not count then."""
+    (directory / "read").write_bytes(b"there")
+    SHIM.arm(directory, Fault(1, Action.FAIL_READ, errno.EIO))
+    (directory / "written").write_bytes(b"x")
+    file = os.open(directory / "read", os.O_RDONLY)
+    said = [said_error(os.pread, file, 5, 0), os.pread(file, 5, 0).decode()]
+    SHIM.disarm()
+    return said
+
+
+def gate(directory, *, rewrites):
+    """Sync, write on two sectors, fail the sync, write a third, sync; return what a power cut leaves of them."""
+    path = directory / f"gate-{rewrites}"
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    SHIM.arm(directory, Fault(5, Action.FAIL, errno.EIO))
+    os.write(file, b"a" * 512)
+    os.fsync(file)
+    os.pwrite(file, b"A" * 512, 0)
+    os.pwrite(file, b"B" * 512, 512)
+    said = said_error(os.fsync, file)
+    os.fsync(file)
+    if rewrites:
+        os.pwrite(file, b"B", 512)
+    os.pwrite(file, b"C" * 512, 1024)
+    os.fsync(file)
+    os.pwrite(file, b"D" * 512, 1536)
+    readable = path.read_bytes()
+    SHIM.disarm()
+    lost = SHIM.lose_unsynced(directory, shrinks=True)
+    return [said, *(told(text) for text in (readable, path.read_bytes())), lost]
+
+
+def told(text):
+    """Return the first byte of each sector."""
+    return "".join(chr(byte) if byte else "." for byte in text[::512])
+
+
+def calls():
+    """Return what each case saw."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name).resolve()
+        cases = {
+            "counted": counted,
+            "torn": torn,
+            "lasting": lasting,
+            "reading": reading,
+            "gate": lambda place: gate(place, rewrites=False),
+            "gate_rewritten": lambda place: gate(place, rewrites=True),
+        }
+        seen = {}
+        for case, play in cases.items():
+            (directory / case).mkdir()
+            seen[case] = play(directory / case)
+        for action in (Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER):
+            seen[action.name] = killed(directory, action)
+        return seen
+
+
+def swallow_failed_sync():
+    """Plant: a sync of an append that fails is taken for one that succeeded."""
+    file_commit.sync = lambda what, _directory: said_error(what.sync)
+
+
+def sync_again():
+    """Plant: a sync of an append that fails is tried again, and believed."""
+
+    def sync_until_well(what, _directory):
+        if said_error(what.sync) is not None:
+            what.sync()
+
+    file_commit.sync = sync_until_well
+
+
+def never_sync():
+    """Plant: nothing is synced."""
+    KernelFile.sync = lambda _file: None
+
+
+def ignore_short_write():
+    """Plant: whatever a write says it stored, all is taken for stored."""
+
+    def append(file, data):
+        os.write(file._descriptor, data)
+        file._size += len(data)
+
+    KernelFile.append = append
+
+
+def raise_what_comes():
+    """Plant: a full disk is told in words that are not ours."""
+    append = KernelFile.append
+
+    def append_or_panic(file, data):
+        try:
+            append(file, data)
+        except OSError as error:
+            raise RuntimeError("panic") from error
+
+    KernelFile.append = append_or_panic
+
+
+def no_sqlite_sync():
+    """Plant: SQLite is told not to sync."""
+    off = tuple(
+        "synchronous = OFF" if pragma == "synchronous = FULL" else pragma for pragma in sqlite_database._PRAGMAS
+    )
+    sqlite_database._PRAGMAS = off
+
+
+GATE = Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
+SHORT = Misfortune("stores half, then EIO", Action.SHORT, errno.EIO)
+ENOSPC = Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
+GATE_LATER = Misfortune("fails with EIO, and loses power 2 calls later", Action.FAIL, errno.EIO, dies_later=2)
+POWER = Misfortune("loses power before the call", Action.KILL_BEFORE)
+PLANTED = {
+    "swallow_failed_sync": (swallow_failed_sync, GATE, small_file_store),
+    "sync_again": (sync_again, GATE_LATER, small_file_store),
+    "never_sync": (never_sync, POWER, small_file_store),
+    "ignore_short_write": (ignore_short_write, SHORT, small_file_store),
+    "raise_what_comes": (raise_what_comes, ENOSPC, small_file_store),
+    "no_sqlite_sync": (no_sqlite_sync, POWER, SqliteStore),
+}
+
+
+def planted():
+    """Return for each planted bug the first run that caught it, or the last of three."""
+    return {name: in_child(lambda case=case: run_planted(*case)) for name, case in PLANTED.items()}
+
+
+def run_planted(plant, misfortune, open_store):
+    """Plant a bug and return the first run that caught it, or the last of three."""
+    plant()
+    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=[misfortune])) as runs:
+        for outcome in islice(runs, 3):
+            if outcome.broken:
+                break
+    return asdict(outcome)
+
+
+def in_child(play):
+    """Return what a function returns in a forked child, which keeps what it patches to itself."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(play()).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:  # noqa: PTH123 - a descriptor
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(said)
+
+
+def clean():
+    """Return one run of each misfortune on a `FileStore`, and one on SQLite, with programs of a few steps."""
+    system_calls.script, whole = lambda seed: whole(seed).cut(3), system_calls.script
+    with closing(faulted_runs(0, SHIM, stores=[small_file_store])) as runs:
+        outcomes = [*islice(runs, len(MISFORTUNES))]
+    with closing(faulted_runs(0, SHIM, stores=[SqliteStore], misfortunes=[GATE])) as runs:
+        return [asdict(outcome) for outcome in (*outcomes, next(runs))]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"calls": calls, "planted": planted, "clean": clean}[sys.argv[1]]()))

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.crash.conversation import (
+    Accepted,
+    AskReport,
+    Durable,
+    Failure,
+    Ready,
+    Recover,
+    Start,
+    SubjectError,
+    answer_line,
+    read_answer,
+    read_request,
+    request_line,
+    tell,
+)
+from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from analysis.crash.verdict import Life
+
+REQUESTS = {
+    '{"op":"start","directory":"/d","ledgers":{"1":100,"4":50}}': Start(Path("/d"), {1: 100, 4: 50}),
+    '{"op":"recover","directory":"/d","ledgers":{}}': Recover(Path("/d"), {}),
+    '{"op":"ack","number":0,"ledger":1,"entry":7}': Operation(0, OperationKind.ACK, 1, 7),
+    '{"op":"mark_delete","number":1,"ledger":1,"entry":9}': Operation(1, OperationKind.MARK_DELETE, 1, 9),
+    '{"op":"persist","number":2}': Operation(2, OperationKind.PERSIST),
+    '{"op":"report"}': AskReport(),
+}
+ANSWERS = {
+    '{"ready":true}': Ready(),
+    '{"accepted":0}': Accepted(0),
+    '{"accepted":0,"redelivery_if_crashed":3}': Accepted(0, 3),
+    '{"durable":[0,1]}': Durable((0, 1)),
+    '{"acked":[[1,0,10],[4,3,4]],"redelivery_if_crashed":null}': Report([EntryRun(1, 0, 10), EntryRun(4, 3, 4)]),
+    '{"acked":[],"redelivery_if_crashed":2}': Report([], 2),
+    '{"error":"disk \\u00fc"}': Failure("disk ü"),
+}
+
+
+@pytest.mark.parametrize(("line", "request_"), REQUESTS.items())
+def test_requests_are_written_and_read_as_the_module_shows_them(line, request_):
+    assert request_line(request_) == line.encode() + b"\n"
+    found = read_request(line.encode())
+    assert (found, type(found)) == (request_, type(request_))
+
+
+@pytest.mark.parametrize(("line", "answer"), ANSWERS.items())
+def test_answers_are_written_and_read_as_the_module_shows_them(line, answer):
+    assert answer_line(answer) == line.encode() + b"\n"
+    found = read_answer(line.encode())
+    assert (found, type(found)) == (answer, type(answer))
+
+
+def test_what_may_be_left_out():
+    assert read_answer(b'{"acked":[]}') == Report([])
+    assert read_answer(b' {"accepted": 1, "redelivery_if_crashed": null}\r') == Accepted(1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"ready", b"true", b"[]", b"{}", b"\xff\xfe", b"{" * 100_000, b"[" * 100_000, b'{"ready":1}',
+        b'{"ready":true,"accepted":0}', b'{"accepted":true}', b'{"accepted":-1}', b'{"accepted":1.0}',
+        b'{"accepted":NaN}', b'{"accepted":9223372036854775808}', b'{"accepted":' + b"9" * 5_000 + b"}",
+        b'{"accepted":0,"redelivery_if_crashed":-1}', b'{"accepted":0,"gauge":1}', b'{"durable":0}',
+        b'{"durable":["0"]}', b'{"durable":[0],"number":1}', b'{"acked":[[1,0]]}',
+        b'{"acked":[[-1,0,5]]}', b'{"acked":[[1,0,4294967297]]}', b'{"acked":{}}',
+        b'{"acked":[],"more":1}', b'{"error":1}', b'{"op":"report"}',
+    ],
+    ids=lambda line: line[:30].decode(errors="replace"),
+)  # fmt: skip
+def test_a_line_that_is_no_answer_is_quoted(line):
+    with pytest.raises(SubjectError, match="no answer: ") as caught:
+        read_answer(line)
+    assert len(str(caught.value)) < 700
+    assert repr(line[:20].decode(errors="backslashreplace"))[1:-1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"op":"nack","number":0}', b'{"op":"ack","number":0,"ledger":1}', b'{"op":"persist","number":0,"ledger":1}',
+        b'{"op":"start","directory":"/d","ledgers":{"one":1}}', b'{"op":"start","directory":"/d","ledgers":{"1":-1}}',
+        b'{"op":"report","number":1}', b'{"ready":true}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_request_is_quoted(line):
+    with pytest.raises(SubjectError, match="no request: "):
+        read_request(line)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["op", "accepted", "durable", "acked", "redelivery_if_crashed", "ready", "error", "number"]),
+        json_values,
+        max_size=3,
+    )
+)
+def test_anything_else_raises_our_own_error_and_no_other(fields):
+    line = json.dumps(fields).encode()
+    for read, write in ((read_answer, answer_line), (read_request, request_line)):
+        try:
+            found = read(line)
+        except SubjectError:
+            continue
+        assert read(write(found)) == found
+
+
+@pytest.mark.parametrize("answer", [Accepted(1), Durable((0, 1))])
+def test_a_claim_about_what_was_never_asked_is_refused(answer):
+    life = Life({1: 10})
+    life.asked(Operation(0, OperationKind.ACK, 1, 7))
+    with pytest.raises(SubjectError, match="there was no operation 1: 1 were asked for"):
+        tell(life, answer)

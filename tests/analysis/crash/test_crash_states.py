@@ -1,0 +1,292 @@
+"""L1: clean on our stores, and each bug that a power cut shows is found and told as a story."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from random import Random
+
+import pytest
+
+from ackstate import Position
+from ackstate.errors import CorruptStateError
+from analysis.crash.layer import RunOutcome
+from analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
+from analysis.crash.layers.crash_states.processes import runs_side_by_side
+from analysis.crash.layers.crash_states.promises import Expected, Moment, judge
+from analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
+from analysis.crash.layers.crash_states.workload import Step, StepKind, View, Workload, draw_workload
+from cursor import CursorConfig, ManagedCursor
+from cursor.stores import file_commit, file_generation, sqlite_database
+from cursor.stores.file import FileStore
+
+SIZE = 600  # A log is compacted early.
+
+
+class Passing:
+    """Hands every call on, but those that a test forgets."""
+
+    def __init__(self, inner, **forgotten):
+        self._inner = inner
+        self._forgotten = forgotten
+
+    def __getattr__(self, name):
+        return self._forgotten.get(name) or getattr(self._inner, name)
+
+
+def nothing(*_):
+    """Stand in for a call that is forgotten."""
+
+
+def found_by(open_store, *, first=0, runs=6, sqlite_one_in=0):
+    """The first promise that is seen broken, and in how many runs."""
+    layer = CrashStates(open_store, sqlite_one_in=sqlite_one_in)
+    for seed in range(first, first + runs):
+        outcome = layer.run(seed)
+        if outcome.broken:
+            return outcome
+    pytest.fail("the planted bug was not found")
+
+
+def store_without(**forgotten):
+    """Open a `FileStore` whose directory or files forget a call."""
+
+    def open_store(directory):
+        of_files = {name.removeprefix("file_"): call for name, call in forgotten.items() if name.startswith("file_")}
+        made = {name: call for name, call in forgotten.items() if not name.startswith("file_")}
+        if of_files:
+            made["create"] = lambda name: Passing(directory.create(name), **of_files)
+            made["open"] = lambda name: Passing(directory.open(name), **of_files)
+        return FileStore.over(Passing(directory, **made), compaction_size_min=SIZE)
+
+    return open_store
+
+
+@pytest.mark.slow
+def test_our_stores_survive_every_crash_state():
+    layer = CrashStates(sqlite_one_in=4)
+    outcomes = [layer.run(seed) for seed in (1, 2, 3)]
+    assert [outcome.broken for outcome in outcomes] == [(), (), ()]
+    totals = {name: sum(outcome.counts.get(name, 0) for outcome in outcomes) for name in outcomes[0].counts}
+    assert sum(outcome.cycles for outcome in outcomes) > 4_000
+    assert totals["distinct_states"] > 4_000
+    assert totals["recoveries"] > 100
+    assert outcomes[2].counts["sqlite_states"] > 30
+
+
+def test_runs_come_in_order_from_two_processes_that_end_when_closed():
+    runs = runs_side_by_side(lambda seed: RunOutcome(seed, cycles=os.getpid()), 5)
+    outcomes = list(islice(runs, 5))
+    runs.close()
+    assert [outcome.seed for outcome in outcomes] == [5, 6, 7, 8, 9]
+    workers = {outcome.cycles for outcome in outcomes}
+    assert os.getpid() not in workers
+    assert len(workers) == min(2, len(os.sched_getaffinity(0)))
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+def test_a_run_that_fails_in_its_process_is_not_taken_for_the_end():
+    runs = runs_side_by_side(lambda seed: os._exit(1), 5)
+    with pytest.raises(RuntimeError, match="died"):
+        next(runs)
+
+
+def test_a_run_is_decided_by_its_seed():
+    assert draw_workload(Random(5), step_count=9) == draw_workload(Random(5), step_count=9)
+    assert draw_workload(Random(5), step_count=9) != draw_workload(Random(6), step_count=9)
+
+
+def test_a_missing_sync_of_the_file_is_found():
+    outcome = found_by(store_without(file_sync=nothing))
+    assert outcome.broken[0].promise.startswith(("I2", "I10"))
+    assert any("lost: append" in line or "CorruptStateError" in line for line in outcome.broken[0].story)
+
+
+def test_a_missing_sync_of_the_directory_is_found():
+    outcome = found_by(store_without(sync=nothing))
+    assert outcome.broken[0].promise.startswith("I10")
+    assert any("directory: lost: rename" in line for line in outcome.broken[0].story)
+
+
+def test_a_missing_sync_after_an_append_is_found_and_told_in_few_steps(monkeypatch):
+    monkeypatch.setattr(file_commit, "sync", nothing)
+    outcome = found_by(store_without())
+    (broken,) = outcome.broken
+    assert broken.promise.startswith(("I2", "I3", "I10"))
+    assert any("lost: append" in line for line in broken.story)
+    assert len([line for line in broken.story if line[0].isdigit()]) <= 3
+
+
+def test_a_rename_before_the_sync_of_the_file_is_found(monkeypatch):
+    def sync_names_only(what, directory):
+        if what is directory:
+            directory.sync()
+
+    monkeypatch.setattr(file_generation, "sync", sync_names_only)
+    outcome = found_by(store_without())
+    assert outcome.broken[0].promise.startswith("I10")
+
+
+@pytest.mark.slow
+def test_an_old_log_deleted_before_the_new_one_is_durable_is_found(monkeypatch):
+    write_generation = file_generation.write_generation
+
+    def deletes_first(directory, number, source):
+        if source is not None:
+            directory.remove(file_generation.log_name(source.number))
+            monkeypatch.setattr(directory, "remove", nothing, raising=False)
+        return write_generation(directory, number, source)
+
+    monkeypatch.setattr(file_commit, "write_generation", deletes_first)
+    outcome = found_by(store_without())
+    assert outcome.broken[0].promise.startswith("I10")
+    assert "expected the log of a store that was made here" in outcome.broken[0].found
+
+
+@pytest.mark.slow
+def test_a_store_that_trusts_what_a_killed_process_did_not_sync_is_found():
+    def open_store(directory):
+        def opened(name):
+            file = Passing(directory.open(name))
+            file._forgotten["sync"] = file._forgotten.clear  # the first one after opening
+            return file
+
+        return FileStore.over(Passing(directory, open=opened), compaction_size_min=SIZE)
+
+    ack, persist = Step(StepKind.ACK, "a", Position(1, 3), 2), Step(StepKind.PERSIST, "a")
+    steps = (ack, persist, ack._replace(position=Position(1, 10)), Step(StepKind.KILL, "a", amount=1))
+    workload = Workload(("a",), CursorConfig(), steps)
+    failure = examine(workload, open_store).failure
+    assert failure.broken.promise.startswith("I10")
+    assert failure.step == 4
+    assert any("lost: append" in line for line in failure.disk)
+    assert examine(workload, open_file_store).failure is None
+
+
+def test_a_torn_tail_that_counts_is_found(monkeypatch):
+    def counts_anything(tail, place, *, offset):
+        return ""
+
+    monkeypatch.setattr("cursor.stores.file_log.torn_reason", counts_anything)
+    outcome = found_by(store_without())
+    assert "are there" in outcome.broken[0].found + " ".join(outcome.broken[0].story)
+
+
+@pytest.mark.slow
+def test_a_receipt_before_the_write_is_found_on_both_stores(monkeypatch):
+    monkeypatch.setattr(ManagedCursor, "durable", lambda self, receipt: True)
+    on_files = found_by(store_without())
+    on_sqlite = found_by(store_without(), first=1, runs=1, sqlite_one_in=1)
+    for outcome in (on_files, on_sqlite):
+        assert outcome.broken[0].promise.startswith("I2")
+        assert outcome.lost_durable > 0
+
+
+def test_a_gauge_that_is_off_by_one_is_found(monkeypatch):
+    gauge = ManagedCursor.redelivery_if_crashed.fget
+    monkeypatch.setattr(ManagedCursor, "redelivery_if_crashed", property(lambda cursor: gauge(cursor) + 1))
+    outcome = found_by(store_without())
+    assert outcome.broken[0].promise.startswith("I3")
+    assert outcome.gauge_mismatch == 1
+
+
+def test_a_recovery_that_acks_something_is_found(monkeypatch):
+    open_cursor = ManagedCursor.open
+
+    def acks_one_more(store, **named):
+        cursor = open_cursor(store, **named)
+        cursor.skip(1, now_ms=0)
+        cursor.persist(now_ms=0)
+        return cursor
+
+    monkeypatch.setattr(ManagedCursor, "open", acks_one_more)
+    outcome = found_by(store_without())
+    assert outcome.broken[0].promise.startswith("I5")
+
+
+@pytest.mark.slow
+def test_a_store_that_is_never_compacted_is_found(monkeypatch):
+    steps = [Step(StepKind.ACK, "a", Position(4, 0), 9, 3), Step(StepKind.PERSIST, "a")]
+    steps += [step for entry in range(1, 20) for step in (steps[0]._replace(position=Position(4, entry)), steps[1])]
+    workload = Workload(("a",), CursorConfig(compaction_bytes_min=40, ledger_entry_count_max=3), tuple(steps))
+    monkeypatch.setattr(file_commit.FileLog, "_compact_if_due", nothing)
+    failure = examine(workload, open_file_store).failure
+    assert failure.broken.promise.startswith("I11")
+
+
+NOTHING = Expected(0, 0, 0, 0, 0, Position(1, -1), (), True)
+ACKED = Expected(0b11, 0b111, 0xFF, 0xFFF, 1, Position(1, 1), (("k", "v"),), True)
+RIGHT = View(0b11, 0xFF, Position(1, 1), (("k", "v"),), False)
+
+
+@pytest.mark.parametrize(
+    ("change", "promise"),
+    [
+        ({}, None),
+        ({"entries": 0b111, "messages": 0xFFF}, "I3"),  # milder than the worst, and it was to be the worst
+        ({"entries": 0b01}, "I2"),
+        ({"messages": 0x7F}, "I2"),
+        ({"properties": ()}, "I2"),
+        ({"entries": 0b1011}, "I1"),
+        ({"messages": 0x10FF}, "I1"),
+        ({"mark_delete": Position(1, 0)}, "I7"),
+        ({"is_new": True}, "I10"),
+    ],
+)
+def test_each_promise_is_judged(change, promise):
+    broken = judge({"a": RIGHT._replace(**change)}, Moment(0, 9, 1, {"a": (ACKED,)}), is_worst=True)
+    assert (broken and broken.promise.partition(":")[0]) == promise
+
+
+def test_more_redelivered_than_the_gauge_says_is_found_in_any_state():
+    low = ACKED._replace(redelivery_if_crashed=0)
+    assert judge({"a": RIGHT}, Moment(0, 9, 1, {"a": (low,)}), is_worst=False).promise.startswith("I3")
+    assert judge({"a": RIGHT}, Moment(0, 9, 1, {"a": (ACKED,)}), is_worst=False) is None
+
+
+def test_in_the_middle_of_a_step_either_side_of_it_is_right():
+    moment = Moment(0, 9, 1, {"a": (NOTHING, ACKED)})
+    assert judge({"a": RIGHT}, moment, is_worst=True) is None
+    assert judge({"a": View(0, 0, Position(1, -1), (), False)}, moment, is_worst=True) is None
+    half = RIGHT._replace(entries=0b01)
+    assert judge({"a": half}, moment, is_worst=True).promise.startswith("I")
+
+
+FRAME = 24 + 4096
+
+
+def test_the_log_of_sqlite_is_cut_at_the_borders_of_frames_and_pages_and_inside():
+    before, after = Copy(b"db", b"h" * 32 + b"1" * FRAME), Copy(b"db", b"h" * 32 + b"1" * FRAME + b"2" * 2 * FRAME)
+    states = {state.copy for state in states_between(before, after)}
+    synced, middle = 32 + FRAME, 32 + 2 * FRAME
+    sizes = {len(log) for database, log in states if log.rstrip(b"\0") == log}
+    assert {synced, synced + 8, synced + 24, synced + 24 + 512, synced + FRAME - 1, middle, middle + 24} <= sizes
+    assert all(log.startswith(before.log) for _, log in states)
+    assert Copy(b"db", after.log[:synced] + bytes(FRAME) + after.log[middle:]) in states
+
+
+def test_pages_of_sqlite_are_copied_in_any_part_while_the_log_is_whole():
+    old, new = [letter * 4096 for letter in (b"a", b"b", b"c")], [letter * 4096 for letter in (b"A", b"b", b"C")]
+    before, after = Copy(b"".join(old), b"log"), Copy(b"".join(new), b"")
+    states = [state.copy for state in states_between(before, after)]
+    with_log = {database for database, log in states if log == b"log"}
+    assert with_log >= {before.database, new[0] + old[1] + old[2], old[0] + old[1] + new[2], after.database}
+    assert (b"A" * 512 + b"a" * 3584) + old[1] + old[2] in with_log
+    assert {database for database, log in states if not log} == {after.database}
+
+
+@pytest.mark.slow
+def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
+    def refuses_half_a_frame(log, database):
+        if log.exists() and log.stat().st_size % FRAME not in {0, 32}:
+            raise CorruptStateError(str(log), offset=0, expected="whole frames", found="a part of one")
+
+    monkeypatch.setattr(sqlite_database, "check_log", refuses_half_a_frame)
+    workload = Workload(
+        ("a",), CursorConfig(), (Step(StepKind.ACK, "a", Position(1, 3), 2), Step(StepKind.PERSIST, "a"))
+    )
+    failure = examine_sqlite(workload, 1).failure
+    assert failure.broken.promise.startswith("I10")
+    assert "the log ends at" in failure.disk[0]

@@ -1,0 +1,222 @@
+"""SIGKILL: what it finds in subjects that lie, what it cannot find in one that never syncs, and the trace of it all."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import islice, pairwise
+from random import Random
+
+import pytest
+
+from analysis.crash import workload
+from analysis.crash.conversation import SubjectError
+from analysis.crash.layers.kills import Kills, RunSize, kills
+from analysis.crash.lives import RECOVERABLE, TALKING
+from analysis.crash.subject import OperationKind, Report
+from analysis.crash.subject_process import SubjectProcess, subject_launch
+from analysis.crash.subjects.naive import NaiveSubject
+from analysis.crash.subjects.ours import OursOnFiles, OursOnSqlite
+from analysis.crash.verdict import GAUGE, INVENTED, LOST
+from analysis.trace.entry_set import EntrySet
+
+SMALL = RunSize(4, 60)
+
+
+def outcomes_of(make_subject, count=3, *, size=SMALL, shrink_tries=0, **options):
+    """The outcomes of the first runs, up to one that broke a promise."""
+    layer = Kills(lambda: SubjectProcess.fork(make_subject), size=size, shrink_tries=shrink_tries, **options)(1)
+    found = []
+    for outcome in islice(layer, count):
+        found.append(outcome)
+        if outcome.broken:
+            break
+    layer.close()
+    return found
+
+
+class Lying(NaiveSubject):
+    """Says durable, and saves later: at every third persist."""
+
+    persists = 0
+
+    def _save(self):
+        Lying.persists += 1
+        if Lying.persists % 3:
+            self._saved, self._unsaved = self._saved + self._unsaved, []
+        else:
+            super()._save()
+
+
+class Generous(NaiveSubject):
+    """Finds an ack that nobody made when it recovers some."""
+
+    def report(self):
+        runs = super().report().acked
+        return Report([run._replace(end=run.end + 500) for run in runs])
+
+
+class Optimistic(NaiveSubject):
+    """Believes that at most one entry comes back."""
+
+    redelivery_if_crashed = 1
+
+
+class Forgetful(NaiveSubject):
+    """Removes its file when it starts, until it saves again."""
+
+    def start(self, directory, ledgers):
+        super().start(directory, ledgers)
+        self._path.unlink(missing_ok=True)
+
+
+class Torn(NaiveSubject):
+    """Writes its file in place, in pieces: a kill between them leaves half of it."""
+
+    def _save(self):
+        self._path.write_bytes(b"")
+        super()._save()
+        text = self._path.read_text()
+        with self._path.open("w") as file:
+            for letter in text:
+                file.write(letter)
+                file.flush()
+
+
+class Dying(NaiveSubject):
+    """Ends at its seventh operation."""
+
+    def apply(self, operation):
+        if operation.number == 7:
+            raise RuntimeError("seven is too many")
+        super().apply(operation)
+
+
+class Boasting(NaiveSubject):
+    """Has receipts for what it was never asked."""
+
+    def receipts(self):
+        return [number + 1_000 for number in super().receipts()]
+
+
+def test_a_naive_subject_survives_every_kill():
+    """Which is why SIGKILL is not enough: it never syncs."""
+    outcomes = outcomes_of(NaiveSubject)
+    assert [outcome.broken for outcome in outcomes] == [()] * 3
+    assert sum(outcome.cycles for outcome in outcomes) >= 12
+    assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_subject", [OursOnFiles, OursOnSqlite])
+def test_ours_survives_every_kill(make_subject):
+    outcomes = outcomes_of(make_subject, size=RunSize(6, 100))
+    assert [outcome.broken for outcome in outcomes] == [()] * 3
+    assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make_subject", "promise", "counted"),
+    [
+        (Lying, LOST, "lost_durable"),
+        (Generous, INVENTED, "invented"),
+        (Optimistic, GAUGE, "gauge_mismatch"),
+        (Forgetful, LOST, "lost_durable"),
+        (Torn, RECOVERABLE, ""),
+        (Dying, TALKING, ""),
+        (Boasting, TALKING, ""),
+    ],
+)
+def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted):
+    last = outcomes_of(make_subject, 30)[-1]
+    assert promise in {broken.promise for broken in last.broken}
+    assert all(broken.story for broken in last.broken)
+    if counted:
+        assert getattr(last, counted) > 0
+
+
+@pytest.mark.slow
+def test_a_story_is_short_and_tells_what_was_asked_and_said():
+    broken = outcomes_of(Dying, 30, size=RunSize(8, 100), shrink_tries=12)[-1].broken[0]
+    assert broken.found == "the subject cannot go on: RuntimeError: seven is too many"
+    first, *steps, last = broken.story
+    assert re.fullmatch(r"life \d on a log of (ledger \d+ with \d+ entries(, )?)+", first)
+    assert "it accepted 6" in steps
+    assert sum(step.startswith("asked ") for step in steps) < 20
+    assert last == "the subject cannot go on: RuntimeError: seven is too many"
+
+
+def test_a_subject_that_cannot_begin_is_an_error_and_no_finding():
+    class Unable(NaiveSubject):
+        def start(self, directory, ledgers):
+            raise OSError("no licence")
+
+    with pytest.raises(SubjectError, match="no licence"):
+        outcomes_of(Unable)
+
+
+@pytest.mark.slow
+def test_a_subject_that_falls_silent_is_found():
+    class Silent(NaiveSubject):
+        def apply(self, operation):
+            if operation.number == 3:
+                time.sleep(600)
+            super().apply(operation)
+
+    (outcome,) = outcomes_of(Silent, 30, patience_s=1, size=RunSize(1, 30))[-1:]
+    assert [broken.promise for broken in outcome.broken] == [TALKING]
+    assert "silent" in outcome.broken[0].found
+
+
+def test_the_layer_by_the_name_of_its_subject():
+    layer = kills(5, subject="naive")
+    assert next(layer).seed == 5
+    layer.close()
+    with pytest.raises(ValueError, match="nobody"):
+        kills(1, subject="nobody")
+
+
+class TestWorkload:
+    @pytest.mark.parametrize("shape", workload.Shape)
+    def test_a_life_is_decided_by_its_seed_and_any_length(self, shape):
+        log = workload.ledgers(Random(4))
+        lives = [workload.operations(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
+        assert [len(life) for life in lives] == [0, 50, 500]
+        assert lives[2][:50] == lives[1]
+        assert [operation.number for operation in lives[2]] == list(range(500))
+        for operation in lives[2]:
+            if operation.kind is not OperationKind.PERSIST:
+                assert operation.entry_id < log[operation.ledger_id]
+
+    def test_a_log_has_entries_and_its_ledgers_rise(self):
+        for seed in range(200):
+            log = workload.ledgers(Random(seed))
+            assert sum(log.values()) > 0
+            assert all(lower < higher for lower, higher in pairwise(log))
+
+    def test_no_mark_delete_is_one_that_a_cursor_refuses(self):
+        """Below it everything is acked already, so none goes back, also after a recovery."""
+        seen = 0
+        for seed in range(40):
+            log = workload.ledgers(Random(seed))
+            known = EntrySet()
+            for ledger_id, count in log.items():
+                known.add_run(ledger_id, 0, count // 2)
+            acked = {(ledger_id, entry_id) for ledger_id, first, end in known.runs() for entry_id in range(first, end)}
+            every = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
+            for operation in workload.operations(Random(seed), log, length=150, known=known):
+                entry = (operation.ledger_id, operation.entry_id)
+                if operation.kind is OperationKind.ACK:
+                    acked.add(entry)
+                elif operation.kind is OperationKind.MARK_DELETE:
+                    seen += 1
+                    first_unacked = next((each for each in every if each not in acked), every[-1])
+                    assert entry >= first_unacked
+                    acked.update(each for each in every if each <= entry)
+        assert seen > 100
+
+
+def test_subjects_are_found_by_name():
+    for name in ("ours", "ours-sqlite", "naive", "analysis.crash.subjects.naive:NaiveSubject"):
+        assert callable(subject_launch(name))

@@ -1,0 +1,288 @@
+"""A disk whose power can be cut: what was synced stays, what was not is gone, and nothing of the disk is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from analysis.crash import loop_disk
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.loop_disk import LoopDisk
+from analysis.crash.private_mounts import with_private_mounts
+from waiting import wait_until
+
+HOSTILE = "noauto_da_alloc,data=writeback"
+
+
+def apart(story):
+    """Run a story that yields what it found in a process with mounts of its own."""
+    with closing(with_private_mounts(story)) as found:
+        return list(found)
+
+
+def save(path, data):
+    """Write a file that survives: its bytes, and its name."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    names = os.open(path.parent, os.O_RDONLY)
+    os.fsync(names)
+    os.close(names)
+
+
+def left(pid):
+    """The mounts, loop devices and mount points of the disks of a process, as this process sees them."""
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "ackstate-disk" in line]
+    # A memory file that is attached to a loop device has its name there; others may have theirs meanwhile.
+    backing = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    points = list(Path(loop_disk.tempfile.gettempdir()).glob("ackstate-disk-*"))
+    return mounts, [name for name in backing if f"ackstate-disk-{pid}-" in name], points
+
+
+@pytest.fixture(autouse=True)
+def root_with_a_disk(request):
+    if request.node.get_closest_marker("root"):
+        request.getfixturevalue("power_can_be_cut")
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_directory(root_with_a_disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_disk.tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("options", ["", HOSTILE])
+def test_a_power_cut_keeps_what_was_synced_and_forgets_the_rest(options):
+    def story():
+        with LoopDisk(options) as disk:
+            for number in range(3):
+                save(disk.directory / "synced", b"%d" % number)
+                (disk.directory / "unsynced").write_bytes(b"%d" % number)
+                disk.cut_power()
+                disk.power_on()
+                yield (disk.directory / "synced").read_bytes(), (disk.directory / "unsynced").exists()
+
+    assert apart(story) == [(b"0", False), (b"1", False), (b"2", False)]
+
+
+@pytest.mark.root
+def test_after_the_cut_nothing_can_be_written_until_the_power_is_back():
+    def story():
+        with LoopDisk() as disk:
+            disk.cut_power()
+            try:
+                save(disk.directory / "late", b"late")
+            except OSError as error:
+                yield error.strerror
+            disk.power_on()
+            save(disk.directory / "later", b"later")
+            yield [path.name for path in disk.directory.iterdir() if path.is_file()]
+
+    assert apart(story) == [os.strerror(5), ["later"]]
+
+
+@pytest.mark.root
+def test_mount_options_change_what_a_missing_sync_costs():
+    """Renamed, and another file synced: the default saves the bytes by itself, the hostile options do not."""
+
+    def story():
+        with LoopDisk() as disk:
+            for options in ("", HOSTILE):
+                disk.power_on(options)
+                save(disk.directory / "state", b"old")
+                (disk.directory / "tmp").write_bytes(b"new")
+                (disk.directory / "tmp").rename(disk.directory / "state")
+                save(disk.directory / "another", b"")
+                disk.cut_power()
+                disk.power_on()
+                yield (disk.directory / "state").read_bytes()
+
+    assert apart(story) == [b"new", b""]
+
+
+@pytest.mark.root
+def test_a_file_that_someone_holds_open_does_not_keep_the_disk_down(monkeypatch):
+    monkeypatch.setattr(loop_disk, "_BUSY_TRIES", 2)
+
+    def story():
+        with LoopDisk() as disk:
+            save(disk.directory / "synced", b"synced")
+            with (disk.directory / "held").open("wb"):
+                disk.cut_power()
+                disk.power_on()
+                yield (disk.directory / "synced").read_bytes(), (disk.directory / "held").exists()
+                save(disk.directory / "more", b"more")
+                disk.cut_power()
+                disk.power_on()
+                yield (disk.directory / "more").read_bytes()
+        yield os.getpid()
+
+    *found, pid = apart(story)
+    assert found == [(b"synced", False), b"more"]
+    assert left(pid) == ([], [], [])
+
+
+@pytest.mark.root
+def test_nothing_is_left_of_a_disk():
+    def story():
+        with LoopDisk() as disk:
+            yield left(os.getpid())
+            disk.cut_power()
+        yield left(os.getpid())
+        yield os.getpid()
+
+    there, afterwards, pid = apart(story)
+    assert [len(kind) for kind in there] == [1, 1, 1]
+    assert afterwards == ([], [], [])
+    assert left(pid) == ([], [], [])
+
+
+@pytest.mark.root
+def test_nothing_is_left_of_a_generator_that_is_closed_early():
+    ended, tell = os.pipe()
+
+    def story():
+        with LoopDisk():
+            try:
+                yield os.getpid()
+                yield from count()
+            finally:
+                os.write(tell, b"closed")
+
+    with closing(with_private_mounts(story)) as found:
+        pid, *numbers = islice(found, 3)
+        assert numbers == [0, 1]
+        assert [len(kind) for kind in left(pid)] == [0, 1, 1], "its mounts are its own"
+    os.close(tell)
+    assert os.read(ended, 100) == b"closed"
+    os.close(ended)
+    assert left(pid) == ([], [], [])
+
+
+ENDLESS = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from analysis.crash.loop_disk import LoopDisk
+from analysis.crash.private_mounts import with_private_mounts
+def story():
+    with LoopDisk() as disk:
+        while True:
+            yield disk.directory
+for directory in with_private_mounts(story):
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_of_a_harness_that_is_killed_only_an_empty_directory_is_left_and_the_next_disk_removes_it(tmp_path):
+    command = [sys.executable, "-P", "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+        point = Path(harness.stdout.readline().strip())
+        worker = point.name.removeprefix("ackstate-disk-").partition("-")[0]
+        assert [len(kind) for kind in left(worker)] == [0, 1, 1]
+        harness.send_signal(signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
+    wait_until(lambda: left(worker) == ([], [], [point]))
+    assert list(point.iterdir()) == []
+
+    def story():
+        with LoopDisk() as disk:
+            yield disk.directory
+
+    assert apart(story) != [point]
+    assert left(worker) == ([], [], [])
+
+
+@pytest.mark.root
+def test_a_directory_that_is_not_empty_is_not_removed(tmp_path):
+    kept = tmp_path / "ackstate-disk-4194305-x" / "file"
+    kept.parent.mkdir()
+    kept.write_bytes(b"kept")
+
+    def story():
+        with LoopDisk():
+            yield 0
+
+    assert apart(story) == [0]
+    assert kept.read_bytes() == b"kept"
+
+
+@pytest.mark.root
+def test_where_it_is_not_root_it_says_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LayerSkippedError, match="need root"):
+        apart(lambda: iter([LoopDisk()]))
+
+
+def test_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LayerSkippedError, match="need root"):
+        LoopDisk()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(loop_disk, "_mkfs", lambda: None)
+    with pytest.raises(LayerSkippedError, match=r"mkfs\.ext4"):
+        LoopDisk()
+    monkeypatch.setattr(loop_disk, "_LOOP_CONTROL", Path("/nowhere"))
+    with pytest.raises(LayerSkippedError, match="no /nowhere"):
+        LoopDisk()
+
+
+@pytest.mark.root
+def test_options_that_do_not_exist_are_a_reason_to_skip():
+    def story():
+        with LoopDisk("no_such_option"):
+            yield 0
+
+    with pytest.raises(LayerSkippedError, match="mount: Invalid argument"):
+        apart(story)
+    assert left(os.getpid())[::2] == ([], [])
+
+
+@pytest.mark.root
+def test_an_error_over_there_is_an_error_here_with_its_traceback():
+    def story():
+        yield 1
+        raise ValueError("the story went wrong")
+
+    with closing(with_private_mounts(story)) as found:
+        assert next(found) == 1
+        with pytest.raises(RuntimeError, match=r"(?s)Traceback.*the story went wrong"):
+            next(found)
+
+
+@pytest.mark.root
+def test_a_process_that_is_killed_is_an_error_here():
+    def story():
+        yield 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with closing(with_private_mounts(story)) as found:
+        assert next(found) == 1
+        with pytest.raises(RuntimeError, match="was killed"):
+            next(found)
+
+
+@pytest.mark.root
+def test_an_item_is_made_when_it_is_asked_for():
+    made, tell = os.pipe()
+
+    def story():
+        for number in count():
+            os.write(tell, b"%d" % number)
+            yield number
+
+    with closing(with_private_mounts(story)) as found:
+        assert [next(found), next(found)] == [0, 1]
+    os.close(tell)
+    assert os.read(made, 100) == b"01"
+    os.close(made)

@@ -1,0 +1,200 @@
+"""L4: our own cursor survives power cuts; whoever does not sync is caught, and a liar too."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import closing, suppress
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from analysis.crash import private_mounts
+from analysis.crash.conversation import SubjectError
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.layers.power_cuts import PowerCut, PowerCuts, RunSize
+from analysis.crash.lives import RECOVERABLE
+from analysis.crash.subject import EntryRun, OperationKind, Report
+from analysis.crash.subject_process import SubjectProcess, subject_launch
+from analysis.crash.verdict import LOST
+from analysis.trace.entry_set import histories
+from analysis.trace.recorder import read_recording
+
+SMALL = RunSize(lives=3, operations=40)
+HOSTILE = "noauto_da_alloc,data=writeback"
+
+
+@pytest.fixture(autouse=True)
+def root_with_a_disk(request):
+    if request.node.get_closest_marker("root"):
+        request.getfixturevalue("power_can_be_cut")
+
+
+def runs(layer, count, *, first_seed=1):
+    """The first runs of a layer."""
+    with closing(layer(first_seed)) as outcomes:
+        return list(islice(outcomes, count))
+
+
+def runs_of_cuts(layer, cuts):
+    """As many runs as have so many cuts."""
+    found = []
+    with closing(layer(1)) as outcomes:
+        while sum(outcome.cycles for outcome in found) < cuts:
+            found.append(next(outcomes))
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_our_cursor_survives():
+    outcomes = runs_of_cuts(PowerCuts(), 24)
+    assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
+    assert [outcome.seed for outcome in outcomes] == list(range(1, len(outcomes) + 1))
+    assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 100
+    assert sum(outcome.counts["crashed_early"] for outcome in outcomes) > 0
+    assert sum(outcome.counts["crashed_recoveries"] for outcome in outcomes) > 0
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", HOSTILE])
+def test_the_naive_one_is_caught_at_once(options):
+    outcomes = runs(PowerCuts(subject_launch("naive"), mount_options=[options], size=SMALL), 2)
+    broken = [outcome.broken[0] for outcome in outcomes if outcome.broken]
+    assert broken
+    assert {each.promise for each in broken} <= {LOST, RECOVERABLE}
+    for outcome in outcomes:
+        assert outcome.cycles <= 10
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_story_says_what_was_promised_and_where_the_power_went():
+    (outcome,) = runs(PowerCuts(subject_launch("naive"), mount_options=[HOSTILE]), 1, first_seed=3)
+    (broken,) = outcome.broken
+    story = list(broken.story)
+    assert story[0].startswith("life ")
+    durable = next(index for index, line in enumerate(story) if line.startswith("durable: "))
+    cut = next(index for index, line in enumerate(story) if "the power is cut" in line and HOSTILE in line)
+    assert durable < cut
+    assert len(story) < 30, "it is shrunk"
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
+    """Patched in this process: it must be so in those that are crashed, too."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    with closing(PowerCuts(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
+        assert any(outcome.broken for outcome in islice(outcomes, 3))
+
+
+class Log:
+    """A line for each ack, synced by persist; says that it is durable when the sync has failed, too."""
+
+    persists_in_background = False
+
+    def start(self, directory, ledgers):
+        self.log = (directory / "log").open("a+")
+        self.log.seek(0)
+        lines = [line.split() for line in self.log if line.endswith("end\n")]
+        self.acked = [EntryRun(*map(int, line[:3])) for line in lines if len(line) == 4]
+        self.ledgers, self.waiting, self.said = ledgers, [], []
+        self.sync()
+        descriptor = os.open(directory, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def apply(self, operation):
+        if operation.kind is OperationKind.PERSIST:
+            self.sync()
+            self.said, self.waiting = self.waiting, []
+            return
+        self.waiting.append(operation.number)
+        ledger_id, end = operation.ledger_id, operation.entry_id + 1
+        runs = [EntryRun(ledger_id, end - 1, end)]
+        if operation.kind is OperationKind.MARK_DELETE:
+            lower = [
+                EntryRun(lower_id, 0, count)
+                for lower_id, count in self.ledgers.items()
+                if lower_id < ledger_id and count
+            ]
+            runs = [*lower, EntryRun(ledger_id, 0, end)]
+        for run in runs:
+            self.log.write("{} {} {} end\n".format(*run))
+        self.acked += runs
+
+    def sync(self):
+        with suppress(OSError):
+            self.log.flush()
+            os.fsync(self.log.fileno())
+
+    def receipts(self):
+        said, self.said = self.said, []
+        return said
+
+    def recover(self, directory, ledgers):
+        self.start(directory, ledgers)
+        return self.report()
+
+    def report(self):
+        return Report(self.acked)
+
+
+def log_cuts():
+    return PowerCuts(lambda: SubjectProcess.fork(Log), mount_options=["noauto_da_alloc"], size=SMALL)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_what_is_said_on_a_dead_disk_does_not_count():
+    outcomes = runs_of_cuts(log_cuts(), 20)
+    assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_counted_it_would_be_unjust(monkeypatch):
+    """The planted bug: read what it has said after the cut, and it is blamed for what the dead disk owes."""
+
+    def cut_then_read(self, process):
+        self._disk.cut_power()
+        time.sleep(0.01)
+        said, _ = process.last_words()
+        self._disk.power_on()
+        return said
+
+    monkeypatch.setattr(PowerCut, "__call__", cut_then_read)
+    with closing(log_cuts()(1)) as outcomes:
+        assert any(outcome.lost_durable for outcome in islice(outcomes, 5))
+
+
+@pytest.mark.root
+def test_a_subject_that_cannot_begin_is_an_error_and_no_broken_promise():
+    with pytest.raises(SubjectError, match="no room here"):
+        runs(PowerCuts(subject_launch("sh -c 'echo no room here >&2'")), 1)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_lives_are_recorded_for_spark_and_nothing_else_is_left(tmp_path, monkeypatch):
+    recording, temporary = tmp_path / "recording", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (outcome,) = runs(PowerCuts(subject_launch("ours"), recording=recording, size=SMALL), 1)
+    assert not outcome.broken
+    recorded = histories(read_recording(recording))
+    assert [topic.rpartition("/")[2] for topic, _ in recorded] == ["power-cuts-1"]
+    assert "ackstate-disk" not in Path("/proc/self/mounts").read_text()
+    assert list(temporary.iterdir()) == []
+
+
+def test_it_says_why_it_cannot_run_here(monkeypatch):
+    monkeypatch.setattr(private_mounts, "_leave_mounts", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LayerSkippedError, match="power cuts need root"):
+        runs(PowerCuts(), 1)

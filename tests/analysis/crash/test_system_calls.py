@@ -1,0 +1,131 @@
+"""L2: does the n-th call fail as it should, does the product survive it, and is a product that does not found out?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from analysis.crash.layer import LayerSkippedError, RunOutcome
+from analysis.crash.layers import fault_shim
+from analysis.crash.layers.fault_shim import compiled, environment, loaded
+from analysis.crash.layers.system_calls import system_calls
+
+PROCESS = Path(__file__).with_name("process_with_shim.py")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    try:
+        return compiled(tmp_path_factory.mktemp("shim"))
+    except LayerSkippedError as reason:
+        pytest.skip(str(reason))
+
+
+def run_with_shim(library, what):
+    """Run the process that has the shim and return what it says."""
+    command = [sys.executable, "-P", str(PROCESS), what]
+    ended = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def calls(library):
+    return run_with_shim(library, "calls")
+
+
+@pytest.fixture(scope="module")
+def planted(library):
+    return run_with_shim(library, "planted")
+
+
+@pytest.mark.slow  # It compiles the shim.
+def test_calls_that_store_below_the_directory_are_counted_and_no_others(calls):
+    stores = ["mkdir", "open", "write", "write", "write", "fsync", "fdatasync", "ftruncate", "rename", "unlink"]
+    assert calls["counted"] == [*([name, True, 1] for name in stores), *[[None, False, 0]] * 3]
+
+
+def test_a_short_write_stores_half_and_the_next_write_fails(calls):
+    assert calls["torn"] == [5, "ENOSPC", 10, "012340123456789"]
+
+
+def test_a_failure_lasts_as_long_as_it_was_told(calls):
+    assert calls["lasting"] == [None, "ENOSPC", "ENOSPC", "ENOSPC", None, None]
+
+
+def test_a_read_can_fail_and_writes_do_not_count_then(calls):
+    assert calls["reading"] == ["EIO", "there"]
+
+
+def test_a_process_is_killed_before_in_the_midst_of_or_after_a_call(calls):
+    assert calls["KILL_BEFORE"] == [SIGKILL, "0123456789", 2, "write"]
+    assert calls["TORN_KILL"] == [SIGKILL, "0123456789abcde", 2, "write"]
+    assert calls["KILL_AFTER"] == [SIGKILL, "0123456789abcdefghij", 2, "write"]
+
+
+def test_what_a_failed_sync_was_for_is_readable_and_lost_although_a_later_sync_succeeds(calls):
+    # Sector a was synced, then overwritten; B came after it. C was synced after the failed sync, D never.
+    assert calls["gate"] == ["EIO", "ABCD", "a.C", 3]
+
+
+def test_a_sector_that_is_written_again_and_synced_is_not_lost(calls):
+    assert calls["gate_rewritten"] == ["EIO", "ABCD", "aBC", 2]
+
+
+@pytest.mark.slow
+def test_the_product_survives_every_misfortune_of_short_programs(library):
+    outcomes = run_with_shim(library, "clean")
+    assert [outcome["broken"] for outcome in outcomes] == [[]] * len(outcomes)
+    assert sum(outcome["cycles"] for outcome in outcomes) > 200
+    assert all(outcome["cycles"] == outcome["counts"]["calls"] for outcome in outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "promise", "met"),
+    [
+        ("swallow_failed_sync", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
+        ("sync_again", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
+        ("never_sync", "I10: unreadable is not absent, and an honest fault is no damage", "the power is cut"),
+        ("ignore_short_write", "I10: unreadable is not absent, and an honest fault is no damage", "then EIO: call"),
+        ("raise_what_comes", "a failed call raises one of our errors", "fails with ENOSPC: call"),
+        ("no_sqlite_sync", "I2: a durable receipt survives any crash", "the power is cut"),
+    ],
+)
+def test_a_planted_bug_is_caught_with_its_story(planted, plant, promise, met):
+    outcome = planted[plant]
+    assert promise in [found["promise"] for found in outcome["broken"]]
+    story = outcome["broken"][0]["story"]
+    assert any(met in line for line in story), story
+    assert 2 < len(story) < 40
+
+
+@pytest.mark.slow
+def test_a_process_without_the_shim_has_a_worker_run_the_layer(library):
+    assert loaded() is None
+    with closing(system_calls(22)) as runs:
+        outcome = next(runs)
+    assert isinstance(outcome, RunOutcome)
+    assert (outcome.seed, outcome.broken) == (22, ())
+    assert outcome.cycles == outcome.counts["calls"] > 5
+
+
+def test_without_a_compiler_the_layer_says_so(monkeypatch):
+    monkeypatch.setattr(fault_shim.shutil, "which", lambda _name: None)
+    with pytest.raises(LayerSkippedError, match="C compiler"):
+        next(system_calls(0))
+
+
+@pytest.mark.slow
+def test_a_shim_that_does_not_compile_is_a_reason_to_skip(monkeypatch, tmp_path):
+    wrong = tmp_path / "wrong.c"
+    wrong.write_text("#error no such luck\n")
+    monkeypatch.setattr(fault_shim, "_SOURCE", wrong)
+    with pytest.raises(LayerSkippedError, match="no such luck"):
+        compiled(tmp_path)

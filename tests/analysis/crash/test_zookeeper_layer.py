@@ -1,0 +1,99 @@
+"""The ZooKeeper layer finds nothing in our store, and does find what is planted. One server for all of it."""
+
+import subprocess
+from importlib.util import find_spec
+from itertools import islice
+
+import pytest
+
+from analysis.crash import zookeeper_server
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.layers import zookeeper as layer
+from analysis.crash.layers.zookeeper import run, zookeeper
+from cursor.stores.zookeeper import ZooKeeperStore
+from cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with zookeeper_server.running_server(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Let nothing happen but one kind of thing."""
+
+    def choose(name):
+        for each in ("_stale", "_expired", "_stopped", "_killed"):
+            monkeypatch.setattr(layer._Story, each, getattr(layer._Story, name))
+
+    return choose
+
+
+def broken_in(outcomes):
+    return {broken.promise for outcome in outcomes for broken in outcome.broken}
+
+
+def test_a_slice_of_the_layer_finds_nothing_and_takes_its_server_down():
+    runs = zookeeper(4)
+    outcomes = list(islice(runs, 3))
+    runs.close()
+    assert broken_in(outcomes) == set()
+    assert [outcome.seed for outcome in outcomes] == [4, 5, 6]
+    assert sum(outcome.cycles for outcome in outcomes) >= 3
+
+
+@pytest.mark.parametrize(("name", "seed"), [("_expired", 100), ("_stopped", 101), ("_killed", 106)])
+def test_each_thing_that_may_happen_breaks_no_promise(server, only, name, seed):
+    only(name)
+    outcome = run(seed, server, ZooKeeperStore)
+    assert outcome.broken == ()
+    assert outcome.counts
+
+
+def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeypatch):
+    """Two owners append to one ledger: the new one does not know what the old one was promised."""
+    only("_stale")
+    assert broken_in([run(201, server, ZooKeeperStore)]) == set()
+    monkeypatch.setattr(ZooKeeperLedgers, "fence", ZooKeeperLedgers.last)
+    broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(202, 206))
+    assert broken & {layer.FENCED, layer.I2, layer.TYPED}
+
+
+def test_a_store_that_says_it_has_written_and_has_not_is_caught(server, only, monkeypatch):
+    only("_stale")
+    append = ZooKeeperLedgers.append
+
+    def forgetful(self, ledger_id, entry):
+        # The first entry of a ledger is the state that it begins with.
+        return append(self, ledger_id, entry) if self.last(ledger_id) < 0 else self.last(ledger_id) + 1
+
+    monkeypatch.setattr(ZooKeeperLedgers, "append", forgetful)
+    broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(301, 304))
+    assert broken & {layer.FENCED, layer.I2}
+
+
+def test_what_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(LayerSkippedError, match="Java"):
+        next(zookeeper(0))
+    monkeypatch.undo()
+    monkeypatch.setattr(zookeeper_server, "find_spec", lambda name: None if name == "pyspark" else find_spec(name))
+    with pytest.raises(LayerSkippedError, match="pyspark"):
+        next(zookeeper(0))
+    monkeypatch.undo()
+    monkeypatch.setitem(__import__("sys").modules, "cursor.stores.zookeeper", None)
+    with pytest.raises(LayerSkippedError, match="kazoo"):
+        next(zookeeper(0))
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    server = zookeeper_server.ZooKeeperServer(tmp_path)
+    (tmp_path / "zoo.cfg").write_text("nonsense")
+    with pytest.raises(RuntimeError, match="Invalid config"):
+        server.start()
+    server.stop()
+    assert isinstance(server.process, subprocess.Popen | None)

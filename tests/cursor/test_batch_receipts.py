@@ -1,0 +1,73 @@
+"""A receipt for acks in a batch that a limit on batches left out: durable once a record holds them, not before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ackstate import LedgerMap, Position
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
+from cursor.stores.memory import Fault, FaultKind
+
+ONE_BATCH = CursorConfig(format=Format.PULSAR, batch_count_max=1)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def open_cursor(store, config=ONE_BATCH):
+    ledgers = LedgerMap.from_counts({1: 9})
+    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0)
+
+
+@pytest.fixture
+def cursor(store):
+    cursor = open_cursor(store)
+    cursor.ack_batch(Position(1, 0), [0b10], now_ms=0)
+    return cursor
+
+
+@pytest.fixture
+def left_out(cursor):
+    receipt = cursor.ack_batch(Position(1, 1), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert not cursor.durable(receipt)
+    return receipt
+
+
+def test_a_mark_delete_that_is_not_durable_makes_it_no_more_durable(cursor, left_out):
+    cursor.mark_delete(Position(1, 3), now_ms=0)
+    assert not cursor.durable(left_out)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(left_out)
+
+
+def test_a_write_that_fails_makes_it_no_more_durable(store, cursor, left_out):
+    cursor.ack(Position(1, 0), now_ms=0)
+    for mutation in range(store.mutation_count, store.mutation_count + 8):
+        store.inject(Fault(mutation, FaultKind.FULL))
+    with pytest.raises(StoreError):
+        cursor.persist(now_ms=0)
+    assert not cursor.durable(left_out)
+    store.forget_faults()
+    cursor.persist(now_ms=0)
+    assert cursor.durable(left_out)
+
+
+def test_nor_does_a_mark_delete_over_a_batch_whose_last_ack_was_too_young(store):
+    """The last ack is held back and those before it are left out, twice: then nothing speaks of them any more."""
+    cursor = open_cursor(store, replace(ONE_BATCH, become_old_ack_record_seconds=1))
+    cursor.ack_batch(Position(1, 0), [0b10], now_ms=0)
+    receipt = cursor.ack_batch(Position(1, 1), [0b10], now_ms=0)
+    cursor.ack_batch(Position(1, 1), [0], now_ms=0)
+    for entry_id in (5, 7):
+        cursor.ack(Position(1, entry_id), now_ms=0)
+        cursor.persist(now_ms=0)
+        assert not cursor.durable(receipt)
+    cursor.mark_delete(Position(1, 3), now_ms=0)
+    assert not cursor.durable(receipt)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(receipt)
