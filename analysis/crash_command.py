@@ -142,7 +142,10 @@ class CrashCommand:
         runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
         subject: Annotated[
             str,
-            typer.Option(metavar="WHAT", help="L3, L4: ours, ours-sqlite, naive, module:Class, or your command line."),
+            typer.Option(
+                metavar="WHAT",
+                help="L3, L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
+            ),
         ] = _OURS,
         trace: Annotated[
             Path | None,

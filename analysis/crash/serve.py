@@ -2,7 +2,7 @@
 
 python -P -m analysis.crash.serve NAME    with standard input and output
 
-NAME is ``ours``, ``ours-sqlite``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
+NAME is ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SUBJECTS = {
     "ours": "analysis.crash.subjects.ours:OursOnFiles",
     "ours-sqlite": "analysis.crash.subjects.ours:OursOnSqlite",
+    "ours-limited": "analysis.crash.subjects.ours:OursLimited",
     "naive": "analysis.crash.subjects.naive:NaiveSubject",
 }
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

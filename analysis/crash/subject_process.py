@@ -330,7 +330,8 @@ def subject_launch(text: str) -> Launch:
     """Return how to begin the subject that a user names.
 
     Args:
-        text: ``ours``, ``ours-sqlite``, ``naive``, ``module:Class`` for a `CrashSubject` in Python, or a command line.
+        text: ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
+            or a command line.
 
     Raises:
         ValueError: There is none of that name.

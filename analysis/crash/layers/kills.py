@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from analysis.crash.layer import RunOutcome
     from analysis.crash.subject_process import Launch
 
-OURS = ("ours", "ours-sqlite")
+OURS = ("ours", "ours-sqlite", "ours-limited")
 """Crashed in turn, by seed."""
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of a private directory
 _RECOVERED_TWICE_SHARE = 0.3
@@ -51,7 +51,7 @@ class Kills:
     """The layer.
 
     Args:
-        launch: Begins the subject; None for ours, on files and on SQLite in turn.
+        launch: Begins the subject; None for ours, in turn on files, on SQLite and under a rate limit.
         recording: Gets every life, for `ackstate trace` and Spark.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
         size: Of a run.

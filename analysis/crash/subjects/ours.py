@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TOPIC = "persistent://public/default/orders"
 SUBSCRIPTION = "billing"
 CONFIG = CursorConfig(compaction_bytes_min=256, ledger_entry_count_max=16)
+_PERSISTS_A_SECOND = 100
 
 
 class ManagedCursorSubject:
@@ -102,8 +104,10 @@ class ManagedCursorSubject:
         return Report([run for run in runs if run.first < run.end], gauge)
 
     def _persist(self) -> None:
+        # Under a rate limit it is the cursor that decides whether something is written now.
+        write = self._cursor.tick if self._config.mark_delete_rate_limit else self._cursor.persist
         with suppress(StoreError):
-            self._cursor.persist(now_ms=_now_ms())
+            write(now_ms=_now_ms())
 
 
 @final
@@ -112,6 +116,17 @@ class OursOnFiles(ManagedCursorSubject):
 
     def __init__(self) -> None:
         super().__init__(partial(FileStore, compaction_size_min=4096))
+
+
+@final
+class OursLimited(ManagedCursorSubject):
+    """The same under a rate limit, which refuses most of the persists that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            partial(FileStore, compaction_size_min=4096),
+            config=replace(CONFIG, mark_delete_rate_limit=_PERSISTS_A_SECOND),
+        )
 
 
 @final

@@ -16,7 +16,7 @@ from analysis.crash.lives import RECOVERABLE, TALKING
 from analysis.crash.subject import OperationKind, Report
 from analysis.crash.subject_process import SubjectProcess, subject_launch
 from analysis.crash.subjects.naive import NaiveSubject
-from analysis.crash.subjects.ours import OursOnFiles, OursOnSqlite
+from analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
 from analysis.crash.verdict import GAUGE, INVENTED, LOST
 from analysis.trace.entry_set import EntrySet
 
@@ -108,7 +108,7 @@ def test_a_naive_subject_survives_every_kill():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_subject", [OursOnFiles, OursOnSqlite])
+@pytest.mark.parametrize("make_subject", [OursOnFiles, OursOnSqlite, OursLimited])
 def test_ours_survives_every_kill(make_subject):
     outcomes = outcomes_of(make_subject, size=RunSize(6, 100))
     assert [outcome.broken for outcome in outcomes] == [()] * 3
@@ -218,5 +218,5 @@ class TestWorkload:
 
 
 def test_subjects_are_found_by_name():
-    for name in ("ours", "ours-sqlite", "naive", "analysis.crash.subjects.naive:NaiveSubject"):
+    for name in ("ours", "ours-sqlite", "ours-limited", "naive", "analysis.crash.subjects.naive:NaiveSubject"):
         assert callable(subject_launch(name))

@@ -1,0 +1,194 @@
+"""One cell of the kill matrix: a layer, with one bug planted or none, until it breaks a promise or the budget is over.
+
+In a process of its own: a bug may hang, or take the harness down with it, and neither counts as seen by the layer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import select
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from analysis.crash.campaign import is_clean
+from analysis.crash.layer import LayerSkippedError
+
+if TYPE_CHECKING:
+    from analysis.crash.layer import Layer
+    from museum.exhibit import Exhibit
+
+_UNDER_WAY = "under way"
+_DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for a run, and is gone.
+_GRACE_SECONDS = 60.0  # A run that has begun is always finished, and its story is told.
+
+
+class Fate(Enum):
+    """What became of a cell."""
+
+    KILLED = "killed"
+    """The layer saw a promise broken."""
+    SURVIVED = "survived"
+    """The budget was over before."""
+    HUNG = "hung"
+    """A run did not end."""
+    DIED = "died"
+    """The layer itself failed."""
+    SKIPPED = "skipped"
+    """The layer cannot run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When a layer may give up.
+
+    Attributes:
+        seconds: After this time; a run that has begun is finished.
+        cycles_max: After so many crashes.
+        first_seed: Where it begins.
+    """
+
+    seconds: float
+    cycles_max: int = 10_000_000
+    first_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a layer made of a bug.
+
+    Attributes:
+        fate: See `Fate`.
+        cycles: Crashes that were judged, those of the last run included.
+        runs: Seeds that were run.
+        seconds: How long it took.
+        promise: The first that was seen broken, or why the layer did not run to the end.
+        found: What was found instead.
+        story: The steps that lead there.
+    """
+
+    fate: Fate
+    cycles: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    promise: str = ""
+    found: str = ""
+    story: tuple[str, ...] = ()
+
+    def plain(self):
+        """Return it as JSON has it; the story is for whoever watches."""
+        return {
+            "fate": self.fate.value,
+            "cycles": self.cycles,
+            "runs": self.runs,
+            "seconds": round(self.seconds, 1),
+            "promise": self.promise,
+            "found": _DIRECTORY.sub("", self.found)[:200],
+        }
+
+    @classmethod
+    def of(cls, plain):
+        """Return a cell from JSON."""
+        return cls(**{**plain, "fate": Fate(plain["fate"]), "story": tuple(plain.get("story", ()))})
+
+
+def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
+    """Run a layer with a bug planted, or with none, in a forked process."""
+    begun = time.monotonic()
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(readable)
+        _live(layer, exhibit, budget, writable)
+    os.close(writable)
+    deadline = begun + budget.seconds + _GRACE_SECONDS
+    try:
+        said = _listen(readable, deadline)
+    finally:
+        os.close(readable)
+        _end(child)
+    seconds = time.monotonic() - begun
+    last = json.loads(said[-1]) if said else {"fate": _UNDER_WAY}
+    if last["fate"] == _UNDER_WAY:
+        is_late = time.monotonic() >= deadline
+        last |= {"fate": Fate.HUNG.value} if is_late else {"fate": Fate.DIED.value, "promise": "it ended by itself"}
+    return Cell.of({**last, "seconds": seconds})
+
+
+def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) -> None:
+    """Be the forked process: it never returns."""
+    os.setpgid(0, 0)
+    logging.disable()
+    with open(writable, "w", encoding="utf-8", buffering=1) as pipe:
+        try:
+            with ExitStack() as planted:
+                planted.enter_context(nullcontext() if exhibit is None else exhibit.plant())
+                for progress in _runs(layer, budget):
+                    print(json.dumps(progress), file=pipe)
+        except BaseException as error:
+            fate = Fate.SKIPPED if isinstance(error, LayerSkippedError) else Fate.DIED
+            lines = traceback.format_exception(error)[-4:]
+            print(json.dumps({"fate": fate.value, "promise": str(error) or repr(error), "story": lines}), file=pipe)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _runs(layer: Layer, budget: Budget):
+    """Yield what a cell is after each run; the last one is what it is."""
+    begun, cycles, runs = time.monotonic(), 0, 0
+    with closing(layer(budget.first_seed)) as outcomes:
+        for outcome in outcomes:
+            runs, cycles = runs + 1, cycles + outcome.cycles
+            progress = {"fate": _UNDER_WAY, "cycles": cycles, "runs": runs}
+            if not is_clean(outcome):
+                broken = outcome.broken[0] if outcome.broken else None
+                promise = broken.promise if broken else _counted(outcome)
+                found, story = (broken.found, broken.story) if broken else ("", ())
+                yield {
+                    **progress,
+                    "fate": Fate.KILLED.value,
+                    "promise": promise,
+                    "found": found,
+                    "story": [f"seed {outcome.seed}", *story],
+                }
+                return
+            if time.monotonic() - begun >= budget.seconds or cycles >= budget.cycles_max:
+                yield {**progress, "fate": Fate.SURVIVED.value}
+                return
+            yield progress
+
+
+def _counted(outcome) -> str:
+    return f"lost {outcome.lost_durable}, invented {outcome.invented}, gauge wrong {outcome.gauge_mismatch} times"
+
+
+def _listen(readable: int, deadline: float) -> list[bytes]:
+    """Return the lines that come until one is the last, the other end is closed, or time is up."""
+    said, under_way = b"", _UNDER_WAY.encode()
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([readable], [], [], left)[0]:
+            break
+        chunk = os.read(readable, 1 << 16)
+        said += chunk
+        # What a layer has started may hold the other end open for longer.
+        if not chunk or (said.endswith(b"\n") and under_way not in said.splitlines()[-1]):
+            break
+    return said.rpartition(b"\n")[0].splitlines()
+
+
+def _end(child: int) -> None:
+    """End the process and all that it started in its group."""
+    for end in (os.killpg, os.kill):
+        try:
+            end(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    os.waitpid(child, 0)

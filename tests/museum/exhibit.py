@@ -1,0 +1,53 @@
+"""What an exhibit of the museum is: a bug that somebody once shipped, ready to be made again in our code."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+
+class Replacement(NamedTuple):
+    """One attribute of our code and what stands in for it while a bug is planted; its owner must have it itself."""
+
+    owner: object
+    name: str
+    by: object
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A bug of the museum.
+
+    Attributes:
+        name: ``M1`` to ``M16``.
+        title: The mistake.
+        happened: Where it was really made, with the public issue.
+        planted: How our code makes it while `plant` is entered, and how far that differs from the real one.
+        replacements: Returns what is to be replaced; asked anew each time, so that no exhibit knows of another.
+    """
+
+    name: str
+    title: str
+    happened: str
+    planted: str
+    replacements: Callable[[], tuple[Replacement, ...]]
+
+    def plant(self) -> AbstractContextManager[None]:
+        """Make the mistake until the context is left."""
+        return _replaced(self.replacements())
+
+
+@contextmanager
+def _replaced(replacements: tuple[Replacement, ...]) -> Iterator[None]:
+    with ExitStack() as planted:
+        for owner, name, by in replacements:
+            # An inherited or renamed attribute would be planted where nobody looks.
+            assert name in vars(owner), f"{owner!r} has no {name!r} of its own: the exhibit has to follow the product"
+            planted.enter_context(patch.object(owner, name, by))
+        yield

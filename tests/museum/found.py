@@ -1,0 +1,70 @@
+"""Bugs of our own that the layers found: kept by hand, shown on the page of the kill matrix."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OwnBug(NamedTuple):
+    """A bug of ours.
+
+    Attributes:
+        layer: Which layer found it: ``L0`` to ``L5``, ``ZK``.
+        what: What went wrong, in one sentence.
+        mended: What was changed.
+        test: The test that tells the story.
+    """
+
+    layer: str
+    what: str
+    mended: str
+    test: str
+
+
+OWN_BUGS: tuple[OwnBug, ...] = (
+    OwnBug(
+        "L0",
+        "In Pulsar's format a receipt for acks in a batch that a limit had left out of the record claimed to be "
+        "durable as soon as a mark-delete had passed the batch, written or not.",
+        "`AckState` keeps such batches in mind until a record that was written holds or covers them.",
+        "`tests/cursor/test_batch_receipts.py`",
+    ),
+    OwnBug(
+        "L0",
+        "The same claim, while a write that would hold the batch was under way, and after it had failed.",
+        "As above.",
+        "`tests/cursor/test_batch_receipts.py`",
+    ),
+    OwnBug(
+        "L0",
+        "The same claim, where the last ack of the batch had been held back as young and a mark-delete covered it.",
+        "As above.",
+        "`tests/cursor/test_batch_receipts.py`",
+    ),
+    OwnBug(
+        "L5",
+        "A flipped bit in a row of `SqliteStore` that held a record in Pulsar's format, which has no checksum, "
+        "invented up to 179 acks; a page of another store invented 80 in the native format.",
+        "Each row ends with a checksum over its data, its key and a number of the store (format version 2).",
+        "`tests/cursor/test_sqlite.py`",
+    ),
+    OwnBug(
+        "L5",
+        "A flipped bit in SQLite's write-ahead log dropped every later transaction without a word.",
+        "Opening checks the log before SQLite reads it, and refuses one that is damaged before its last transaction.",
+        "`tests/cursor/test_sqlite_log.py`",
+    ),
+    OwnBug(
+        "L5",
+        "A flipped bit in the index of SQLite's table of values made a cursor look as if it had never been.",
+        "Opening compares the small tables with their indexes; entries are named by their rows, not by the index.",
+        "`tests/cursor/test_sqlite.py`",
+    ),
+    OwnBug(
+        "L2",
+        "A failed sync of `FileStore`, and a failure to leave word of it: the next opening believed the kernel's "
+        "cache, appended, and a power cut left a good group behind a lost one.",
+        "Opening syncs, drops the kernel's cache of the log, and reads what the disk has.",
+        "`tests/analysis/crash/test_system_calls.py`",
+    ),
+)

@@ -1,0 +1,97 @@
+"""Run every layer on every bug of the museum, and write docs/kill-matrix.md: `make kill-matrix`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from analysis.crash.layers.crash_states import crash_states
+from analysis.crash.layers.damage import damage
+from analysis.crash.layers.fault_shim import compiled, environment, loaded
+from analysis.crash.layers.kills import kills
+from analysis.crash.layers.power_cuts import power_cuts
+from analysis.crash.layers.schedules import schedules
+from analysis.crash.layers.system_calls import system_calls
+from museum.cell import Budget, Cell, Fate, run_cell
+from museum.exhibits import EXHIBITS
+from museum.page import LAYERS, PRODUCT, is_good, render
+
+RUNS = {
+    "L0": schedules,
+    "L1": crash_states,
+    "L2": system_calls,
+    "L3": kills,
+    "L4": power_cuts,
+    "L5": damage,
+}
+SECONDS = {"L0": 20.0, "L1": 12.0, "L2": 15.0, "L3": 12.0, "L4": 30.0, "L5": 12.0}
+"""How long a layer may look for a bug."""
+MEASURED = Path(__file__).with_name("matrix.json")
+"""What was measured; the page shows it."""
+PAGE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
+
+
+def read_cells():
+    """Return what was measured before, by row and layer."""
+    if not MEASURED.exists():
+        return {}
+    rows = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return {name: {layer: Cell.of(plain) for layer, plain in row.items()} for name, row in rows.items()}
+
+
+def write_cells(cells):
+    rows = {name: {layer: cell.plain() for layer, cell in row.items()} for name, row in cells.items()}
+    MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments=None):
+    """Run the cells that are asked for, and write the page once all have been run."""
+    options = _options(arguments)
+    if "L2" in options.layers and loaded() is None:
+        # Calls are counted by a library that must be there when a process starts.
+        with tempfile.TemporaryDirectory(prefix="ackstate-museum-") as directory:
+            command = [sys.executable, "-P", "-m", "museum.matrix", *sys.argv[1:]]
+            return subprocess.run(command, env=environment(compiled(Path(directory))), check=False).returncode
+    exhibits = {exhibit.name: exhibit for exhibit in EXHIBITS}
+    for name in options.exhibits:
+        for layer in options.layers:
+            budget = Budget(SECONDS[layer] * options.scale, first_seed=options.seed)
+            cell = run_cell(RUNS[layer], exhibits.get(name), budget)
+            _tell(name, layer, cell)
+            # Read anew: two of these may be at work on different layers.
+            cells = read_cells()
+            cells.setdefault(name, {})[layer] = cell
+            write_cells(cells)
+    cells = read_cells()
+    missing = [name for name in (*exhibits, PRODUCT) if len(cells.get(name, ())) < len(LAYERS)]
+    if missing:
+        print(f"not all was run: {', '.join(missing)}; the page was left as it is", file=sys.stderr)
+        return 0
+    PAGE.write_text(render(cells), encoding="utf-8")
+    return 0 if is_good(cells) else 1
+
+
+def _options(arguments):
+    parser = argparse.ArgumentParser(prog="museum.matrix", description=__doc__)
+    names = [*(exhibit.name for exhibit in EXHIBITS), PRODUCT]
+    parser.add_argument("--layers", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="L0..L5")
+    parser.add_argument("--exhibits", nargs="+", choices=names, default=names, metavar="M1..M16|none")
+    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual budget of a cell")
+    parser.add_argument("--seed", type=int, default=0, help="where each layer begins")
+    return parser.parse_args(arguments)
+
+
+def _tell(name, layer, cell):
+    what = f"{cell.fate.value} after {cell.cycles:,} crashes, {cell.runs} runs, {cell.seconds:.1f} s"
+    print(f"{name} {layer} {what}: {cell.promise} {cell.found[:160]}", file=sys.stderr)
+    if cell.fate in {Fate.DIED, Fate.HUNG} or os.environ.get("STORIES"):
+        print("    " + "\n    ".join(map(str.rstrip, cell.story)), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

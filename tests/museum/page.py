@@ -1,0 +1,147 @@
+"""The page of the kill matrix: from what was measured, and from the catalogue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from museum.cell import Cell, Fate
+from museum.exhibits import EXHIBITS
+from museum.found import OWN_BUGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAYERS = {
+    "L0": "random schedules of a whole broker on a faulty store in memory",
+    "L1": "every crash state of a simulated disk",
+    "L2": "the n-th system call fails, stores half, or kills",
+    "L3": "SIGKILL of a live process",
+    "L4": "the power of a real disk is cut",
+    "L5": "damaged media",
+}
+PRODUCT = "none"
+"""The row of the product without a bug."""
+
+_HEAD = """\
+# The kill matrix
+
+Sixteen bugs that others really shipped, made again in our code one at a time, and which layer of the crash harness sees
+which. `make kill-matrix` measures it and writes this page: every layer runs on every bug, from a fixed seed, until it
+sees a promise broken or its time is over. Every bug is killed by at least one layer; without a bug, nothing is.
+
+The bugs are planted by tests and cannot be reached from the product: `tests/museum/`, each with a short story that it
+breaks. In a cell: how many crashes had been judged when the first promise was seen broken, and after how long; or
+*survived* and how many were judged for nothing. A crash is what the layer calls one: a crash state, a kill, a power
+cut, a damaged copy. Seconds are of one machine with two cores, and rounded.
+"""
+
+_BLIND_HEAD = """\
+## Blind spots
+
+What a layer cannot see is as good to know as what it sees. Measured, in the table above:
+"""
+
+
+def render(cells: Mapping[str, Mapping[str, Cell]]) -> str:
+    """Return the page.
+
+    Args:
+        cells: By the name of an exhibit, or `PRODUCT`, and of a layer.
+    """
+    return "\n".join([_HEAD, *_table(cells), "", *_exhibits(cells), _BLIND_HEAD, *_blind(cells), "", *_own_bugs()])
+
+
+def is_good(cells: Mapping[str, Mapping[str, Cell]]) -> bool:
+    """Say whether every exhibit is killed by some layer, and the product by none of those that can run here."""
+    return all(_killers(cells[exhibit.name]) for exhibit in EXHIBITS) and all(
+        cell.fate in {Fate.SURVIVED, Fate.SKIPPED} for cell in cells[PRODUCT].values()
+    )
+
+
+def _killers(row: Mapping[str, Cell]) -> list[str]:
+    return [layer for layer in LAYERS if layer in row and row[layer].fate is Fate.KILLED]
+
+
+def _table(cells):
+    yield f"| bug | {' | '.join(LAYERS)} |"
+    yield "| --- |" + " --- |" * len(LAYERS)
+    for exhibit in EXHIBITS:
+        yield f"| {exhibit.name} {exhibit.title} | {_row(cells[exhibit.name])} |"
+    yield f"| no bug at all | {_row(cells[PRODUCT])} |"
+    yield ""
+    yield "; ".join(f"{layer}: {what}" for layer, what in LAYERS.items()) + "."
+
+
+def _row(row):
+    return " | ".join(_text(row[layer]) if layer in row else "not run" for layer in LAYERS)
+
+
+def _text(cell):
+    crashes = f"{cell.cycles:,}"
+    seconds = f"{cell.seconds:.0f} s" if cell.seconds >= 1 else "under 1 s"
+    match cell.fate:
+        case Fate.KILLED:
+            return f"**killed** after {crashes} in {seconds}"
+        case Fate.SURVIVED:
+            return f"survived {crashes}"
+        case Fate.SKIPPED:
+            return "skipped"
+    return f"{cell.fate.value} after {crashes}"
+
+
+def _exhibits(cells):
+    yield "## The bugs"
+    yield ""
+    for exhibit in EXHIBITS:
+        yield f"### {exhibit.name}: {exhibit.title}"
+        yield ""
+        yield f"Where: {exhibit.happened}"
+        yield ""
+        yield f"Here: {exhibit.planted}"
+        yield ""
+        for layer in _killers(cells[exhibit.name]):
+            cell = cells[exhibit.name][layer]
+            yield f"- {layer} saw: {_plain(cell.promise)}" + (f" ({_short(cell.found)})" if cell.found else "")
+        yield ""
+
+
+def _plain(text):
+    """Return a text in one line, without what Markdown takes for its own."""
+    return " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+
+
+def _short(text):
+    text = _plain(text)
+    return text if len(text) <= 140 else f"{text[:140].rstrip()} ..."
+
+
+def _blind(cells):
+    for layer, what, names in BLIND_SPOTS:
+        seen = [name for name in names if cells[name][layer].fate is Fate.KILLED]
+        judged = sum(cells[name][layer].cycles for name in names)
+        result = f"yet it saw {', '.join(seen)}" if seen else f"0 of {len(names)} in {judged:,} crashes"
+        yield f"- {layer} and {what} ({', '.join(names)}): {result}."
+
+
+BLIND_SPOTS = (
+    ("L3", "a missing sync, since the kernel keeps what a killed process wrote", ("M1", "M2")),
+    ("L4", "names that nobody synced, since ext4 writes them with the next sync of a file: L1 does not", ("M2",)),
+    ("L2", "names that nobody synced, since its power cut takes bytes and no names", ("M2",)),
+    ("L5", "syncs, and their order, since it damages what a store in good order left", ("M1", "M2", "M11", "M14")),
+    ("L1", "an empty log, since no honest crash leaves one of ours empty", ("M4",)),
+    ("L1", "limits, gates and delayed messages, of which its workload has none", ("M9", "M13", "M16")),
+    ("L0", "files, since its store is in memory", ("M1", "M2", "M3", "M4", "M11", "M14")),
+)
+"""Which layer cannot see what and why, and the exhibits that show it."""
+
+
+def _own_bugs():
+    yield "## Bugs of our own that the layers found"
+    yield ""
+    if not OWN_BUGS:
+        yield "None that got so far."
+        return
+    yield "| layer | what went wrong | what was changed | its test |"
+    yield "| --- | --- | --- | --- |"
+    for bug in OWN_BUGS:
+        yield f"| {' | '.join(map(_plain, bug))} |"

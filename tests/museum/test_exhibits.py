@@ -1,0 +1,278 @@
+"""Does each exhibit still make its mistake? A tiny story of each goes well, goes wrong while it is planted, and well.
+
+So an exhibit cannot stay behind unseen when the code moves that it replaces.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from contextlib import closing
+from unittest.mock import patch
+
+import pytest
+
+from ackstate.errors import CorruptStateError
+from analysis.crash.simulated_crash import fates
+from analysis.crash.simulated_disk import SimulatedDisk
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from cursor.message_log import NO_DELAY
+from cursor.recovery import UnreadableCursorError
+from cursor.store import ABSENT, StoreError
+from cursor.stores.file import FileStore
+from cursor.stores.memory import Fault, FaultKind
+from delayed_topic import Bucketed, DelayedTopic
+from limits import DispatchGate, GateLimits
+from museum.exhibits import EXHIBITS
+
+
+class Busy:
+    """A store in which something else happens, once, while a ledger is written."""
+
+    def __init__(self, disk=None):
+        self.inner = MemoryStore(disk)
+        self.metadata, self.ledgers, self.close = self.inner.metadata, self, self.inner.close
+        self.meanwhile = {}
+
+    def __getattr__(self, name):
+        call = getattr(self.inner.ledgers, name)
+        meanwhile = self.meanwhile.pop(name, None)
+        if meanwhile is not None:
+            meanwhile()
+        return call
+
+
+class Topic:
+    """Twelve messages in ledger 1 and a cursor on them."""
+
+    def __init__(self, **config):
+        self.store = Busy()
+        self.log = MessageLog.open(MemoryStore(), topic="t")
+        self.positions = self.log.publish([Message(0, NO_DELAY, b"")] * 12)
+        self.open(**config)
+
+    def open(self, **config):
+        """A crash, if it is not the first time; the disk is what is left."""
+        self.store = Busy(self.store.inner.disk)
+        self.cursor = ManagedCursor.open(
+            self.store,
+            topic="t",
+            subscription="s",
+            ledgers=self.log.ledgers,
+            config=CursorConfig(**config),
+            now_ms=0,
+        )
+
+    def ack(self, *numbers):
+        return [self.cursor.ack(self.positions[number], now_ms=0) for number in numbers][-1]
+
+    def persist(self):
+        self.cursor.persist(now_ms=0)
+
+    def subscribe(self, **limits):
+        return Subscription(self.log, self.cursor, gate=DispatchGate(GateLimits(**limits)))
+
+
+def survives(disk, done, path):
+    """Whether a value that was put by the `done`-th call of a disk is there after any power cut since."""
+    for number, state in fates(disk.calls, {}):
+        if number >= done:
+            try:
+                value = FileStore.over(SimulatedDisk.from_state(dict(state.files)).directory()).metadata.get(path)
+            except CorruptStateError:
+                return False
+            if value is None:
+                return False
+    return True
+
+
+def a_power_cut_while_a_store_is_compacted():
+    disk = SimulatedDisk()
+    metadata = FileStore.over(disk.directory(), compaction_size_min=1).metadata
+    metadata.put("/kept", b"x", expected_version=ABSENT)
+    done = len(disk.calls)
+    before, version = set(disk.files()), ABSENT
+    for _ in range(3):
+        version = metadata.put("/changed", bytes(40), expected_version=version)
+    assert set(disk.files()) != before, "it was not compacted"
+    return survives(disk, done, "/kept")
+
+
+def a_flipped_bit_in_the_last_change():
+    disk = SimulatedDisk()
+    FileStore.over(disk.directory()).metadata.put("/a", b"value", expected_version=ABSENT)
+    files = {name: data.replace(b"value", b"valuf") for name, data in disk.files().items()}
+    try:
+        FileStore.over(SimulatedDisk.from_state(files).directory())
+    except CorruptStateError:
+        return True
+    return False
+
+
+def a_log_of_no_bytes():
+    disk = SimulatedDisk()
+    FileStore.over(disk.directory()).metadata.put("/a", b"value", expected_version=ABSENT)
+    files = {name: b"" if name.startswith("log-") else data for name, data in disk.files().items()}
+    try:
+        FileStore.over(SimulatedDisk.from_state(files).directory())
+    except CorruptStateError:
+        return True
+    return False
+
+
+def a_sync_that_fails_once():
+    outcomes = iter([OSError(errno.EIO, "the disk failed")])
+    with tempfile.TemporaryDirectory() as directory, closing(FileStore(directory)) as store:
+        version = store.metadata.put("/a", b"1", expected_version=ABSENT)
+        with patch.object(os, "fdatasync", side_effect=lambda _: fail(next(outcomes, None))):
+            try:
+                store.metadata.put("/a", b"2", expected_version=version)
+            except StoreError:
+                return True
+    return False
+
+
+def fail(error):
+    if error is not None:
+        raise error
+
+
+def an_ack_while_older_ones_are_written():
+    topic = Topic()
+    topic.ack(2)
+    receipts = []
+    topic.store.meanwhile["append"] = lambda: receipts.append(topic.ack(4))
+    topic.persist()
+    topic.ack(6)
+    topic.persist()
+    was_durable = topic.cursor.durable(receipts[0])
+    topic.open()
+    return topic.cursor.is_acked(topic.positions[4]) and was_durable
+
+
+def a_persist_that_fails():
+    topic = Topic()
+    store = topic.store.inner
+    receipt = topic.ack(2)
+    for mutation in range(store.mutation_count, store.mutation_count + 4):
+        store.inject(Fault(mutation, FaultKind.FAIL_BEFORE))
+    try:
+        topic.persist()
+    except StoreError:
+        return not topic.cursor.durable(receipt)
+    return False
+
+
+def a_tick_that_the_rate_limit_refuses():
+    topic = Topic(mark_delete_rate_limit=1, flush_interval_ms=10_000)
+    topic.ack(2)
+    topic.cursor.tick(now_ms=0)
+    receipt = topic.ack(4)
+    topic.cursor.tick(now_ms=1)
+    return not topic.cursor.durable(receipt)
+
+
+def a_persist_beyond_the_limit_on_ranges():
+    topic = Topic(range_count_max=2)
+    topic.ack(2, 4, 6, 8)
+    topic.persist()
+    topic.open(range_count_max=2)
+    return topic.cursor.deleted.range_count == 2
+
+
+def acks_of_every_other_message_up_to_the_limit():
+    """As many as are sent."""
+    topic = Topic()
+    topic.log.publish([Message(0, NO_DELAY, b"")] * 300)
+    subscription = topic.subscribe(max_unpersisted_ack_record_bytes=1_024)
+    while sent := subscription.dispatch("a", 40, now_ms=0):
+        for delivery in sent[::2]:
+            subscription.ack(delivery.position, now_ms=0)
+    usage = subscription.usage()
+    assert usage.unpersisted_record_bytes > 400
+    return usage.unpersisted_record_bytes + usage.reserved_bytes <= 1_024
+
+
+def a_mark_delete_that_moves_before_a_snapshot_is_written():
+    topic = Topic(ledger_entry_count_max=1)
+    receipt = topic.ack(1)
+    topic.store.meanwhile["create"] = lambda: topic.ack(0)
+    topic.persist()
+    assert topic.cursor.durable(receipt)
+    topic.open()
+    return topic.cursor.is_acked(topic.positions[1])
+
+
+def a_journal_that_cannot_be_read():
+    topic = Topic()
+    topic.ack(0, 1, 5)
+    topic.persist()
+    (ledger,) = topic.store.inner.disk.ledgers.values()
+    ledger.entries[0] = ledger.entries[0][:-1] + b"!"
+    try:
+        topic.open()
+    except UnreadableCursorError:
+        return True
+    return topic.cursor.recovery_report.discarded_reason != ""
+
+
+def a_restart_above_the_limit_on_ranges():
+    topic = Topic()
+    topic.ack(1, 3, 5, 7, 9)
+    topic.persist()
+    topic.open()
+    return bool(topic.subscribe(max_unacked_ranges=2).dispatch("a", 1, now_ms=0))
+
+
+def a_switch_of_the_format_with_holes():
+    topic = Topic()
+    topic.ack(0, 2, 4)
+    topic.persist()
+    topic.open(format=Format.PULSAR)
+    return topic.cursor.is_acked(topic.positions[4])
+
+
+def a_restart_after_delayed_messages_fell_due():
+    topic = DelayedTopic(Bucketed())
+    topic.publish(100, 200, 300, 400, 500, 600)
+    assert topic.subscriptions["s"].dispatch("a", 9, now_ms=0) == []
+    topic.crash(now_ms=250)
+    assert topic.trackers.reports[-1].segments_skipped == 1
+    sent = [delivery.position for delivery in topic.subscriptions["s"].dispatch("a", 9, now_ms=250)]
+    return sent == topic.positions[:2]
+
+
+STORIES = {
+    "M1": a_power_cut_while_a_store_is_compacted,
+    "M2": a_power_cut_while_a_store_is_compacted,
+    "M3": a_flipped_bit_in_the_last_change,
+    "M4": a_log_of_no_bytes,
+    "M11": a_sync_that_fails_once,
+    "M14": a_power_cut_while_a_store_is_compacted,
+    "M5": an_ack_while_older_ones_are_written,
+    "M6": a_persist_that_fails,
+    "M7": a_tick_that_the_rate_limit_refuses,
+    "M8": a_persist_beyond_the_limit_on_ranges,
+    "M9": acks_of_every_other_message_up_to_the_limit,
+    "M10": a_mark_delete_that_moves_before_a_snapshot_is_written,
+    "M12": a_journal_that_cannot_be_read,
+    "M13": a_restart_above_the_limit_on_ranges,
+    "M15": a_switch_of_the_format_with_holes,
+    "M16": a_restart_after_delayed_messages_fell_due,
+}
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
+def test_an_exhibit_differs_from_the_product_and_leaves_nothing_behind(exhibit):
+    story, places = STORIES[exhibit.name], [(each.owner, each.name) for each in exhibit.replacements()]
+    before = [vars(owner)[name] for owner, name in places]
+    assert story(), "the story goes wrong without the exhibit"
+    with exhibit.plant():
+        assert not story(), "the exhibit does not make its mistake any more"
+    assert [vars(owner)[name] for owner, name in places] == before
+    assert story()
+
+
+def test_the_museum_has_every_bug_once():
+    assert [exhibit.name for exhibit in EXHIBITS] == [f"M{number}" for number in range(1, 17)]
