@@ -79,7 +79,7 @@ def main(arguments=None):
 def _options(arguments):
     parser = argparse.ArgumentParser(prog="museum.matrix", description=__doc__)
     names = [*(exhibit.name for exhibit in EXHIBITS), PRODUCT]
-    parser.add_argument("--layers", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="L0..L5")
+    parser.add_argument("--layers", nargs="*", choices=list(RUNS), default=list(RUNS), metavar="L0..L5")
     parser.add_argument("--exhibits", nargs="+", choices=names, default=names, metavar="M1..M16|none")
     parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual budget of a cell")
     parser.add_argument("--seed", type=int, default=0, help="where each layer begins")

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from ackstate.errors import CorruptStateError
-from analysis.crash.layers import damage as layer
-from analysis.crash.layers.damage import Fate, damage, good_store, judge, run
-from analysis.crash.layers.damage_kinds import Damage, LogFile, Reach, damages
-from analysis.crash.layers.damage_media import FileMedium, SqliteMedium
+from analysis.crash.layers.damage import judgement as layer
+from analysis.crash.layers.damage.judgement import Fate, damage, good_store, judge, run
+from analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
+from analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from cursor.recovery import Recovery
 from cursor.stores import file_log, sqlite_database, sqlite_seal
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
-from analysis.crash.layers.damage_kinds import LogFile
+from analysis.crash.layers.damage.kinds import LogFile
 from analysis.crash.simulated_disk import SimulatedDisk
 from cursor.stores import sqlite_database
 from cursor.stores.file import FileStore

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.damage_kinds import Reach, damages
-from analysis.crash.layers.damage_media import FileMedium, SqliteMedium, scratch_directory
-from analysis.crash.layers.damage_story import (
+from analysis.crash.layers.damage.kinds import Reach, damages
+from analysis.crash.layers.damage.media import FileMedium, SqliteMedium, scratch_directory
+from analysis.crash.layers.damage.story import (
     LEDGERS,
     AckedState,
     Opened,
@@ -38,8 +38,8 @@ from cursor.store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.crash.layers.damage_kinds import Damage
-    from analysis.crash.layers.damage_media import Files, Medium
+    from analysis.crash.layers.damage.kinds import Damage
+    from analysis.crash.layers.damage.media import Files, Medium
     from cursor.journal_format import Repair
 
 _BROKEN_MAX = 10  # Of a run; more would say the same.

@@ -1,0 +1,5 @@
+"""L5: damaged media; `judgement` begins it."""
+
+from analysis.crash.layers.damage.judgement import damage
+
+__all__ = ["damage"]
