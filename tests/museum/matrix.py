@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from analysis.crash.campaign import read_totals
 from analysis.crash.layers.crash_states import crash_states
 from analysis.crash.layers.damage import damage
 from analysis.crash.layers.fault_shim import compiled, environment, loaded
@@ -34,6 +35,8 @@ SECONDS = {"L0": 20.0, "L1": 12.0, "L2": 15.0, "L3": 12.0, "L4": 30.0, "L5": 12.
 MEASURED = Path(__file__).with_name("matrix.json")
 """What was measured; the page shows it."""
 PAGE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
+TOTALS = Path(__file__).parents[2] / "benchmarks" / "results" / "crash.json"
+"""What `make soak` adds up."""
 
 
 def read_cells():
@@ -72,7 +75,7 @@ def main(arguments=None):
     if missing:
         print(f"not all was run: {', '.join(missing)}; the page was left as it is", file=sys.stderr)
         return 0
-    PAGE.write_text(render(cells), encoding="utf-8")
+    PAGE.write_text(render(cells, read_totals(TOTALS)), encoding="utf-8")
     return 0 if is_good(cells) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from museum.cell import Cell, Fate
@@ -10,6 +11,8 @@ from museum.found import OWN_BUGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from analysis.crash.campaign import Totals
 
 LAYERS = {
     "L0": "random schedules of a whole broker on a faulty store in memory",
@@ -42,13 +45,25 @@ What a layer cannot see is as good to know as what it sees. Measured, in the tab
 """
 
 
-def render(cells: Mapping[str, Mapping[str, Cell]]) -> str:
+_EVIDENCE_HEAD = """\
+## The product under all of them
+
+What `make soak` has added up so far, from one seed after another
+([crash.json](../benchmarks/results/crash.json)): promises broken, and how many crashes were judged for it. *Lost* are
+entries with a durable receipt, *invented* such as nobody had acked; the *gauge* is wrong where what came back is not
+what it said: in L0 and L1 exactly that many after the worst crash, everywhere at most.
+"""
+
+
+def render(cells: Mapping[str, Mapping[str, Cell]], totals: Mapping[str, Totals]) -> str:
     """Return the page.
 
     Args:
         cells: By the name of an exhibit, or `PRODUCT`, and of a layer.
+        totals: What each layer has found in the product, by its name.
     """
-    return "\n".join([_HEAD, *_table(cells), "", *_exhibits(cells), _BLIND_HEAD, *_blind(cells), "", *_own_bugs()])
+    parts = (_table(cells), _evidence(totals), _exhibits(cells), [_BLIND_HEAD, *_blind(cells), ""], _own_bugs())
+    return "\n".join([_HEAD, *chain.from_iterable(parts)])
 
 
 def is_good(cells: Mapping[str, Mapping[str, Cell]]) -> bool:
@@ -72,6 +87,18 @@ def _table(cells):
     yield "; ".join(f"{layer}: {what}" for layer, what in LAYERS.items()) + "."
 
 
+def _evidence(totals):
+    if not totals:
+        return
+    yield ""
+    yield _EVIDENCE_HEAD
+    yield "| layer | runs | crashes judged | lost | invented | gauge wrong | failed runs |"
+    yield "| --- |" + " ---: |" * 6
+    for name, total in totals.items():
+        found = (total.lost_durable, total.invented, total.gauge_mismatch, total.failed_runs)
+        yield f"| {name} | " + " | ".join(f"{number:,}" for number in (total.runs, total.cycles, *found)) + " |"
+
+
 def _row(row):
     return " | ".join(_text(row[layer]) if layer in row else "not run" for layer in LAYERS)
 
@@ -90,6 +117,7 @@ def _text(cell):
 
 
 def _exhibits(cells):
+    yield ""
     yield "## The bugs"
     yield ""
     for exhibit in EXHIBITS:

@@ -7,11 +7,12 @@ import signal
 
 import pytest
 
+from analysis.crash.campaign import read_totals
 from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from analysis.crash.layers.crash_states import crash_states
 from museum.cell import Budget, Cell, Fate, run_cell
 from museum.exhibits import EXHIBITS
-from museum.matrix import PAGE, read_cells
+from museum.matrix import PAGE, TOTALS, read_cells
 from museum.page import LAYERS, PRODUCT, is_good, render
 
 MISSING_SYNC = next(exhibit for exhibit in EXHIBITS if exhibit.name == "M1")
@@ -29,7 +30,7 @@ def test_the_page_has_a_row_for_each_bug_and_each_is_killed_and_the_product_by_n
 
 
 def test_the_page_is_made_from_what_was_measured():
-    assert PAGE.read_text(encoding="utf-8") == render(read_cells())
+    assert PAGE.read_text(encoding="utf-8") == render(read_cells(), read_totals(TOTALS))
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 One thing is damaged at a time: a bit, the length of a file, what follows it, units of it that change places or come
 from another store. Each copy is opened as a user would. What no log can tell from the truth is counted apart: a cut
-exactly where a synced unit ended, and a last unit that looks as a crash would have left it (`damage_kinds.Reach`).
+exactly where a synced unit ended, and a last unit that looks as a crash would have left it (`Reach`).
 
 Counts: ``refused``, ``harmless``, ``reported``, ``border_cuts``, and ``repaired`` for openings with a repair.
 """
