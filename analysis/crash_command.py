@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from analysis.crash.campaign import Budget, CampaignError, Totals, read_totals, run_layer, write_totals
+from analysis.crash.campaign import OURS, Budget, CampaignError, Totals, read_totals, run_layer, write_totals
+from analysis.trace.recorder import segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.progress import Progress
 
     from analysis.crash.layer import Layer
 
-_OURS = "ours"
 _KEEP_EVERY_S = 10.0
 _RANGE = re.compile(r"L(\d)\.\.L(\d)")
 
@@ -146,7 +150,7 @@ class CrashCommand:
                 metavar="WHAT",
                 help="L3, L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
             ),
-        ] = _OURS,
+        ] = OURS,
         trace: Annotated[
             Path | None,
             typer.Option(
@@ -166,23 +170,29 @@ class CrashCommand:
         tells how to test your own.
 
         Exit status: 0 every promise held, or the layer cannot run here and says
-        why; 1 a promise was broken; 2 it could not be done.
+        why; 1 a promise was broken; 2 it could not be done, or not be tested.
         """
         names, options = _chosen(layer), _Options(subject, trace)
         _check_subject(names, options)
+        _check_trace(trace)
         campaign = _Campaign(
             {name: _LAYERS[name].make(options) for name in names},
             Budget.parse(budget, run_count_max=runs),
             totals,
+            subject,
             self.progress,
         )
-        found = campaign.run(seed)
+        _open_standard_descriptors()
+        with _terminated_as_interrupted():
+            found = campaign.run(seed)
         if json:
             self.write_json(_json(found))
         else:
             self.show(_table(found), *_remarks(found, options))
         if not all(each.is_clean for each in found.values()):
             raise typer.Exit(1)
+        if any(each.untested for each in found.values()):
+            raise typer.Exit(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +200,19 @@ class _Campaign:
     layers: dict[str, Layer]
     budget: Budget
     totals_file: Path | None
+    subject: str
     progress: Callable[[], Progress]
 
     def run(self, seed: int | None) -> dict[str, Totals]:
         """Run each layer for its budget, and return the totals of these."""
-        kept = read_totals(self.totals_file) if self.totals_file is not None else {}
+        kept = read_totals(self.totals_file, subject=self.subject) if self.totals_file is not None else {}
         known = sorted(kept.keys() & self.layers.keys())
         if known and seed is not None:
             raise CampaignError(f"{self.totals_file} goes on from its own seeds for {', '.join(known)}: omit --seed")
         for name in self.layers:
             kept.setdefault(name, Totals(1 if seed is None else seed))
+        # Hours of runs are not to end where they cannot be written.
+        self._keep(kept)
         with self.progress() as progress:
             for name, layer in self.layers.items():
                 self._run_one(name, layer, kept, progress)
@@ -212,19 +225,53 @@ class _Campaign:
         def watch(totals: Totals, share: float) -> None:
             nonlocal last_kept_s
             progress.update(task, description=_line(name, totals), completed=share, refresh=True)
-            if self.totals_file is not None and time.monotonic() - last_kept_s > _KEEP_EVERY_S:
-                write_totals(self.totals_file, kept)
+            if time.monotonic() - last_kept_s > _KEEP_EVERY_S:
+                self._keep(kept)
                 last_kept_s = time.monotonic()
 
         try:
             run_layer(layer, kept[name], self.budget, watch=watch)
         finally:
-            if self.totals_file is not None:
-                write_totals(self.totals_file, kept)
+            self._keep(kept)
+
+    def _keep(self, kept: dict[str, Totals]) -> None:
+        if self.totals_file is not None:
+            write_totals(self.totals_file, kept, subject=self.subject)
+
+
+def _open_standard_descriptors() -> None:
+    """Open those that were closed: a pipe with such a number would be taken for one of them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Have SIGTERM end the block as Ctrl-C does, and neither of them, or a second one, disturb what cleans up."""
+    # Elsewhere signals cannot be had.
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+
+    def interrupt(*_: object) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_trace(trace: Path | None) -> None:
+    if trace is not None and segments(trace):
+        raise CampaignError(f"{trace} holds a recording already: name another directory, or remove this one")
 
 
 def _check_subject(names: Sequence[str], options: _Options) -> None:
-    if options.subject == _OURS and options.trace is None:
+    if options.subject == OURS and options.trace is None:
         return
     strangers = [name for name in names if not _LAYERS[name].takes_subject]
     if strangers:
@@ -256,6 +303,8 @@ def _remarks(found: dict[str, Totals], options: _Options) -> list[str]:
     for name, totals in found.items():
         if totals.skipped:
             lines.append(f"{name} was skipped: {totals.skipped}")
+        if totals.untested:
+            lines.append(f"{name}: {totals.untested}")
         for failure in totals.failures:
             lines += ["", f"{name}, seed {failure['seed']}: {failure['promise']}: {failure['found']}"]
             lines += [f"  {line}" for line in failure["story"]]
@@ -264,11 +313,14 @@ def _remarks(found: dict[str, Totals], options: _Options) -> list[str]:
 
 
 def _again(name: str, seed: int, options: _Options) -> str:
-    subject = [] if options.subject == _OURS else ["--subject", options.subject]
+    subject = [] if options.subject == OURS else ["--subject", options.subject]
     return shlex.join(["ackstate", "crash", "--layer", name, "--seed", str(seed), "--runs", "1", *subject])
 
 
 def _json(found: dict[str, Totals]) -> dict[str, Any]:
     sums = ("runs", "cycles", "lost_durable", "invented", "gauge_mismatch", "failed_runs", "seconds")
-    layers = [{"layer": name, "cycles_per_second": _rate(each), **asdict(each)} for name, each in found.items()]
+    layers = [
+        {"layer": name, "cycles_per_second": _rate(each), **asdict(each), "untested": each.untested}
+        for name, each in found.items()
+    ]
     return {name: sum(layer[name] for layer in layers) for name in sums} | {"layers": layers}

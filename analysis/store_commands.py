@@ -119,12 +119,16 @@ def _copied(store: str) -> Store:
     from cursor.stores.file import FileStore
     from cursor.stores.file_generation import holds_store
     from cursor.stores.sqlite import SqliteStore
+    from cursor.stores.sqlite_mark import MADE, bears_our_mark
 
     try:
         names = [path.name for path in Path(store).iterdir()]
     except OSError as error:
         raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
-    holds_database, holds_log = _DATABASE in names, holds_store(names)
+    # Both kinds mark that they were made, by one name and with other bytes; of a lost store the mark alone is left.
+    is_ours = bears_our_mark(Path(store))
+    holds_database = _DATABASE in names or is_ours
+    holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
     if holds_database and holds_log:
         raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: look at each in a directory of its own")
     if holds_database:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ackstate.errors import AckStateError
+from ackstate.errors import AckStateError, CorruptStateError
 from cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _carry_out(persister: Persister, plan: Plan | None, *, now_ms: int) -> Persi
     return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
 
-def _fall_back(persister: Persister, error: StoreError, *, now_ms: int) -> PersistResult:
+def _fall_back(persister: Persister, error: AckStateError, *, now_ms: int) -> PersistResult:
     return persister.fall_back(error, persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
 
@@ -90,7 +90,7 @@ def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Per
             persister.journal.not_appended(ledger_id)
         again = {persister: partial(_carry_out, persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
         return {persister: _or_error(act) for persister, act in again.items()}
-    except StoreError as error:
+    except (StoreError, CorruptStateError) as error:
         return {persister: _or_error(partial(_fall_back, persister, error, now_ms=now_ms)) for persister in appends}
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)

@@ -135,6 +135,8 @@ class Journal:
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
+        except CorruptStateError as error:
+            raise self._unwritable(error) from error
         return self.appended(ledger_id, encoded)
 
     def prepare(self, content: Content) -> tuple[int, bytes]:
@@ -188,12 +190,14 @@ class Journal:
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         shared = self._shared(content, buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
-        ledger_id = self.store.ledgers.create(self._owner)
-        self._made.add(ledger_id)
         try:
+            ledger_id = self.store.ledgers.create(self._owner)
+            self._made.add(ledger_id)
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._fenced() from error
+        except CorruptStateError as error:
+            raise self._unwritable(error) from error
         self._swing(self._record(ledger_id, content.mark_delete), self.form)
         self._keep_pins(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
@@ -315,6 +319,10 @@ class Journal:
                 # It was missing before, and a repair does without it; or else the last owner has just left it.
                 if not found.is_repaired:
                     return False
+            except CorruptStateError:
+                # It was damaged before, and refuses the appends of an earlier owner, too.
+                if not found.is_repaired:
+                    raise
         self._delete(self._leftovers - {self._pointed_at})
         return True
 
@@ -351,6 +359,10 @@ class Journal:
 
     def _fenced(self) -> CursorFencedError:
         return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
+
+    def _unwritable(self, error: CorruptStateError) -> StoreError:
+        """Return the error for a ledger that damage keeps from being written; the metadata store may still be."""
+        return StoreError(f"{self.path}: the cursor ledger cannot be written: {error}")
 
     def _delete(self, ledger_ids: set[int]) -> None:
         """Delete ledgers that no record names.

@@ -224,7 +224,7 @@ class Persister:
             raise
         return self.commit(plan, written, now_ms=now_ms)
 
-    def fall_back(self, error: StoreError, frontier: Position, *, now_ms: int) -> PersistResult:
+    def fall_back(self, error: AckStateError, frontier: Position, *, now_ms: int) -> PersistResult:
         """Write what was planned for a cursor ledger to the metadata store; the ledger could not be written.
 
         Raises:

@@ -83,7 +83,11 @@ class LedgerStore(Protocol):
         """Make an empty ledger and return its id, above every id returned before.
 
         Args:
-            owner: Whom it belongs to, so that a ledger orphaned by a crash can be found by `owned_by`.
+            owner: Whom it belongs to, so that a ledger orphaned by a crash can be found by `owned_by`. Any text that
+                has a form in UTF-8, taken as it is.
+
+        Raises:
+            ValueError: The owner holds a lone surrogate.
         """
         ...
 
@@ -135,7 +139,11 @@ class LedgerStore(Protocol):
         ...
 
     def owned_by(self, owner: str) -> list[int]:
-        """Return the ids of an owner's ledgers, lowest first."""
+        """Return the ids of an owner's ledgers, fenced ones too, lowest first.
+
+        Raises:
+            ValueError: The owner holds a lone surrogate.
+        """
         ...
 
     def owners(self) -> list[str]:
@@ -149,7 +157,8 @@ class LedgerStore(Protocol):
 class MetadataStore(Protocol):
     """Small values under slash-separated paths such as ``/managed-ledgers/orders/billing``.
 
-    A path begins with a slash, ends without one and has no empty name in it; another is a `ValueError`. The
+    A path begins with a slash, ends without one, has no empty name in it and has a form in UTF-8, as a text with a
+    lone surrogate has not; another is a `ValueError`. Children are sorted by code points. The
     versions of a path never repeat, also when its value is deleted and made again, so that an old expectation
     never matches a new value.
     """
@@ -205,10 +214,24 @@ class Store(Protocol):
         ...
 
 
+def check_owner(owner: str) -> None:
+    """Raise `ValueError` unless an owner has a form in UTF-8."""
+    if not _has_utf8(owner):
+        raise ValueError(f"not an owner, since it has no form in UTF-8: {owner!r}")
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_path(path: str) -> None:
-    """Raise `ValueError` unless a path begins with a slash, ends without one and has no empty name."""
+    """Raise `ValueError` unless a path begins with a slash, ends without one, has no empty name, and is UTF-8."""
     first, *names = path.split("/")
-    if first or not names or not all(names):
+    if first or not names or not all(names) or not _has_utf8(path):
         raise ValueError(f"not a metadata path: {path!r}")
 
 

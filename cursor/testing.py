@@ -91,8 +91,11 @@ def _short(value: object) -> str:
 
 def _check_ledger_ids_rise(store: Store) -> None:
     """Ids of ledgers rise."""
-    ids = [store.ledgers.create(owner) for owner in ("rise-a", "rise-b", "rise-a")]
+    owners = ["rise-a", "rise-b"] * 6
+    ids = [store.ledgers.create(owner) for owner in owners]
     _expect("create returns ids that rise, whoever the owner is", ids, sorted(set(ids)))
+    # Where ids begin at 0 or 1 they have one digit first and then two: as texts they would not be sorted.
+    _expect("owned_by, lowest number first", store.ledgers.owned_by("rise-a"), ids[::2])
 
 
 def _check_entry_ids_count_from_zero(store: Store) -> None:
@@ -123,6 +126,7 @@ def _check_read_bounds(store: Store) -> None:
     ):
         promise = f"read from {first} to {end} of three entries"
         _expect_refusal(promise, error, ledgers.read, ledger_id, first, end)
+    _expect("an empty range beyond the end", ledgers.read(ledger_id, 7, 7), [])
 
 
 def _check_entries_come_back(store: Store) -> None:
@@ -183,6 +187,9 @@ def _check_append_all(store: Store) -> None:
     _expect("append_all appends in order", ledgers.read(one, 0, 4), [b"first", b"b", b"d", b""])
     _expect("append_all appends in order", ledgers.read(other, 0, 2), [b"a", b"c"])
     _expect("append_all of nothing", ledgers.append_all([]), [])
+    many = [(one, b"")] * 1_500 + [(other, b"last")]
+    _expect("ids of append_all of 1,501 entries", ledgers.append_all(many), [*range(4, 1_504), 2])
+    _expect("last after append_all of 1,501 entries", [ledgers.last(one), ledgers.last(other)], [1_503, 2])
 
 
 def _check_append_all_or_nothing(store: Store) -> None:
@@ -211,6 +218,7 @@ def _check_fence(store: Store) -> None:
         _check_is_fenced(store, ledger_id)
     _expect("a fenced ledger can be read", ledgers.read(full, 0, 2), [b"a", b"b"])
     _expect("a fence binds its own ledger only", ledgers.append(free, b"x"), 0)
+    _expect("owned_by with fenced ledgers", ledgers.owned_by("fence"), [full, empty, free])
 
 
 def _check_is_fenced(store: Store, ledger_id: int) -> None:
@@ -242,12 +250,19 @@ def _check_owned_by(store: Store) -> None:
     _expect("owned_by", store.ledgers.owned_by("own"), [ids[0], ids[2], ids[4]])
     _expect("owned_by another", store.ledgers.owned_by("own/ä"), [ids[1]])
     _expect("owned_by nobody", store.ledgers.owned_by("ow"), [])
+    alike = ["own" * 100, "own" * 100 + "!", " own", "own ", "\town\n"]
+    ids = [store.ledgers.create(owner) for owner in alike]
+    found = [store.ledgers.owned_by(owner) for owner in alike]
+    _expect("owned_by of owners that differ late, or by blanks", found, [[ledger_id] for ledger_id in ids])
+    for call in (store.ledgers.create, store.ledgers.owned_by):
+        _expect_refusal("an owner with a lone surrogate", ValueError, call, "own \ud800")
 
 
 def _check_owners(store: Store) -> None:
     """`owners` returns every owner that has a ledger, once, sorted."""
     ledgers = store.ledgers
-    names = ["owners/b", "owners/a", "owners/ä", "owners/b", "owners/B", "owners"]
+    # By UTF-16, the last two would change places.
+    names = ["owners/b", "owners/a", "owners/ä", "owners/b", "owners/B", "owners", "owners/\U0001f40d", "owners/\uffee"]
     ids = [ledgers.create(name) for name in names]
     _expect("owners, sorted", ledgers.owners(), sorted(set(ledgers.owners())))
     _expect("owners", _owners_in(ledgers.owners(), names), sorted(set(names)))
@@ -275,6 +290,8 @@ def _check_values(store: Store) -> None:
     value = metadata.get("/values/ä b")
     _expect("the type of a value", type(value and value.data), bytes)
     _expect("get on the way to a value", metadata.get("/values"), None)
+    metadata.put(f"/values/{'long/' * 60}a", b"a", expected_version=ABSENT)
+    _expect("get of a path that differs late", metadata.get(f"/values/{'long/' * 60}b"), None)
     metadata.delete("/values/ä b", expected_version=version)
     _expect("get after delete", metadata.get("/values/ä b"), None)
 
@@ -285,12 +302,12 @@ def _check_expected_versions(store: Store) -> None:
     first = metadata.put("/cas", b"old", expected_version=ABSENT)
     second = metadata.put("/cas", b"new", expected_version=first)
     for path, version in (
-        *(("/cas", version) for version in (ABSENT, first, second + 1)),
-        *(("/nothing", version) for version in (0, first, second)),
+        *(("/cas", version) for version in (ABSENT, ABSENT - 1, first, second + 1)),
+        *(("/nothing", version) for version in (ABSENT - 1, 0, first, second)),
     ):
         put = partial(metadata.put, path, b"lost", expected_version=version)
         _expect_refusal(f"put of {path} expecting version {version}", VersionMismatchError, put)
-    for path, version in (("/cas", ABSENT), ("/cas", first), ("/nothing", 0), ("/nothing", ABSENT)):
+    for path, version in (("/cas", ABSENT), ("/cas", -2), ("/cas", first), ("/nothing", 0), ("/nothing", ABSENT)):
         delete = partial(metadata.delete, path, expected_version=version)
         _expect_refusal(f"delete of {path} expecting version {version}", VersionMismatchError, delete)
     _expect("a value after refused calls", metadata.get("/cas"), Versioned(b"new", second))
@@ -308,6 +325,9 @@ def _check_children(store: Store) -> None:
     _expect("children of a path with a value", metadata.children("/tree/b"), ["c"])
     _expect("children of a leaf", metadata.children("/tree/a0"), [])
     _expect("children of nothing", metadata.children("/tr"), [])
+    for name in ("\U0001f40d", "\uffee"):
+        metadata.put(f"/tree/code/{name}", b"", expected_version=ABSENT)
+    _expect("children, sorted by code points", metadata.children("/tree/code"), ["\uffee", "\U0001f40d"])
     top = [name for name in metadata.children("/") if name.startswith("tree")]
     _expect("children of the top", top, ["tree", "treeless"])
     metadata.delete("/tree/b/c", expected_version=version)
@@ -315,9 +335,9 @@ def _check_children(store: Store) -> None:
 
 
 def _check_paths(store: Store) -> None:
-    """A path begins with a slash, ends without one, and has no empty name in it."""
+    """A path begins with a slash, ends without one, and has no empty name in it and no lone surrogate."""
     metadata = store.metadata
-    for path in ("", "/", "plain", "no/slash", "/slash/", "//two", "/two//slashes"):
+    for path in ("", "/", "plain", "no/slash", "/slash/", "//two", "/two//slashes", "/lone/\udfff"):
         calls: dict[str, Callable[[], object]] = {
             "get": partial(metadata.get, path),
             "put": partial(metadata.put, path, b"", expected_version=ABSENT),
@@ -332,7 +352,8 @@ def _check_paths(store: Store) -> None:
 def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
     """What a mutating call has done is there after a reopen."""
     with closing(make_store()) as store:
-        one, other = store.ledgers.create("keep"), store.ledgers.create("keep")
+        one, other, deleted = (store.ledgers.create("keep") for _ in range(3))
+        store.ledgers.delete(deleted)
         store.ledgers.append(one, b"a")
         store.ledgers.append_all([(one, b"b"), (other, b"c")])
         first = store.metadata.put("/keep/one", b"old", expected_version=ABSENT)
@@ -341,6 +362,7 @@ def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
         store.metadata.delete("/keep/gone", expected_version=gone)
     with closing(make_store()) as store:
         _expect("owned_by after a reopen", store.ledgers.owned_by("keep"), [one, other])
+        _expect_refusal("last of a ledger deleted before", LedgerNotFoundError, store.ledgers.last, deleted)
         _expect("owners after a reopen", "keep" in store.ledgers.owners(), True)
         _expect("entries after a reopen", store.ledgers.read(one, 0, 2), [b"a", b"b"])
         _expect("entries after a reopen", store.ledgers.read(other, 0, 1), [b"c"])
@@ -369,11 +391,13 @@ def _check_refused_calls_leave_nothing(make_store: Callable[[], Store]) -> None:
 def _check_fence_survives(make_store: Callable[[], Store]) -> None:
     """A fence holds after a reopen too."""
     with closing(make_store()) as store:
-        ledger_id = store.ledgers.create("fence-reopen")
+        ledger_id, empty = store.ledgers.create("fence-reopen"), store.ledgers.create("fence-reopen")
         store.ledgers.append(ledger_id, b"x")
         store.ledgers.fence(ledger_id)
+        store.ledgers.fence(empty)
     with closing(make_store()) as store:
         _check_is_fenced(store, ledger_id)
+        _check_is_fenced(store, empty)
         _expect("fence after a reopen returns the last id", store.ledgers.fence(ledger_id), 0)
 
 
@@ -404,6 +428,8 @@ def _check_versions_never_return(make_store: Callable[[], Store]) -> None:
                     promise = f"put expecting version {old} of a deleted value, now {version}"
                     put = partial(store.metadata.put, expected_version=old)
                     _expect_refusal(promise, VersionMismatchError, put, "/aba", b"lost")
+                    delete = partial(store.metadata.delete, expected_version=old)
+                    _expect_refusal(f"delete instead of {promise}", VersionMismatchError, delete, "/aba")
                 stale += [version, store.metadata.put("/aba", b"changed", expected_version=version)]
                 store.metadata.delete("/aba", expected_version=stale[-1])
 

@@ -39,6 +39,9 @@ class FakeFile:
     def sync(self):
         self.directory.step("sync", self.name)
 
+    def settle(self):
+        self.sync()
+
     def close(self):
         pass
 
@@ -139,7 +142,7 @@ CALLS = [
 def history_of_calls():
     """The files after each of the calls, and what they hold: the first after none."""
     directory = FakeDirectory()
-    with closing(FileStore.over(directory)) as store:
+    with closing(FileStore.over(directory, identity=b"of calls")) as store:
         kept = [(copied(directory.files), state_of(store))]
         for call in CALLS:
             call(store)

@@ -157,16 +157,17 @@ def test_the_golden_log_of_the_file_store_reads_as_drawn():
             "magic": b"ACKL",
             "version": 1,
             "reserved": 0,
+            "address": int.from_bytes(b"identity", "little") + offset,
             "sequence": len(kinds),
             "chain": chain,
             "length": length,
             "zero sectors": 0,
-            "header checksum": google_crc32c.value(data[offset : offset + 32]),
+            "header checksum": google_crc32c.value(data[offset : offset + 40]),
         }
-        body = data[offset + 36 : offset + 36 + length]
-        chain = google_crc32c.value(data[offset : offset + 32] + body)
-        offset += 41 + length
-        assert data[offset - 5 : offset] == struct.pack("<IB", chain, 0xA5)
+        body = data[offset + 44 : offset + 44 + length]
+        chain = google_crc32c.value(data[offset : offset + 40] + body)
+        offset += 50 + length
+        assert data[offset - 6 : offset] == struct.pack("<BIB", 0xA5, chain, 0xA5)
         kinds.append(kind)
         bodies.append(body)
     assert kinds == [2] + [3] * 9
@@ -177,13 +178,13 @@ def test_the_golden_log_of_the_file_store_reads_as_drawn():
     assert bodies[6] == struct.pack("<BQII", 6, 1, 7, 7) + b"/orderspointer"
     assert bodies[8] == struct.pack("<BI", 7, 5) + b"/gone"
     mark = (GOLDEN / "file-store-v1-made.bin").read_bytes()
-    assert mark == b"ACKM" + struct.pack("<II", 1, google_crc32c.value(mark[:8]))
+    assert mark == b"ACKM" + struct.pack("<I8sI", 1, b"identity", google_crc32c.value(mark[:16]))
 
 
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        ("before the next. Group:", 36),
+        ("before the next. Group:", 44),
         ("## Native record, version 2", 60),
         ("## Cursor pointer, version 2", 56),
         ("Header, 12 bytes", 12),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FAILURES_MAX = 20
 """Of a layer's failed runs, this many are kept with their stories; all are counted."""
 
+OURS = "ours"
+"""The subject whose totals are kept, unless another is named."""
+
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 _VERSION = 1
@@ -97,6 +100,14 @@ class Totals:
         """Whether no promise was seen broken."""
         return not (self.failed_runs or self.lost_durable or self.invented or self.gauge_mismatch)
 
+    @property
+    def untested(self) -> str:
+        """What could not be tested, because the subject did not do its part; empty if all could."""
+        # Not a word of runs in which nothing was persisted: they were too short.
+        if self.counts.get("accepted_persists") and not self.counts.get("durable_receipts"):
+            return "it never said that anything is durable: I2 was not tested"
+        return ""
+
     def add(self, outcome: RunOutcome) -> None:
         """Take one more run in."""
         self.next_seed = outcome.seed + 1
@@ -143,11 +154,11 @@ def run_layer(
         totals.skipped = str(error)
 
 
-def read_totals(path: Path) -> dict[str, Totals]:
+def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
     """Read what earlier campaigns have written; nothing if there is no file.
 
     Raises:
-        CampaignError: It is not such a file, or of a newer version.
+        CampaignError: It is not such a file, or of a newer version, or of another subject.
         OSError: It cannot be read.
     """
     try:
@@ -158,19 +169,21 @@ def read_totals(path: Path) -> dict[str, Totals]:
         found = json.loads(data)
         if found["version"] != _VERSION:
             raise CampaignError(f"{path}: version {found['version']!r}; this release reads version {_VERSION}")
+        if (crashed := found.get("subject", OURS)) != subject:
+            raise CampaignError(f"{path}: totals of the subject {crashed!r}, not of {subject!r}: name another file")
         return {name: _totals(plain) for name, plain in found["layers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CampaignError(f"{path}: not the totals of a crash campaign ({error!r})") from error
 
 
-def write_totals(path: Path, totals: dict[str, Totals]) -> None:
+def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) -> None:
     """Write totals so that the file is there whole or as it was.
 
     Raises:
         OSError: The disk is full or failed.
     """
     layers = {name: asdict(each) for name, each in sorted(totals.items())}
-    write_whole(path, json.dumps({"version": _VERSION, "layers": layers}, indent=2) + "\n")
+    write_whole(path, json.dumps({"version": _VERSION, "subject": subject, "layers": layers}, indent=2) + "\n")
 
 
 def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:

@@ -18,16 +18,18 @@ From the subject::
     {"acked": [[1, 0, 10], [4, 3, 4]], "redelivery_if_crashed": null}   to report and to recover
     {"error": "..."}                                              it cannot go on
 
-The subject may take its time, and may say that operations are durable before it says that they were accepted. It must
-write a line out before it counts as said: what is in a buffer when the process dies was never said. What it writes to
-standard error is not read, but is quoted if it ends by itself.
+The subject may take its time, and may say that operations are durable before it says that they were accepted. It may
+hold answers back, at most until the next persist: then it says that all were accepted that were asked until then. Each
+request has one answer, and each operation becomes durable once; what nobody asked for, or is said twice, breaks the
+conversation (`Turns`). It must write a line out before it counts as said: what is in a buffer when the process dies was
+never said. What it writes to standard error is not read, but is quoted if it ends by itself.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ackstate.errors import AckStateError
 from ackstate.position import LEDGER_ID_MAX
@@ -41,10 +43,15 @@ if TYPE_CHECKING:
 _ENTRY_END_MAX = 2**32
 _NUMBER_MAX = 2**63 - 1
 _QUOTED_MAX = 200
+_TOLD_MAX = 1_000
 
 
 class SubjectError(AckStateError):
     """A subject said what the conversation has no room for, fell silent, or ended by itself; the message quotes it."""
+
+
+class OutOfTurnError(SubjectError):
+    """A subject answered what nobody had asked, or the same twice."""
 
 
 class Start(NamedTuple):
@@ -90,6 +97,55 @@ class Failure(NamedTuple):
 
 Request = Start | Recover | AskReport | Operation
 Answer = Ready | Accepted | Durable | Report | Failure
+
+
+@final
+class Turns:
+    """Which answers are still due to one process."""
+
+    def __init__(self) -> None:
+        self._starts = self._reports = 0
+        self._unaccepted: set[int] = set()
+        self._not_durable: set[int] = set()
+
+    def asked(self, request: Request) -> None:
+        """Note a request."""
+        match request:
+            case Start():
+                self._starts += 1
+            case Recover() | AskReport():
+                self._reports += 1
+            case Operation(number):
+                self._unaccepted.add(number)
+                self._not_durable.add(number)
+
+    def heard(self, answer: Answer) -> None:
+        """Note an answer.
+
+        Raises:
+            OutOfTurnError: It is not due; nothing was noted.
+        """
+        if self._starts and not isinstance(answer, Ready):
+            raise OutOfTurnError(f"it is not ready yet, and says {quoted(answer_line(answer))}")
+        match answer:
+            case Ready():
+                if not self._starts:
+                    raise OutOfTurnError("it is ready, and was not asked to start")
+                self._starts -= 1
+            case Report():
+                if not self._reports:
+                    raise OutOfTurnError("it says what is acked, and was not asked for that")
+                self._reports -= 1
+            case Accepted(number):
+                _take(self._unaccepted, (number,), answer)
+            case Durable(numbers):
+                _take(self._not_durable, numbers, answer)
+
+
+def _take(due: set[int], numbers: tuple[int, ...], answer: Answer) -> None:
+    if len(set(numbers)) != len(numbers) or not due.issuperset(numbers):
+        raise OutOfTurnError(f"{quoted(answer_line(answer))}: said twice, or of an operation that nobody had asked for")
+    due.difference_update(numbers)
 
 
 def request_line(request: Request) -> bytes:
@@ -168,7 +224,7 @@ def read_answer(line: bytes) -> Answer:
             case {"durable": list(numbers), **rest} if not rest:
                 return Durable(tuple(map(_count, numbers)))
             case {"acked": list(runs), **rest} if not rest or set(rest) == {"redelivery_if_crashed"}:
-                return Report([_run(run) for run in runs], _gauge(rest.get("redelivery_if_crashed")))
+                return Report(list(map(_run, runs)), _gauge(rest.get("redelivery_if_crashed")))
             case {"ready": True, **rest} if not rest:
                 return Ready()
             case {"error": str(text), **rest} if not rest:
@@ -193,15 +249,22 @@ def tell(life: Life, answer: Answer) -> None:
             case Durable(numbers):
                 life.durable(numbers)
             case Failure(text):
-                raise SubjectError(f"the subject cannot go on: {text}")
+                raise SubjectError(f"the subject cannot go on: {printable(text)}")
     except IndexError as error:
         raise SubjectError(f"{quoted(answer_line(answer))}: {error}") from None
 
 
 def quoted(line: bytes) -> str:
     """Return a line as text that is short and printable, whatever its bytes are."""
-    text = repr(line.rstrip(b"\r\n").decode(errors="backslashreplace"))
+    # The first bytes are enough: a line may have millions.
+    text = repr(line[: 4 * _QUOTED_MAX].rstrip(b"\r\n").decode(errors="backslashreplace"))
     return text if len(text) <= _QUOTED_MAX else f"{text[:_QUOTED_MAX]}... ({len(line)} bytes)"
+
+
+def printable(text: str) -> str:
+    """Return text of a subject as what a terminal shows on one line, with escapes for the rest; the first of much."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:_TOLD_MAX])
+    return shown if len(text) <= _TOLD_MAX else f"{shown}... ({len(text)} characters)"
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -231,9 +294,12 @@ def _gauge(number: object) -> int | None:
 
 
 def _run(run: object) -> EntryRun:
-    if not isinstance(run, list) or len(run) != 3:
-        raise ValueError(f"{str(run)[:_QUOTED_MAX]} is not a run [ledger, first, end]")
-    ledger_id, first, end = map(_count, run)
-    if ledger_id > LEDGER_ID_MAX or not first <= end <= _ENTRY_END_MAX:
-        raise ValueError(f"{run} is not a run [ledger, first, end] with first <= end <= {_ENTRY_END_MAX}")
-    return EntryRun(ledger_id, first, end)
+    # In few steps, because a report may have hundreds of thousands. `True` is no number here.
+    if type(run) is list and len(run) == 3:
+        ledger_id, first, end = run
+        if type(ledger_id) is type(first) is type(end) is int and (
+            0 <= ledger_id <= LEDGER_ID_MAX and 0 <= first <= end <= _ENTRY_END_MAX
+        ):
+            return EntryRun(ledger_id, first, end)
+    text = printable(str(run))[:_QUOTED_MAX]
+    raise ValueError(f"{text} is not a run [ledger, first, end] with 0 <= first <= end <= {_ENTRY_END_MAX}")

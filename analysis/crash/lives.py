@@ -17,7 +17,7 @@ from analysis.crash.conversation import (
     Accepted,
     AskReport,
     Durable,
-    Failure,
+    OutOfTurnError,
     Ready,
     Recover,
     Start,
@@ -28,7 +28,8 @@ from analysis.crash.layer import BrokenPromise, RunOutcome
 from analysis.crash.subject import Operation, OperationKind, Report
 from analysis.crash.subject_process import PATIENCE_S
 from analysis.crash.subject_trace import Lived
-from analysis.crash.verdict import Life, entries, listed
+from analysis.crash.verdict import DIFFERING, Life, add_operation, entries, listed
+from analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,10 @@ _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
 _CRASHED_AFTERWARDS_SHARE = 0.5
+# Only so far ahead that what was asked is about what it can have seen. A subject may hold answers back until a persist:
+# when it has said nothing for so long, it is asked more.
 _SENT_AHEAD = 64
+_PAUSE_S = 0.02
 
 
 class Crash(Protocol):
@@ -82,7 +86,7 @@ class LivesSettings:
     Attributes:
         early_s: While it starts or recovers: up to so much after it was asked to.
         delay_mean_s: Else after so many answers, and then so much later on average, or at once.
-        patience_s: How long a subject may be silent when it is its turn.
+        patience_s: How long a subject may take for an answer when it is its turn.
     """
 
     early_s: float = 0.004
@@ -122,13 +126,17 @@ class Lives:
         self._number = self._crashes = 0
         self._is_open = False
         self._life = Life(self._log)
+        # By any life.
+        self._ever_asked = EntrySet()
         # What was asked and said in the life that nobody has judged yet.
         self._steps: list[tuple[int, Operation | Answer]] = []
         # The same in a story, with what was done to it between.
         self._story: list[Operation | Answer | str] = []
         self._died_ms = 0
         self._verdict: Verdict | None = None
-        self._counts = dict.fromkeys(("crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"), 0)
+        self._counts = dict.fromkeys(
+            ("accepted_persists", "crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"), 0
+        )
         self.broken: tuple[BrokenPromise, ...] = ()
         self.lived: list[Lived] = []
 
@@ -153,7 +161,7 @@ class Lives:
                 moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
                 self._talk(process, self._operations(length), moment)
                 time.sleep(moment.delay_s)
-                self._hear(self._crashed(process))
+                self._crashed(process)
         self._died_ms = _now_ms()
         self._number += 1
 
@@ -181,15 +189,17 @@ class Lives:
         try:
             yield
         except SubjectError as error:
-            promise = TALKING if self._is_open else RECOVERABLE
+            promise = TALKING if self._is_open or isinstance(error, OutOfTurnError) else RECOVERABLE
             self.broken = (BrokenPromise(promise, str(error), self._told(str(error))),)
 
     def _crashed(self, process: SubjectProcess, when: str = "") -> Sequence[Answer]:
         self._crashes += 1
         try:
-            return self._crash(process)
+            answers = self._crash(process)
+            self._hear(answers)
         finally:
             self._story.append(f"{when}: {self._crash}" if when else str(self._crash))
+        return answers
 
     def _crash_early(self, process: SubjectProcess, chance: Random, when: str) -> None:
         time.sleep(chance.uniform(0, self._settings.early_s))
@@ -197,6 +207,7 @@ class Lives:
         for answer in self._crashed(process, when):
             if isinstance(answer, Report):
                 self._opened(answer)
+                self._story.append(f"{when}: {self._crash}")
         self._number += 1
 
     def _opened(self, report: Report) -> None:
@@ -206,13 +217,27 @@ class Lives:
         acked = entries(report.acked)
         if self._life.operations:
             self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
-        verdict = self._life.judge(report)
         holds = f"it is open, and holds {listed(acked)}"
+        self._judge(acked, holds)
+        self._life, self._steps, self._story = Life(self._log, acked), [], [holds]
+        if report.redelivery_if_crashed is not None:
+            self._life.gauged(report.redelivery_if_crashed)
+        self._known = acked
+
+    def _judge(self, acked: EntrySet, holds: str) -> None:
+        verdict = self._life.judge_entries(acked)
+        for operation in self._life.operations:
+            add_operation(self._ever_asked, operation, self._log)
+        if self._counts["recoveries"] > 1 and not self._life.operations:
+            fewer, more = verdict.lost_durable, verdict.invented
+            if len(fewer) or len(more):
+                found = f"nothing was asked between two recoveries; lacking now: {listed(fewer)}; new: {listed(more)}"
+                self.broken = (BrokenPromise(DIFFERING, found, self._told(holds)),)
+            # What an earlier life was asked is not invented.
+            verdict = verdict._replace(lost_durable=EntrySet(), invented=more - self._ever_asked)
         if not verdict.is_clean:
             self._verdict = verdict
-            self.broken = verdict.broken(self._told(holds))
-        self._life, self._steps, self._story = Life(self._log, acked), [], [holds]
-        self._known = acked
+            self.broken += verdict.broken(self._told(holds))
 
     def _operations(self, length: int) -> list[Operation]:
         """Return what a life is asked; a persist is the last, so that the shortest life, too, has something to lose."""
@@ -223,31 +248,48 @@ class Lives:
     def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment) -> None:
         """Ask until the moment has come, or everything was answered."""
         sent = heard = accepted = 0
+        ahead, patience_s = _SENT_AHEAD, self._settings.patience_s
+        until = time.monotonic() + patience_s
         answers: Sequence[Answer] = ()
         while True:
-            # Only so far ahead that what was asked is about what it can have seen.
-            asked = operations[sent : max(heard + _SENT_AHEAD, sent)]
-            self._note(asked)
-            for operation in asked:
-                self._life.asked(operation)
-            process.send(*asked)
-            sent += len(asked)
+            sent += self._ask(process, operations[sent : max(heard + ahead, sent)])
             waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
                 return
-            answers = process.events(self._settings.patience_s)
-            if not answers:
-                raise SubjectError(f"the subject was silent for {self._settings.patience_s:g} s")
+            timeout_s = until - time.monotonic() if sent == len(operations) else _PAUSE_S
+            # Receipts for nothing could be given for ever.
+            answers = [answer for answer in process.events(timeout_s) if answer != Durable(())]
+            self._hear(answers)
             heard += len(answers)
             accepted += sum(isinstance(answer, Accepted) for answer in answers)
-            self._hear(answers)
+            if answers:
+                until = time.monotonic() + patience_s
+            elif sent < len(operations):
+                ahead += _SENT_AHEAD
+            elif time.monotonic() >= until:
+                raise process.silence(patience_s)
+
+    def _ask(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
+        self._note(asked)
+        for operation in asked:
+            self._life.asked(operation)
+        process.send(*asked)
+        return len(asked)
 
     def _hear(self, answers: Sequence[Answer]) -> None:
         self._note(answers)
         for answer in answers:
             tell(self._life, answer)
-            if isinstance(answer, Durable):
-                self._counts["durable_receipts"] += len(answer.numbers)
+            match answer:
+                case Durable(numbers):
+                    # That of a persist promises nothing.
+                    acks = [number for number in numbers if not self._is_persist(number)]
+                    self._counts["durable_receipts"] += len(acks)
+                case Accepted(number):
+                    self._counts["accepted_persists"] += self._is_persist(number)
+
+    def _is_persist(self, number: int) -> bool:
+        return self._life.operation(number).kind is OperationKind.PERSIST
 
     def _note(self, steps: Sequence[Operation | Answer]) -> None:
         self._steps += zip(repeat(_now_ms()), steps)
@@ -255,6 +297,22 @@ class Lives:
 
     def _told(self, end: str) -> tuple[str, ...]:
         return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_told, self._story), end)
+
+
+def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
+    """Have a subject start in an empty directory, report, ack and persist, once and unhurt.
+
+    After this, whatever it cannot do is a crash's doing.
+
+    Raises:
+        SubjectError: It cannot even do that.
+    """
+    with launch() as process:
+        process.send(Start(directory, {1: 10}), AskReport())
+        process.wait_for(Report, patience_s=patience_s)
+        process.send(Operation(0, OperationKind.ACK, 1, 0), Operation(1, OperationKind.PERSIST))
+        for _ in range(2):
+            process.wait_for(Accepted, patience_s=patience_s)
 
 
 def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _Moment:
@@ -283,8 +341,7 @@ def _told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for eac
             return f"durable: {' '.join(map(str, numbers))}"
         case Report():
             return f"it holds {listed(entries(step.acked))}"
-        case Failure(text):
-            return f"it cannot go on: {text}"
+    raise AssertionError(step)
 
 
 def _ledgers(log: Mapping[int, int]) -> str:

@@ -63,7 +63,7 @@ class LoopDisk:
         self._options = options
         self._image = _empty_image()
         self._device = -1
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_visible_pid()}-"))
         try:
             self._attach()
             _make_file_system(self._device_path)
@@ -196,9 +196,14 @@ def _make_file_system(device: str) -> None:
 
 def _empty_image() -> int:
     # In memory, so that nothing is left on a disk however we end, and that a sync costs microseconds.
-    image = os.memfd_create(f"{_PREFIX}{os.getpid()}-")
+    image = os.memfd_create(f"{_PREFIX}{_visible_pid()}-")
     os.truncate(image, SIZE_BYTES)
     return image
+
+
+def _visible_pid() -> int:
+    """Return the number that `/proc` has for this process: another one than `os.getpid` in a process namespace."""
+    return int(Path("/proc/self").readlink().name)
 
 
 def _copy(image: int) -> int:

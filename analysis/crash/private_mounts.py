@@ -1,6 +1,12 @@
 """Run a generator in a process that sees mounts of its own: they and the loop devices end with it, however it ends.
 
-The process is forked, so that code patched in this one is patched there, too.
+The process is forked, so that code patched in this one is patched there, too. It has a process namespace of its own:
+whatever was started in it, in whatever session, is killed with it, and holds no mount and no device any more. ``/proc``
+stays that of all processes, so that `os.getpid` has another number there than ``/proc/self``.
+
+    this process -> the first one there, which reaps orphans and ends with the second -> the second, which does the work
+
+Between the two stands one that has left, and waits: whoever makes a process namespace is not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import select
 import signal
 import traceback
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 from analysis.crash.child import die_with
 from analysis.crash.conversation import SubjectError
@@ -24,10 +30,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # linux/sched.h, linux/mount.h
-_CLONE_NEWNS = 0x20000
+_CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 # For its run and its unmount to end after it was told to; then it is killed, and the kernel unmounts.
-_PATIENCE_S = 10.0
+_PATIENCE_S = 5.0
 
 _MORE = b"+"
 
@@ -85,22 +91,59 @@ def _work(make: Callable[[], Iterator[object]], ask: int, tell: int, *, parent_p
     """Be the forked process. Never returns, whatever happens: two harnesses must not go on from here."""
     status = 1
     try:
-        # An interrupt goes to the whole process group; the one that forked us decides, and closes the pipe.
+        # These go to the whole process group; the one that forked us decides, and closes the pipe.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         die_with(parent_pid)
         with open(tell, "wb") as answers:
-            for answer in _made(make, ask):
-                pickle.dump(answer, answers)
-                answers.flush()
-        status = 0
+            status = _work_apart(make, ask, answers)
     finally:
         os._exit(status)
+
+
+def _work_apart(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]) -> int:
+    """Have the work done in namespaces of its own; return the status with which it ended."""
+    try:
+        _leave_mounts()
+    except LayerSkippedError as error:
+        _tell(answers, ("raised", error))
+        return 0
+    pid = os.fork()
+    if pid == 0:
+        _be_first(make, ask, answers)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _be_first(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]) -> NoReturn:
+    """Be the first process of the namespace: when it ends, all others are killed."""
+    status = 1
+    try:
+        # That its parent lives cannot be seen from here. Where it does not, nobody holds the other end of `ask`.
+        die_with(os.getppid())
+        first_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with(first_pid)
+            for answer in _made(make, ask):
+                _tell(answers, answer)
+            os._exit(0)
+        ended = ended_status = 0
+        while ended != pid:
+            ended, ended_status = os.wait()
+        status = os.waitstatus_to_exitcode(ended_status) & 0xFF
+    finally:
+        os._exit(status)
+
+
+def _tell(answers: IO[bytes], answer: tuple[str, object]) -> None:
+    pickle.dump(answer, answers)
+    answers.flush()
 
 
 def _made(make: Callable[[], Iterator[object]], ask: int) -> Iterator[tuple[str, object]]:
     """Make an item for each byte that comes; close the generator when the pipe is closed."""
     try:
-        _leave_mounts()
         items = make()
         try:
             while os.read(ask, 1) == _MORE:
@@ -118,14 +161,17 @@ def _made(make: Callable[[], Iterator[object]], ask: int) -> Iterator[tuple[str,
 
 
 def _leave_mounts() -> None:
-    """Have mounts of our own from now on.
+    """Have mounts of our own from now on, and the next child processes of its own.
 
     Raises:
         LayerSkippedError: Not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     # Without the second, ours would be propagated to everyone else's.
-    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
+    if (
+        libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0
+        or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
+    ):
         raise LayerSkippedError(f"private mounts need root: {os.strerror(ctypes.get_errno())}")
 
 

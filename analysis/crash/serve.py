@@ -10,11 +10,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import select
+import signal
 import sys
 import threading
 import traceback
+from contextlib import redirect_stdout, suppress
+from operator import index
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from analysis.crash.conversation import (
     Accepted,
@@ -26,12 +30,14 @@ from analysis.crash.conversation import (
     Start,
     SubjectError,
     answer_line,
+    printable,
     read_request,
 )
 from analysis.crash.subject import Operation, OperationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import ModuleType
 
     from analysis.crash.conversation import Answer, Request
     from analysis.crash.subject import CrashSubject
@@ -42,6 +48,10 @@ SUBJECTS = {
     "ours-limited": "analysis.crash.subjects.ours:OursLimited",
     "naive": "analysis.crash.subjects.naive:NaiveSubject",
 }
+_WANTED = ("persists_in_background", "start", "apply", "receipts", "recover", "report")
+_IMPORT_S = 60
+_COMPLAINT_BYTES_MAX = 8192
+_IMPORTED = "+"
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -63,16 +73,67 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     module_name, _, class_name = SUBJECTS.get(name, name).partition(":")
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - as text, as the path has it
         sys.path.append(here)
-    try:
-        found: Any = getattr(importlib.import_module(module_name), class_name)
-    except ImportError as error:
-        raise ValueError(f"subject {name!r}: {error}") from error
-    except AttributeError:
-        raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}") from None
+    module = _imported(name, module_name)
+    found: Any = getattr(module, class_name, None)
+    if found is None:
+        raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}")
     if not callable(found):
         raise ValueError(f"subject {name!r}: it cannot be called to make a subject")
     made: Callable[[], CrashSubject] = found
     return made
+
+
+def _imported(name: str, module_name: str) -> ModuleType:
+    """Import a module that may do anything; in a process of its own first, because it may end that.
+
+    Raises:
+        ValueError: It cannot be imported.
+    """
+    if module_name not in sys.modules and name not in SUBJECTS and (complaint := _tried(module_name)):
+        raise ValueError(f"subject {name!r}: {complaint}")
+    try:
+        # What it prints is not what the harness says.
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"subject {name!r}: {printable(str(error))}") from error
+
+
+def _tried(module_name: str) -> str:
+    """Import a module in a copy of this process; return why that failed, or nothing."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _try(module_name, tell)
+    os.close(tell)
+    with open(told, "rb", buffering=0) as lines:  # noqa: PTH123 - a pipe has no path
+        is_told, _, _ = select.select([lines], [], [], _IMPORT_S)
+        complaint = lines.read(_COMPLAINT_BYTES_MAX).decode() if is_told else f"its import takes over {_IMPORT_S} s"
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if not complaint:
+        return f"to import {module_name} ends the process"
+    return "" if complaint == _IMPORTED else complaint
+
+
+def _try(module_name: str, tell: int) -> NoReturn:
+    """Be the copy: say what went wrong, or that nothing did."""
+    complaint = _IMPORTED
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nowhere, descriptor)
+        importlib.import_module(module_name)
+    except ImportError as error:
+        complaint = printable(str(error)) or "ImportError"
+    except BaseException as error:
+        complaint = printable(f"to import {module_name} raises {_told(error)}")
+    finally:
+        os.write(tell, complaint.encode())
+        os._exit(0)
 
 
 def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> None:
@@ -104,6 +165,7 @@ class _Service:
 
     def run(self, requests: Iterable[bytes]) -> None:
         try:
+            _check_complete(self._subject)
             for line in requests:
                 self._serve(read_request(line))
             if self._persister is not None:
@@ -152,11 +214,13 @@ class _Service:
     def _say_accepted(self, operation: Operation) -> None:
         with self._saying:
             gauge = getattr(self._subject, "redelivery_if_crashed", None)
-            self._write(answer_line(Accepted(operation.number, gauge)))
+            # A number with a fraction is no number of entries.
+            self._write(answer_line(Accepted(operation.number, None if gauge is None else index(gauge))))
 
     def _say_durable(self) -> None:
-        if numbers := self._subject.receipts():
-            self._say(Durable(tuple(numbers)))
+        numbers = self._subject.receipts()
+        if numbers is not None and len(numbers):
+            self._say(Durable(tuple(map(index, numbers))))
 
     def _say(self, answer: Answer) -> None:
         with self._saying:
@@ -172,6 +236,12 @@ def end_with_traceback() -> None:
     """End this process without any cleaning up, as a crash would, and say why on standard error."""
     os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     os._exit(1)
+
+
+def _check_complete(subject: CrashSubject) -> None:
+    missing = [name for name in _WANTED if not hasattr(subject, name)]
+    if missing:
+        raise TypeError(f"the subject has no {', '.join(missing)}")
 
 
 def _told(error: BaseException) -> str:

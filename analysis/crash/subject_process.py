@@ -13,22 +13,23 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
 
-from analysis.crash.conversation import Failure, SubjectError, quoted, read_answer, request_line
+from analysis.crash.conversation import Failure, SubjectError, Turns, printable, quoted, read_answer, request_line
 from analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from analysis.crash.conversation import Answer, Request
     from analysis.crash.subject import CrashSubject
 
 PATIENCE_S = 60.0
-"""How long a subject may be silent when it is its turn; a busy machine needs seconds."""
+"""How long a subject may take for an answer when it is its turn; a busy machine needs seconds."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
 _COMPLAINT_BYTES_MAX = 4096
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.0002
+# For the rest of its process group to die.
+_DYING_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -46,12 +47,13 @@ class SubjectProcess:
     def __init__(self, pid: int, requests: int, answers: int, complaints: int) -> None:
         self.pid = pid
         self._requests, self._answers, self._complaints = requests, answers, complaints
+        self._turns = Turns()
         self._unsent = bytearray()
         self._unread = bytearray()
         self._lines: deque[bytes] = deque()
         self._complaint = b""
         self._status: int | None = None
-        self._is_killed = False
+        self._is_killed = self._is_survived = False
         self._selector = selectors.PollSelector()
         for descriptor in (requests, answers, complaints):
             os.set_blocking(descriptor, False)
@@ -115,18 +117,13 @@ class SubjectProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._end()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended and was reaped."""
-        return self._status is not None
 
     def send(self, *requests: Request) -> None:
         """Ask. Never waits: what the pipe has no room for is sent while `events` and the like wait."""
+        for request in requests:
+            self._turns.asked(request)
         self._unsent += b"".join(map(request_line, requests))
         self._write()
 
@@ -136,7 +133,8 @@ class SubjectProcess:
         Returns as soon as there is something. What it wrote without an end of line it has not said.
 
         Raises:
-            SubjectError: It said what is no answer, or ended by itself; after what it had said before was returned.
+            SubjectError: It said what is no answer or is not due, that it cannot go on, or ended by itself; after what
+                it had said before was returned.
         """
         answers: list[Answer] = []
         if self._await_line(timeout_s):
@@ -153,17 +151,22 @@ class SubjectProcess:
         """Return what it says until an answer of some kind, and that answer.
 
         Raises:
-            SubjectError: As `events`, or it was silent for `patience_s`, or says that it cannot go on.
+            SubjectError: As `events`, or there was none within `patience_s`, whatever else it said.
         """
         before: list[Answer] = []
-        while self._await_line(patience_s):
+        until = time.monotonic() + patience_s
+        while self._await_line(until - time.monotonic()):
             answer = self._next_answer()
             if isinstance(answer, kind):
                 return before, answer
-            if isinstance(answer, Failure):
-                raise SubjectError(f"the subject cannot go on: {answer.text}")
             before.append(answer)
-        raise SubjectError(f"the subject was silent for {patience_s:g} s{self._quoted_complaint()}")
+            if time.monotonic() > until:
+                break
+        raise self.silence(patience_s)
+
+    def silence(self, patience_s: float) -> SubjectError:
+        """Return the error that blames it for having said nothing, or nothing that was due."""
+        return SubjectError(f"the subject was silent for {patience_s:g} s{self._quoted_complaint()}")
 
     def stop(self) -> None:
         """Stop it in the middle of whatever it does; return when the kernel says that all its threads stand still.
@@ -204,6 +207,8 @@ class SubjectProcess:
                 answers.append(self._next_answer())
         except SubjectError as error:
             return answers, error
+        if self._is_survived:
+            return answers, SubjectError("what the subject had started lives on in a session of its own")
         return answers, None if self._is_killed else self._ended()
 
     def _end(self) -> None:
@@ -215,9 +220,11 @@ class SubjectProcess:
             _, self._status = os.waitpid(self.pid, 0)
         self._is_killed = os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGKILL
         # What it had started may take a moment to die; until then it holds the pipe.
-        until = time.monotonic() + PATIENCE_S
-        while self._pump(0.05) and time.monotonic() < until:
-            pass
+        until = time.monotonic() + _DYING_S
+        while self._pump(0.05):
+            if time.monotonic() > until:
+                self._is_survived = True
+                break
         self._selector.close()
         for descriptor in (self._requests, self._answers, self._complaints):
             os.close(descriptor)
@@ -265,19 +272,23 @@ class SubjectProcess:
             self._selector.unregister(self._requests)
 
     def _read(self) -> bool:
-        while True:
-            try:
-                chunk = os.read(self._answers, _CHUNK_BYTES)
-            except BlockingIOError:
-                return True
-            if not chunk:
-                return False
-            *lines, rest = (self._unread + chunk).split(b"\n")
-            self._lines += map(bytes, lines)
-            self._unread = rest
-            if len(rest) > LINE_BYTES_MAX:
-                self._lines.append(bytes(rest))
-                return True
+        """Read what is there, up to a chunk: whoever writes faster than we read does not keep us here."""
+        try:
+            chunk = os.read(self._answers, _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        first, *others = chunk.split(b"\n")
+        # Joined in place, or a long line would be copied with each chunk.
+        self._unread += first
+        for line in others:
+            self._lines.append(bytes(self._unread))
+            self._unread = bytearray(line)
+        if len(self._unread) > LINE_BYTES_MAX:
+            self._lines.append(bytes(self._unread))
+            self._unread.clear()
+        return True
 
     def _hear_complaint(self) -> None:
         chunk = os.read(self._complaints, _CHUNK_BYTES)
@@ -304,8 +315,11 @@ class SubjectProcess:
         return bool(self._lines)
 
     def _next_answer(self) -> Answer:
-        """Take the next answer; a line that is none stays, and is refused again."""
+        """Take the next answer; a line that is none, or not due, stays and is refused again."""
         answer = read_answer(self._lines[0])
+        if isinstance(answer, Failure):
+            raise SubjectError(f"the subject cannot go on: {printable(answer.text)}")
+        self._turns.heard(answer)
         self._lines.popleft()
         return answer
 
@@ -357,8 +371,9 @@ def _run_child(
     try:
         os.setsid()
         _die_with(parent_pid)
-        # Ctrl-C is for the harness.
+        # Ctrl-C is for the harness; and what the harness does when it is terminated, a subject does not.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(complaints, 2)
         # Its collector would touch, and so copy, every page of the parent's objects.
         gc.freeze()

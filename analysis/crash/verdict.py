@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 INVENTED = "I1: an unacked entry is never treated as acked"
 LOST = "I2: a durable receipt survives any crash"
+DIFFERING = "I5: two recoveries of what a crash left hold the same"
 GAUGE = "I3: no more comes again than the gauge said"
 _LISTED_MAX = 8
 
@@ -84,7 +85,17 @@ class Life:
         """Note a request; before it is sent."""
         assert operation.number == len(self._operations)
         self._operations.append(operation)
-        self._add(self._asked, operation)
+        add_operation(self._asked, operation, self._ledgers)
+
+    def operation(self, number: int) -> Operation:
+        """Return what it was asked under a number.
+
+        Raises:
+            IndexError: Nothing.
+        """
+        if not 0 <= number < len(self._operations):
+            raise IndexError(f"there was no operation {number}: {len(self._operations)} were asked for")
+        return self._operations[number]
 
     def accepted(self, number: int) -> None:
         """Note that an operation was accepted.
@@ -92,12 +103,12 @@ class Life:
         Raises:
             IndexError: It was never asked for.
         """
-        operation = self._operation(number)
+        operation = self.operation(number)
         covered = EntrySet()
-        self._add(covered, operation)
+        add_operation(covered, operation, self._ledgers)
         # What had been accepted before was in that gauge, or was durable.
         self._accepted_since_gauge += len(covered - self._accepted)
-        self._add(self._accepted, operation)
+        add_operation(self._accepted, operation, self._ledgers)
 
     def durable(self, numbers: Iterable[int]) -> None:
         """Note that operations are durable, as the subject said.
@@ -105,8 +116,8 @@ class Life:
         Raises:
             IndexError: One was never asked for.
         """
-        for operation in [self._operation(number) for number in numbers]:
-            self._add(self._durable, operation)
+        for operation in [self.operation(number) for number in numbers]:
+            add_operation(self._durable, operation, self._ledgers)
 
     def gauged(self, redelivery_if_crashed: int) -> None:
         """Note what the subject's gauge said; what is accepted later may come on top of it."""
@@ -115,7 +126,10 @@ class Life:
 
     def judge(self, recovered: Report) -> Verdict:
         """Compare with what a recovery after the crash holds."""
-        acked = entries(recovered.acked)
+        return self.judge_entries(entries(recovered.acked))
+
+    def judge_entries(self, acked: EntrySet) -> Verdict:
+        """As `judge`, of the entries that are acked."""
         gauge = self._gauge
         return Verdict(
             lost_durable=self._durable - acked,
@@ -124,21 +138,18 @@ class Life:
             redelivery_max=None if gauge is None else gauge + self._accepted_since_gauge,
         )
 
-    def _operation(self, number: int) -> Operation:
-        if not 0 <= number < len(self._operations):
-            raise IndexError(f"there was no operation {number}: {len(self._operations)} were asked for")
-        return self._operations[number]
 
-    def _add(self, entries: EntrySet, operation: Operation) -> None:
-        ledger_id, entry_id = operation.ledger_id, operation.entry_id
-        match operation.kind:
-            case OperationKind.ACK:
-                entries.add_run(ledger_id, entry_id, entry_id + 1)
-            case OperationKind.MARK_DELETE:
-                for lower_id, count in self._ledgers.items():
-                    if lower_id < ledger_id:
-                        entries.add_run(lower_id, 0, count)
-                entries.add_run(ledger_id, 0, entry_id + 1)
+def add_operation(some: EntrySet, operation: Operation, ledgers: Mapping[int, int]) -> None:
+    """Add the entries that an operation acks to some; `ledgers` as of `Life`."""
+    ledger_id, entry_id = operation.ledger_id, operation.entry_id
+    match operation.kind:
+        case OperationKind.ACK:
+            some.add_run(ledger_id, entry_id, entry_id + 1)
+        case OperationKind.MARK_DELETE:
+            for lower_id, count in ledgers.items():
+                if lower_id < ledger_id:
+                    some.add_run(lower_id, 0, count)
+            some.add_run(ledger_id, 0, entry_id + 1)
 
 
 def entries(runs: Iterable[EntryRun]) -> EntrySet:

@@ -2,14 +2,18 @@
 
 ``LOCK`` names the process that has the directory open. It stays; the kernel lets go of the lock on it when the process
 ends, however it ends.
+
+A forked child has no part in a store that its parent has open (`leave_to_parent_at_fork`). It would write over what the
+parent writes or, with SQLite, at its end remove the log that the parent goes on writing.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from cursor.store import StoreLockedError
 
@@ -21,8 +25,40 @@ LOCK = "LOCK"
 """The name of the lock in a store's directory."""
 
 
+class Opened(Protocol):
+    """A store, or a part of one, that this process has open."""
+
+    def leave_to_parent(self) -> None:
+        """Refuse every later call, and let go of what was inherited without touching the store.
+
+        Called in a forked child, whose only thread this is. Locks that other threads held will never be let go of:
+        take none, make new ones. Nothing may be raised.
+        """
+        ...
+
+
+_OPENED: weakref.WeakSet[Opened] = weakref.WeakSet()
+
+
+def leave_to_parent_at_fork(opened: Opened) -> None:
+    """Have `Opened.leave_to_parent` called in each child that is forked from now on, as long as the object lives.
+
+    Args:
+        opened: Hashable by identity.
+    """
+    _OPENED.add(opened)
+
+
+def _leave_all_to_parent() -> None:
+    for opened in list(_OPENED):
+        opened.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
 def claim(directory: Path) -> BinaryIO:
-    """Take the lock for as long as the returned file is open.
+    """Take the lock until it is let go of by `unlock`, or all processes that have inherited the returned file end.
 
     Raises:
         StoreLockedError: Another process has it, or this one; nothing was changed.
@@ -35,6 +71,16 @@ def claim(directory: Path) -> BinaryIO:
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n".encode())
     return lock
+
+
+def unlock(lock: BinaryIO) -> None:
+    """Let go of the lock and close its file; doing it twice does nothing.
+
+    Closing alone would leave the directory locked for as long as a forked child has the file open.
+    """
+    if not lock.closed:
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -55,8 +101,10 @@ def closed_to_others(directory: Path) -> Iterator[None]:
             raise StoreLockedError(f"{directory} was opened while it was copied") from None
         return
     _lock_file(lock, fcntl.LOCK_SH, directory)
-    with lock:
+    try:
         yield
+    finally:
+        unlock(lock)
 
 
 def _lock_file(lock: BinaryIO, kind: int, directory: Path) -> None:

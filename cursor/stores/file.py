@@ -7,12 +7,13 @@ and what of it a crash may tear in `cursor.stores.file_log`, its records in `cur
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import PayloadTooLargeError, Store, Versioned, check_path, children_prefix
+from cursor.store import PayloadTooLargeError, Store, Versioned, check_owner, check_path, children_prefix
 from cursor.stores.directory_lock import LOCK
-from cursor.stores.file_commit import FileLog, system_errors_in_our_words
+from cursor.stores.file_commit import IDENTITY_SIZE, FileLog, system_errors_in_our_words
 from cursor.stores.file_copy import copy_files
 from cursor.stores.file_generation import check_names
 from cursor.stores.kernel_directory import KernelDirectory
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
     from cursor.stores.file_log import DiscardedTail
     from cursor.stores.store_directory import StoreDirectory
 
+_BEHIND_SLASH = chr(ord("/") + 1)
 _COMPACTION_SIZE_MIN = 1 << 20
 _SIZE_END = 1 << 32  # No entry, path or value has so many bytes.
 
 
 @final
 class FileStore:
-    """A store in a directory on a local disk; thread-safe, but not to be carried over a fork.
+    """A store in a directory on a local disk; thread-safe.
 
     Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes what is alive
-    to a new one. Opening reads the log once. In memory are 16 bytes an entry, and the values.
+    to a new one. Opening reads the log once. In memory are 16 bytes an entry, some 500 bytes a ledger and 200 more for
+    an owner of its own, and the values with some 200 bytes each.
+
+    A forked child has no part in it: there every call is refused, and the parent's store stays as it is.
 
     Args:
         path: The directory. One that is missing is made, an empty one becomes a store.
@@ -57,10 +62,25 @@ class FileStore:
         self._begin(directory, compaction_size_min)
 
     @classmethod
-    def over(cls, directory: StoreDirectory, *, compaction_size_min: int = _COMPACTION_SIZE_MIN) -> FileStore:
-        """Open a store in any `StoreDirectory`, which is closed with the store, or if this raises."""
+    def over(
+        cls,
+        directory: StoreDirectory,
+        *,
+        compaction_size_min: int = _COMPACTION_SIZE_MIN,
+        identity: bytes | None = None,
+    ) -> FileStore:
+        """Open a store in any `StoreDirectory`, which is closed with the store, or if this raises.
+
+        Args:
+            directory: Where it is.
+            compaction_size_min: A log below this many bytes is not compacted.
+            identity: What a store that is made will tell its log from another store's by: eight bytes, at random
+                unless given. A store that is there keeps its own.
+        """
+        if identity is not None and len(identity) != IDENTITY_SIZE:
+            raise ValueError(f"not an identity of {IDENTITY_SIZE} bytes: {identity!r}")
         store = cls.__new__(cls)
-        store._begin(directory, compaction_size_min)
+        store._begin(directory, compaction_size_min, identity)
         return store
 
     @classmethod
@@ -93,9 +113,9 @@ class FileStore:
         store._copy = copy
         return store
 
-    def _begin(self, directory: StoreDirectory, compaction_size_min: int) -> None:
+    def _begin(self, directory: StoreDirectory, compaction_size_min: int, identity: bytes | None = None) -> None:
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._log = FileLog(directory, compaction_size_min=compaction_size_min)
+        self._log = FileLog(directory, compaction_size_min=compaction_size_min, identity=identity)
         self._ledgers = _FileLedgers(self._log)
         self._metadata = _FileMetadata(self._log)
 
@@ -128,6 +148,7 @@ class _FileLedgers:
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
+        check_owner(owner)
         return self._log.write(lambda draft: draft.create(owner))
 
     def append(self, ledger_id: int, entry: bytes) -> int:
@@ -158,6 +179,7 @@ class _FileLedgers:
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
+        check_owner(owner)
         with self._log.reading() as index:
             return sorted(index.ids_of.get(owner, ()))
 
@@ -190,11 +212,18 @@ class _FileMetadata:
         self._log.write(lambda draft: draft.remove(path, expected_version=expected_version))
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`; O(all values)."""
+        """See `MetadataStore.children`; O(names log values), but the first call after an opening sorts all paths."""
         prefix = children_prefix(path)
+        names = set()
         with self._log.reading() as index:
-            below = (value_path[len(prefix) :] for value_path in index.values if value_path.startswith(prefix))
-            return sorted({name.partition("/")[0] for name in below})
+            paths = index.paths()
+            at = bisect_left(paths, prefix)
+            while at < len(paths) and paths[at].startswith(prefix):
+                name, slash, _ = paths[at][len(prefix) :].partition("/")
+                names.add(name)
+                # Over all that is below a name, too.
+                at = bisect_left(paths, f"{prefix}{name}{_BEHIND_SLASH}", at + 1) if slash else at + 1
+        return sorted(names)
 
 
 def _copied(data: bytes) -> bytes:

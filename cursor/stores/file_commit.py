@@ -1,23 +1,23 @@
 """How do calls from many threads share one log, and one sync?
 
-A mutating call joins the group that is open. The first of a group to get the group's lock leads it: it waits for the
-log, closes the group, and writes the records of all its calls with one append and one sync. Calls that come meanwhile
-make the next group. So a lone call waits for nobody, and calls that would wait for each other's syncs share one.
+Calls that come together make a group (`cursor.stores.group_commit`), whose records are one append and one sync.
 
 After a failed append or sync the log refuses everything: what the kernel shows may not be what is on the disk, and a
 sync that succeeds later proves nothing. Only a full disk is no failure if what was written of the group can be cut off
-again. Locks are taken in this order: a group's, the log's, the one for joining.
+again. A leader that is interrupted (`KeyboardInterrupt`) before the log has grown undoes the group, and the next of it
+leads; one that is interrupted later leaves it unknown what is on the disk, which is a failure.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.errors import AckStateError
 from cursor.store import LedgerNotFoundError, StoreError, StoreFullError
+from cursor.stores.directory_lock import leave_to_parent_at_fork
 from cursor.stores.file_draft import Draft
 from cursor.stores.file_generation import (
     FULL,
@@ -28,35 +28,21 @@ from cursor.stores.file_generation import (
     write_generation,
 )
 from cursor.stores.file_log import CHANGES, encode_group
+from cursor.stores.group_commit import GroupCommit, fail
+from cursor.stores.kernel_directory import KernelDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cursor.stores.file_log import DiscardedTail
     from cursor.stores.file_records import Index
+    from cursor.stores.group_commit import Call, Group
     from cursor.stores.store_directory import StoreDirectory
 
 _Result = TypeVar("_Result")
 
-
-@dataclass(slots=True)
-class _Call:
-    """What one caller wants done, and what became of it."""
-
-    change: Callable[[Draft], Any]
-    result: Any = None
-    error: Exception | None = None
-    is_withdrawn: bool = False  # Its caller was interrupted: not to be done any more behind its back.
-
-
-@final
-class _Group:
-    """Calls that share a sync."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # Held by whoever leads the group.
-        self.calls: list[_Call] = []  # In the order in which they are carried out.
-        self.is_over = False  # Each call has its outcome, and nobody is to lead the group any more.
+IDENTITY_SIZE = 8
+"""The bytes of a store's identity."""
 
 
 @final
@@ -66,27 +52,33 @@ class FileLog:
     Args:
         directory: Where it is; closed with the log.
         compaction_size_min: See `cursor.stores.file.FileStore`.
+        identity: See `cursor.stores.file.FileStore.over`.
 
     Attributes:
         discarded: What opening cut off the log.
     """
 
-    def __init__(self, directory: StoreDirectory, *, compaction_size_min: int) -> None:
+    def __init__(self, directory: StoreDirectory, *, compaction_size_min: int, identity: bytes | None = None) -> None:
         self._directory = directory
         self._compaction_size_min = compaction_size_min
         self._lock = threading.Lock()  # Held by whoever uses the log.
-        self._joining = threading.Lock()  # Held for an instant, to join the open group or to close it.
-        self._open_group = _Group()
+        self._groups: GroupCommit[Draft] = GroupCommit()
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         self._is_closed = False
+        self._is_cutting = False  # The log was not yet synced since it was cut.
         self._size_without_room = 0  # What the log had when there was no room to write it anew.
         self.discarded: DiscardedTail | None
         try:
-            with system_errors_in_our_words(directory):
-                self._generation, self.discarded = open_generation(directory)
+            self._generation, self.discarded = open_generation(directory, lambda: _drawn(identity))
+        except OSError as error:
+            directory.close()
+            raise _in_our_words(directory, error) from error
         except BaseException:
             directory.close()
             raise
+        if isinstance(directory, KernelDirectory):
+            # Of a directory in memory a child has a copy.
+            leave_to_parent_at_fork(self)
 
     @contextmanager
     def reading(self) -> Iterator[Index]:
@@ -109,21 +101,7 @@ class FileLog:
 
     def write(self, change: Callable[[Draft], _Result]) -> _Result:
         """Carry out a change, sync, and return what it returned; nothing of it is left if it is refused."""
-        call = _Call(change)
-        try:
-            with self._joining:
-                group = self._open_group
-                group.calls.append(call)
-            with group.lock:
-                if not group.is_over:
-                    self._lead(group)
-        except BaseException:
-            call.is_withdrawn = True
-            raise
-        if call.error is not None:
-            raise call.error
-        result: _Result = call.result
-        return result
+        return self._groups.write(change, self._lead)
 
     def close(self) -> None:
         """Let go of the log first and of the directory last; closing twice does nothing."""
@@ -137,37 +115,51 @@ class FileLog:
             finally:
                 self._directory.close()
 
-    def _lead(self, group: _Group) -> None:
+    def leave_to_parent(self) -> None:
+        """See `cursor.stores.directory_lock.Opened`; the directory leaves its own."""
+        self._lock, self._groups = threading.Lock(), GroupCommit()
+        self._refusal = f"{self._directory}: the process that opened the store has forked this one; open it anew here"
+        self._is_closed = True
+        with suppress(OSError):
+            self._generation.file.close()
+
+    def _lead(self, group: Group[Draft]) -> None:
         """Close a group and give each of its calls an outcome. The group's lock is held."""
         with self._lock:
-            with self._joining:
-                if self._open_group is group:
-                    self._open_group = _Group()
-            calls = [call for call in group.calls if not call.is_withdrawn]
-            error = StoreError(self._refusal) if self._refusal else self._commit(calls)
-            if error is not None:
-                # One for each, because raising an error changes it.
-                for call in calls:
-                    call.error = call.error or type(error)(*error.args)
-            group.is_over = True
-            self._compact_if_due()
+            calls = self._groups.closed(group)
+            if self._refusal:
+                fail(calls, lambda: StoreError(self._refusal))
+                group.is_over = True
+            else:
+                self._commit(group, calls)
+                self._compact_if_due()
 
-    def _commit(self, calls: list[_Call]) -> StoreError | None:
-        """Carry out calls with one sync; return what met all that were not refused."""
+    def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> None:
+        """Carry out calls with one sync, and tell what met all that were not refused."""
         generation = self._generation
-        draft = Draft(generation.index, generation.file.size)
+        begin = generation.file.size
+        draft = Draft(generation.index, begin)
+        # Until it is known what is on the disk, so that no second interrupt can leave it open.
+        self._refusal = f"{self._directory}: a write was interrupted; close the store and open it again"
         try:
             for call in calls:
                 _carry_out(call, draft)
-            body = draft.body
-            return self._append(body, draft) if body else None
-        except BaseException as error:
+            error = self._append(draft)
+            if error is not None:
+                fail(calls, lambda: type(error)(*error.args))
+            group.is_over = True
+            self._refusal = "" if error is None or isinstance(error, StoreFullError) else str(error)
+        except BaseException:
             # This thread was interrupted, or worse.
-            self._distrust(error)
+            if not self._is_cutting and generation.file.size == begin:
+                draft.keep(0)
+                self._refusal = ""
             raise
 
-    def _append(self, body: bytes, draft: Draft) -> StoreError | None:
-        generation = self._generation
+    def _append(self, draft: Draft) -> StoreError | None:
+        generation, body = self._generation, draft.body
+        if not body:
+            return None
         file = generation.file
         begin = file.size
         data, place = encode_group(CHANGES, generation.place, body, offset=begin)
@@ -178,21 +170,23 @@ class FileLog:
         try:
             file.sync()
         except OSError as error:
-            return self._distrust(error)
+            return self._failed(error)
         generation.place = place
         return None
 
     def _take_back(self, error: OSError, begin: int, draft: Draft) -> StoreError:
         """Cut off what a full disk took of a group."""
         if error.errno not in FULL:
-            return self._distrust(error)
+            return self._failed(error)
+        self._is_cutting = True
         try:
             self._generation.file.truncate(begin)
             # Or a power cut could leave a part of it below the group that comes next.
             self._generation.file.sync()
         except OSError as second:
-            return self._distrust(second)
+            return self._failed(second)
         draft.keep(0)
+        self._is_cutting = False
         return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
 
     def _compact_if_due(self) -> None:
@@ -212,14 +206,14 @@ class FileLog:
             self._size_without_room = size
         except (OSError, AckStateError) as error:
             # The calls are done; what this leaves is for the next opening to find out.
-            self._distrust(error)
+            self._refusal = str(self._failed(error))
         except BaseException as error:
-            self._distrust(error)
+            self._refusal = str(self._failed(error))
             raise
 
-    def _distrust(self, error: BaseException) -> StoreError:
-        self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
-        return StoreError(self._refusal)
+    def _failed(self, error: BaseException) -> StoreError:
+        what = str(error) or repr(error)
+        return StoreError(f"{self._directory}: a write failed ({what}); close the store and open it again")
 
 
 @contextmanager
@@ -228,11 +222,15 @@ def system_errors_in_our_words(directory: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refusal = StoreFullError if error.errno in FULL else StoreError
-        raise refusal(f"{directory}: {error.strerror or error}") from error
+        raise _in_our_words(directory, error) from error
 
 
-def _carry_out(call: _Call, draft: Draft) -> None:
+def _in_our_words(directory: object, error: OSError) -> StoreError:
+    refusal = StoreFullError if error.errno in FULL else StoreError
+    return refusal(f"{directory}: {error.strerror or error}")
+
+
+def _carry_out(call: Call[Draft], draft: Draft) -> None:
     """Do what one call wants, or note why it is refused."""
     count = len(draft)
     try:
@@ -240,3 +238,7 @@ def _carry_out(call: _Call, draft: Draft) -> None:
     except Exception as error:
         draft.keep(count)
         call.error = error
+
+
+def _drawn(identity: bytes | None) -> int:
+    return int.from_bytes(os.urandom(IDENTITY_SIZE) if identity is None else identity, "little")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +12,7 @@ from cursor.store import StoreError
 from cursor.stores.directory_lock import closed_to_others
 from cursor.stores.file_commit import system_errors_in_our_words
 from cursor.stores.file_generation import holds_store, is_read_by_opening
+from cursor.stores.kernel_directory import lock_directory
 
 
 def copy_files(directory: Path) -> tempfile.TemporaryDirectory[str]:
@@ -26,6 +29,8 @@ def copy_files(directory: Path) -> tempfile.TemporaryDirectory[str]:
         copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
         try:
             with closed_to_others(directory):
+                # Whoever has it open may have lost the lock's name.
+                os.close(lock_directory(directory, fcntl.LOCK_SH))
                 names = [path.name for path in directory.iterdir()]
                 if not holds_store(names):
                     raise StoreError(f"{directory} is not an ackstate store: it holds no log")

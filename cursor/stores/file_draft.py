@@ -1,8 +1,11 @@
-"""The changes of some calls: done in the index at once, written to the log together, undone until they are."""
+"""The changes of some calls: done in the index at once, written to the log together, undone until they are.
+
+A thread can be interrupted anywhere, in a change and while it is undone (`KeyboardInterrupt`). So how to undo a change
+is noted before it begins, sets what there was rather than reverses a step, and may be done twice.
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 import google_crc32c
@@ -51,49 +54,69 @@ class Draft:
     def keep(self, count: int) -> None:
         """Undo all records but the first so many."""
         while len(self._records) > count:
-            record, data, undo = self._records.pop()
-            self._end -= len(record) + len(data)
+            record, data, undo = self._records[-1]
             undo()
+            self._records.pop()
+            self._end -= len(record) + len(data)
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
         index = self._index
-        ledger_id = index.next_ledger_id
-        record = create_record(ledger_id, owner.encode())
-        index.add_ledger(ledger_id, owner, len(record))
+        ledger_id, live_size = index.next_ledger_id, index.live_size
 
         def undo() -> None:
-            index.remove_ledger(ledger_id)
-            index.next_ledger_id = ledger_id
+            index.ledgers.pop(ledger_id, None)
+            index.forget_owner(ledger_id, owner)
+            index.next_ledger_id, index.live_size = ledger_id, live_size
 
+        record = create_record(ledger_id, owner.encode())
         self._add(undo, record)
+        index.add_ledger(ledger_id, owner, len(record))
         return ledger_id
 
     def append_all(self, batch: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
         ledgers = [self._open_ledger(ledger_id) for ledger_id, _ in batch]
-        ids = []
-        for ledger, (ledger_id, entry) in zip(ledgers, batch, strict=True):
-            count, checksum = len(ledger.sizes), google_crc32c.value(entry)
-            record = append_record(ledger_id, len(entry), checksum)
-            self._index.add_entry(ledger, self._end + APPEND_SIZE, len(entry), checksum)
-            self._add(partial(self._index.keep_entries, ledger, count), record, entry)
-            ids.append(count)
-        return ids
+        return [
+            self._append(ledger, ledger_id, entry) for ledger, (ledger_id, entry) in zip(ledgers, batch, strict=True)
+        ]
+
+    def _append(self, ledger: IndexedLedger, ledger_id: int, entry: bytes) -> int:
+        index, count, checksum = self._index, len(ledger.sizes), google_crc32c.value(entry)
+        offset, sizes = self._end + APPEND_SIZE, (ledger.live_size, index.live_size)
+
+        def undo() -> None:
+            ledger.keep(count)
+            ledger.live_size, index.live_size = sizes
+
+        self._add(undo, append_record(ledger_id, len(entry), checksum), entry)
+        index.add_entry(ledger, offset, len(entry), checksum)
+        return count
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
-        if ledger_id not in self._index.ledgers:
+        index = self._index
+        ledger, live_size = index.ledgers.get(ledger_id), index.live_size
+        if ledger is None:
             return
-        ledger = self._index.remove_ledger(ledger_id)
-        self._add(partial(self._index.insert_ledger, ledger_id, ledger), delete_record(ledger_id))
+
+        def undo() -> None:
+            index.insert_ledger(ledger_id, ledger)
+            index.live_size = live_size
+
+        self._add(undo, delete_record(ledger_id))
+        index.remove_ledger(ledger_id)
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
         ledger = self._index.ledger(ledger_id)
+
+        def undo() -> None:
+            ledger.fenced = False
+
         if not ledger.fenced:
+            self._add(undo, fence_record(ledger_id))
             ledger.fenced = True
-            self._add(partial(setattr, ledger, "fenced", False), fence_record(ledger_id))
         return len(ledger.sizes) - 1
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
@@ -101,25 +124,27 @@ class Draft:
         before = self._expect(path, expected_version)
         version = self._index.first_version if before is None else before.version + 1
         value = Versioned(data, version)
-        record = put_record(path, value)
-        self._index.set_value(path, value)
-        self._add(partial(self._index.set_value, path, before), record)
+        self._set(path, before, put_record(path, value), value)
         return version
 
     def remove(self, path: str, *, expected_version: int) -> None:
         """See `MetadataStore.delete`."""
-        index = self._index
-        before, first_version = self._expect(path, expected_version), index.first_version
+        before = self._expect(path, expected_version)
         if before is None:
             raise VersionMismatchError(f"{path} holds no value to delete")
-        index.set_value(path, None)
-        index.first_version = max(first_version, before.version + 1)
+        self._set(path, before, remove_record(path), None)
+        self._index.first_version = max(self._index.first_version, before.version + 1)
+
+    def _set(self, path: str, before: Versioned | None, record: bytes, value: Versioned | None) -> None:
+        index = self._index
+        first_version, live_size = index.first_version, index.live_size
 
         def undo() -> None:
             index.set_value(path, before)
-            index.first_version = first_version
+            index.first_version, index.live_size = first_version, live_size
 
-        self._add(undo, remove_record(path))
+        self._add(undo, record)
+        index.set_value(path, value)
 
     def _add(self, undo: Callable[[], object], record: bytes, data: bytes = b"") -> None:
         self._records.append((record, data, undo))

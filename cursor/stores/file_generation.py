@@ -2,7 +2,8 @@
 
 ``log-<n>``: the n-th generation of the log; the highest counts.
 ``log-<n>.new``: one that is being written. It is synced before it gets its name, so that a log is whole or not there.
-``MADE``: a log was there once, so that a directory without one is a store that lost it, not a new one.
+``MADE``: a log was there once, so that a directory without one is a store that lost it, not a new one. It has the
+identity of the store, as every group of the log does, so that no log of another store counts.
 
 After a sync that failed, the kernel may show what is not on the disk, and a later sync that succeeds proves nothing
 about it. So the log is settled before it is read (`StoreFile.settle`). A name needs no such care: ext4 allows no change
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import re
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -32,18 +34,20 @@ from cursor.stores.file_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ackstate.errors import AckStateError
     from cursor.stores.file_records import IndexedLedger
     from cursor.stores.store_directory import StoreDirectory, StoreFile
 
 MADE = "MADE"
 """The name of the mark that a store was made here."""
+_DATABASE = "ackstate.sqlite3"
 _NEW = ".new"
 _LOG = re.compile(r"log-([0-9]{16})", re.ASCII)
 _OURS = re.compile(rf"({_LOG.pattern}|{MADE})(\.new)?", re.ASCII)
-_MADE_HEAD = b"ACKM" + VERSION.to_bytes(4, "little")
-_MADE_BYTES = _MADE_HEAD + google_crc32c.value(_MADE_HEAD).to_bytes(4, "little")
+_MARK = struct.Struct("<4sIQI")  # magic, version, identity, the checksum of all that
+_MARK_MAGIC = b"ACKM"
 _BLOCK_SIZE = 1 << 20  # A copy of the state is written in groups of about so many bytes.
 _GAP = 1 << 12  # Bytes between two entries that are read with them rather than skipped.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -87,7 +91,8 @@ def log_name(number: int) -> str:
 
 def holds_store(names: Sequence[str]) -> bool:
     """Say whether a directory with these names holds a store, or what is left of one."""
-    return MADE in names or any(map(_LOG.fullmatch, names))
+    # A store in SQLite has a mark of that name, too.
+    return (MADE in names and _DATABASE not in names) or any(map(_LOG.fullmatch, names))
 
 
 def is_read_by_opening(name: str) -> bool:
@@ -102,8 +107,12 @@ def check_names(names: Sequence[str], *, directory: object) -> None:
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign[0]} and no log")
 
 
-def open_generation(directory: StoreDirectory) -> Opened:
+def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int]) -> Opened:
     """Read the log of a directory, or make the first one. What is returned survives a power cut.
+
+    Args:
+        directory: Where it is.
+        draw_identity: Returns the identity of a store that is made.
 
     Raises:
         StoreError: The directory holds something else.
@@ -112,24 +121,25 @@ def open_generation(directory: StoreDirectory) -> Opened:
         OSError: See `StoreDirectory`.
     """
     names = directory.names()
+    identity = None
     if MADE in names:
-        _check_made(directory)
+        identity = _read_mark(directory)
     else:
         check_names(names, directory=directory)
     # Sorted, and of one length: the highest is the last.
     logs = [name for name in names if _LOG.fullmatch(name)]
     if logs:
-        opened = _load(directory, int(logs[-1][4:]))
+        opened = _load(directory, int(logs[-1][4:]), identity)
     elif MADE in names:
         raise CorruptStateError(
             f"{directory}", offset=0, expected="the log of a store that was made here", found="none"
         )
     else:
         _remove(directory, names)
-        opened = Opened(write_generation(directory, 1, None), None)
+        opened = Opened(write_generation(directory, 1, Place(draw_identity(), 0, 0)), None)
     try:
         if MADE not in names:
-            _make_mark(directory)
+            _make_mark(directory, opened.generation.place.identity)
         kept = {log_name(opened.generation.number), MADE}
         _remove(directory, [name for name in names if name not in kept and _OURS.fullmatch(name)])
     except BaseException:
@@ -142,8 +152,13 @@ class NoRoomForCopyError(OSError):
     """There was no room to write a log anew; the old one is as good as before."""
 
 
-def write_generation(directory: StoreDirectory, number: int, source: Generation | None) -> Generation:
+def write_generation(directory: StoreDirectory, number: int, source: Generation | Place) -> Generation:
     """Write a log that begins with the state of another, or with nothing, and make it the one that counts.
+
+    Args:
+        directory: Where it will be.
+        number: Which it is.
+        source: The one that it goes on from, or the place of the first group where there is none.
 
     Raises:
         CorruptStateError: An entry is not what was written; the new log does not count.
@@ -155,9 +170,10 @@ def write_generation(directory: StoreDirectory, number: int, source: Generation 
         directory.remove(f"{name}{_NEW}")
     file = directory.create(f"{name}{_NEW}")
     try:
-        copy = _Copy(number, file, source.place if source else Place(0, 0))
+        before, place = (source, source.place) if isinstance(source, Generation) else (None, source)
+        copy = _Copy(number, file, place)
         try:
-            copy.write_state(source, f"{directory}/{log_name(number - 1)}")
+            copy.write_state(before, f"{directory}/{log_name(number - 1)}")
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -264,7 +280,7 @@ class _Copy:
         return offset
 
 
-def _load(directory: StoreDirectory, number: int) -> Opened:
+def _load(directory: StoreDirectory, number: int, identity: int | None) -> Opened:
     """See that all of a log is on the disk, read it, and cut off a torn tail."""
     name = f"{directory}/{log_name(number)}"
     file = directory.open(log_name(number))
@@ -272,7 +288,7 @@ def _load(directory: StoreDirectory, number: int) -> Opened:
         # A process that was killed may have written what it could not sync any more, or what it could not sync at all.
         file.settle()
         directory.sync()
-        reader, index = LogReader(file, name), Index()
+        reader, index = LogReader(file, name, identity), Index()
         for offset, body in reader.groups():
             index.replay(body, offset=offset, name=name)
         if index.generation != number:
@@ -286,31 +302,42 @@ def _load(directory: StoreDirectory, number: int) -> Opened:
     return Opened(Generation(number, file, index, reader.place), reader.torn)
 
 
-def _check_made(directory: StoreDirectory) -> None:
-    """Refuse a mark that we did not make."""
+def _read_mark(directory: StoreDirectory) -> int:
+    """Return the identity of the store that was made here; refuse a mark that we did not make."""
     file = directory.open(MADE)
     try:
         found = file.read(0, file.size)
     finally:
         file.close()
-    if found == _MADE_BYTES:
-        return
+    if len(found) == _MARK.size:
+        magic, version, identity, checksum = _MARK.unpack(found)
+        if magic == _MARK_MAGIC and version == VERSION and checksum == google_crc32c.value(found[:-4]):
+            return int(identity)
+    raise _foreign_mark(directory, found)
+
+
+def _foreign_mark(directory: StoreDirectory, found: bytes) -> AckStateError:
+    """Return the error for a mark that is none of this version's."""
     version = int.from_bytes(found[4:8], "little")
-    checksum = google_crc32c.value(found[:8]).to_bytes(4, "little")
-    if found[:4] == _MADE_BYTES[:4] and found[8:] == checksum and version > VERSION:
-        raise UnsupportedVersionError(
+    if len(found) < 12 or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
+        return CorruptStateError(f"{directory}/{MADE}", offset=0, expected="the mark of a store", found=found[:64])
+    if found[:4] != _MARK_MAGIC:
+        return StoreError(f"{directory} is not an ackstate store of this kind: its {MADE} is another's")
+    if version > VERSION:
+        return UnsupportedVersionError(
             f"{directory} has format version {version}; this release reads up to version {VERSION}"
         )
-    raise CorruptStateError(f"{directory}/{MADE}", offset=0, expected=_MADE_BYTES, found=found[:64])
+    return CorruptStateError(f"{directory}/{MADE}", offset=4, expected=f"version {VERSION}", found=found[4:64])
 
 
-def _make_mark(directory: StoreDirectory) -> None:
+def _make_mark(directory: StoreDirectory, identity: int) -> None:
     """Note that a store was made here, once its log has its name."""
+    head = _MARK.pack(_MARK_MAGIC, VERSION, identity, 0)[:-4]
     with suppress(FileNotFoundError):
         directory.remove(f"{MADE}{_NEW}")
     file = directory.create(f"{MADE}{_NEW}")
     try:
-        file.append(_MADE_BYTES)
+        file.append(head + google_crc32c.value(head).to_bytes(4, "little"))
         file.sync()
     finally:
         file.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, final
 
 from ackstate.errors import CorruptStateError
@@ -95,6 +96,7 @@ class Index:
         self.ledgers: dict[int, IndexedLedger] = {}
         self.ids_of: dict[str, set[int]] = {}
         self.values: dict[str, Versioned] = {}
+        self._paths: list[str] | None = None  # Those of the values, sorted; None until they are asked for.
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
         # Above every version of every deleted value: a value that comes back never matches an old version.
@@ -115,20 +117,22 @@ class Index:
 
     def insert_ledger(self, ledger_id: int, ledger: IndexedLedger) -> None:
         """Put a ledger with all its entries where there is none."""
-        assert ledger_id not in self.ledgers
         self.ledgers[ledger_id] = ledger
         self.ids_of.setdefault(ledger.owner, set()).add(ledger_id)
         self.live_size += ledger.live_size
 
-    def remove_ledger(self, ledger_id: int) -> IndexedLedger:
-        """Remove a ledger and return it; `KeyError` if there is none."""
+    def remove_ledger(self, ledger_id: int) -> None:
+        """Remove a ledger; `KeyError` if there is none."""
         ledger = self.ledgers.pop(ledger_id)
         self.live_size -= ledger.live_size
-        ids = self.ids_of[ledger.owner]
+        self.forget_owner(ledger_id, ledger.owner)
+
+    def forget_owner(self, ledger_id: int, owner: str) -> None:
+        """Let a ledger be no longer among its owner's, if it is."""
+        ids = self.ids_of.get(owner, set())
         ids.discard(ledger_id)
         if not ids:
-            del self.ids_of[ledger.owner]
-        return ledger
+            self.ids_of.pop(owner, None)
 
     def add_entry(self, ledger: IndexedLedger, offset: int, size: int, checksum: int) -> None:
         """Add an entry that stands at `offset`."""
@@ -139,15 +143,19 @@ class Index:
         ledger.live_size += size
         self.live_size += size
 
-    def keep_entries(self, ledger: IndexedLedger, count: int) -> None:
-        """Forget the entries of a ledger but the first so many."""
-        forgotten = sum(ledger.sizes[count:]) + APPEND_SIZE * (len(ledger.sizes) - count)
-        ledger.keep(count)
-        ledger.live_size -= forgotten
-        self.live_size -= forgotten
+    def paths(self) -> list[str]:
+        """Return the paths of the values, sorted; O(n log n) the first time. The list is the index's own."""
+        if self._paths is None:
+            self._paths = sorted(self.values)
+        return self._paths
 
     def set_value(self, path: str, value: Versioned | None) -> Versioned | None:
-        """Replace a value, or remove it with None, and return the one before."""
+        """Replace a value, or remove it with None, and return the one before.
+
+        Once `paths` was called, a new path moves the pointers to those behind it.
+        """
+        if self._paths is not None:
+            _set_member(self._paths, path, is_member=value is not None)
         before = self.values.pop(path, None) if value is None else self.values.get(path)
         if before is not None:
             self.live_size -= _PUT.size + len(path.encode()) + len(before.data)
@@ -175,6 +183,16 @@ class Index:
             raise CorruptStateError(name, offset=offset + at, expected="a record", found=repr(error)) from error
         if at > end:
             raise CorruptStateError(name, offset=offset + end, expected=f"{at - end} more bytes", found="none")
+
+
+def _set_member(ordered: list[str], name: str, *, is_member: bool) -> None:
+    """Let a name be, or not be, in a list that is sorted."""
+    at = bisect_left(ordered, name)
+    was_member = at < len(ordered) and ordered[at] == name
+    if is_member and not was_member:
+        ordered.insert(at, name)
+    elif was_member and not is_member:
+        del ordered[at]
 
 
 def _replay_begin(index: Index, body: bytes, at: int, _: int) -> int:

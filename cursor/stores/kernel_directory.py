@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.stores.directory_lock import LOCK, claim, sync_names_above, sync_path
+from cursor.store import StoreLockedError
+from cursor.stores.directory_lock import (
+    LOCK,
+    claim,
+    leave_to_parent_at_fork,
+    sync_names_above,
+    sync_path,
+    unlock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cursor.stores.store_directory import StoreDirectory
+
+
+def lock_directory(path: Path, kind: int) -> int:
+    """Lock a directory itself and return its descriptor, which holds the lock.
+
+    Args:
+        path: The directory.
+        kind: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
+
+    Raises:
+        StoreLockedError: A store is open in it.
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreLockedError(f"{path} is open, though its {LOCK} was removed") from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @final
@@ -32,12 +65,16 @@ class KernelDirectory:
         self._name = called or str(self._path)
         self._path.mkdir(parents=True, exist_ok=True)
         self._lock = claim(self._path)
+        # The name of the lock may be removed while it is held; the directory itself cannot be taken away unnoticed.
+        self._descriptor = -1
         try:
+            self._descriptor = lock_directory(self._path, fcntl.LOCK_EX)
             if not self.names():
                 sync_names_above(self._path)
         except BaseException:
             self.close()
             raise
+        leave_to_parent_at_fork(self)
 
     def __str__(self) -> str:
         return self._name
@@ -68,7 +105,27 @@ class KernelDirectory:
 
     def close(self) -> None:
         """See `StoreDirectory.close`; closing twice does nothing."""
-        self._lock.close()
+        if self._descriptor >= 0:
+            # A forked child may have it open, too.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._let_go()
+        unlock(self._lock)
+
+    def leave_to_parent(self) -> None:
+        """See `cursor.stores.directory_lock.Opened`."""
+        with suppress(OSError):
+            self._let_go()
+        with suppress(OSError):
+            self._lock.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _open(self, name: str, flags: int) -> KernelFile:
         return KernelFile(os.open(self._path / name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o666))
@@ -84,20 +141,21 @@ class KernelFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._size = os.fstat(descriptor).st_size
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def size(self) -> int:
         """See `StoreFile.size`."""
-        return self._size
+        # Not counted here: whoever is interrupted in a write asks what it has written.
+        return os.fstat(self._descriptor).st_size
 
     def append(self, data: bytes) -> None:
         """See `StoreFile.append`."""
         rest = memoryview(data)
         while rest:
-            written = os.write(self._descriptor, rest)
-            self._size += written
-            rest = rest[written:]
+            rest = rest[os.write(self._descriptor, rest) :]
 
     def read(self, offset: int, size: int) -> bytes:
         """See `StoreFile.read`."""
@@ -115,7 +173,6 @@ class KernelFile:
     def truncate(self, size: int) -> None:
         """See `StoreFile.truncate`."""
         os.ftruncate(self._descriptor, size)
-        self._size = size
 
     def sync(self) -> None:
         """See `StoreFile.sync`."""
@@ -132,9 +189,9 @@ class KernelFile:
 
     def close(self) -> None:
         """See `StoreFile.close`; closing twice does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from cursor.store import (
     StoreFullError,
     Versioned,
     VersionMismatchError,
+    check_owner,
     check_path,
     children_prefix,
 )
@@ -272,6 +273,7 @@ class _MemoryLedgers:
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
+        check_owner(owner)
         with self._session.use() as disk:
             self._session.check_ledgers()
             return self._session.mutate(lambda: disk.make_ledger(owner))
@@ -322,6 +324,7 @@ class _MemoryLedgers:
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
+        check_owner(owner)
         with self._session.use() as disk:
             return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
 

@@ -22,6 +22,7 @@ from cursor.store import (
     Store,
     Versioned,
     VersionMismatchError,
+    check_owner,
     check_path,
     children_prefix,
 )
@@ -49,6 +50,12 @@ class SqliteStore:
     Appending is O(size of the entries) and O(log n) in what the store holds. The space of deleted ledgers is
     used again, not given back to the file system.
 
+    A child that is forked while a store is open has no part in it: there every call but `close` is refused, and as long
+    as it lives it cannot open that store again, since SQLite takes the locks of the parent for its own.
+
+    Opening a store of format version 1 seals its rows, once: that takes free room for as much again as the store has,
+    on its disk and in the directory for temporary files, while it lasts.
+
     Args:
         path: The directory. One that is missing is made, an empty one becomes a store.
         check_pages: Whether to look for damaged pages now, which reads the whole database: 0.1 to 0.2 s for 100 MB,
@@ -58,7 +65,7 @@ class SqliteStore:
         StoreLockedError: It is open already, in another process or in this one.
         StoreFullError: There is no room to make it or to finish what a crash left; try again when there is.
         StoreError: It is a file, holds something else, or may not be written; nothing in it was changed.
-        CorruptStateError: It holds damaged bytes, or a database that is not ours.
+        CorruptStateError: It holds damaged bytes or a database that is not ours, or has lost its database.
         UnsupportedVersionError: A newer release wrote it; nothing was changed.
     """
 
@@ -84,7 +91,7 @@ class SqliteStore:
             StoreLockedError: It is open, in another process or in this one.
             StoreFullError: There is no room for the copy.
             StoreError: There is no store at the path, or it may not be read.
-            CorruptStateError: It holds damaged bytes, or a database that is not ours.
+            CorruptStateError: It holds damaged bytes or a database that is not ours, or has lost its database.
             UnsupportedVersionError: A newer release wrote it.
         """
         copy = copy_database(Path(path))
@@ -120,6 +127,7 @@ class _SqliteLedgers:
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
+        check_owner(owner)
 
         def _change(connection: sqlite3.Connection) -> int:
             insert = "INSERT INTO ledgers (owner, fenced, entry_count) VALUES (?, 0, 0)"
@@ -198,6 +206,7 @@ class _SqliteLedgers:
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
+        check_owner(owner)
         with self._database.reading() as connection:
             rows = connection.execute("SELECT id FROM ledgers WHERE owner = ? ORDER BY id", (owner,))
             return [self._database.integer(ledger_id) for (ledger_id,) in rows]

@@ -1,34 +1,32 @@
 """How do calls from many threads share one connection, and one sync?
 
-A mutating call joins the group that is open. The first of a group to get the group's lock leads it: it waits for the
-connection, closes the group, and does all of it in one transaction, a savepoint for each call, so that a call that is
-refused undoes itself only. Calls that come meanwhile make the next group. So a lone call waits for nobody, and calls
-that would wait for each other's syncs share one. The others of a group then find it over and go, each with its own
-outcome, without waiting for the connection.
+Calls that come together make a group (`cursor.stores.group_commit`), which is one transaction with a savepoint for each
+call, so that a call that is refused undoes itself only.
 
 For a savepoint SQLite keeps a copy of each page that the call changes, beyond 64 KiB in the directory for temporary
 files; no room there counts as a full disk.
-
-Locks are taken in this order: a group's, the connection's, the one for joining. All three are held by ``with`` only.
-A leader that is interrupted (`KeyboardInterrupt`) lets go of them, and the next of its group leads it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sqlite3
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.errors import AckStateError, CorruptStateError
 from cursor.store import StoreError, StoreFullError, StoreLockedError
+from cursor.stores.directory_lock import leave_to_parent_at_fork, unlock
+from cursor.stores.group_commit import GroupCommit, fail
 from cursor.stores.sqlite_database import DATABASE, open_database
 from cursor.stores.sqlite_seal import RowSeal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from cursor.stores.group_commit import Call, Group
 
 _Result = TypeVar("_Result")
 
@@ -44,25 +42,7 @@ _DAMAGE = frozenset(
     }
 )
 
-
-@dataclass(slots=True)
-class _Call:
-    """What one caller wants done, and what became of it."""
-
-    change: Callable[[sqlite3.Connection], Any]
-    result: Any = None
-    error: Exception | None = None
-    is_withdrawn: bool = False  # Its caller was interrupted: not to be done any more behind its back.
-
-
-@final
-class _Group:
-    """Calls that share a transaction."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # Held by whoever leads the group.
-        self.calls: list[_Call] = []  # In the order in which they are carried out.
-        self.is_over = False  # Each call has its outcome, and nobody is to lead the group any more.
+_INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
 
 
 @final
@@ -76,13 +56,14 @@ class SqliteConnection:
     def __init__(self, directory: Path, *, check_pages: bool) -> None:
         self._directory = directory
         self._lock = threading.Lock()  # Held by whoever uses the connection.
-        self._joining = threading.Lock()  # Held for an instant, to join the open group or to close it.
-        self._open_group = _Group()
+        self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
+        self._is_ours = True  # Not in a forked child.
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         try:
             self._lock_file, self._connection = open_database(directory, check_pages=check_pages)
         except sqlite3.Error as error:
             raise self._in_our_words(error) from error
+        leave_to_parent_at_fork(self)
         try:
             self.seal = RowSeal(self._salt())
         except BaseException:
@@ -107,30 +88,28 @@ class SqliteConnection:
         Args:
             change: Is called in any thread, and anew if that one is interrupted.
         """
-        call = _Call(change)
-        try:
-            with self._joining:
-                group = self._open_group
-                group.calls.append(call)
-            with group.lock:
-                if not group.is_over:
-                    self._lead(group)
-        except BaseException:
-            call.is_withdrawn = True
-            raise
-        if call.error is not None:
-            raise call.error
-        result: _Result = call.result
-        return result
+        return self._groups.write(change, self._lead)
 
     def close(self) -> None:
         """Let go of the connection first and of the lock last."""
         with self._lock:
             self._refusal = self._refusal or f"{self._directory}: the store is closed"
-            # What does not fit on a full disk stays in the log for the next opening.
-            with suppress(sqlite3.Error):
-                self._connection.close()
-            self._lock_file.close()
+            if self._is_ours:
+                # What does not fit on a full disk stays in the log for the next opening.
+                with suppress(sqlite3.Error):
+                    self._connection.close()
+            unlock(self._lock_file)
+
+    def leave_to_parent(self) -> None:
+        """See `cursor.stores.directory_lock.Opened`."""
+        # SQLite would close the connection with the interpreter, and then copy the log to the database and remove it,
+        # while the parent goes on writing to it. An object with one reference too many is never closed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        self._is_ours = False
+        self._lock, self._groups = threading.Lock(), GroupCommit()
+        self._refusal = f"{self._directory}: the store was open when this process was forked; its parent has it"
+        self._lock_file.close()
+        _INHERITED.add(self._directory.absolute())
 
     def damage(self, found: str) -> CorruptStateError:
         """Return the error for a database that says what it cannot say."""
@@ -160,23 +139,18 @@ class SqliteConnection:
             row = connection.execute("SELECT salt FROM identity").fetchone()
             return self.blob(row and row[0])
 
-    def _lead(self, group: _Group) -> None:
+    def _lead(self, group: Group[sqlite3.Connection]) -> None:
         """Close a group and give each of its calls an outcome. The group's lock is held."""
         with self._lock:
-            with self._joining:
-                if self._open_group is group:
-                    self._open_group = _Group()
-            calls = [call for call in group.calls if not call.is_withdrawn]
-            for call in calls:
-                call.error = None  # What it met under a leader that was interrupted.
+            calls = self._groups.closed(group)
             self._roll_back()
             if self._refusal:
-                _fail(calls, lambda: StoreError(self._refusal))
+                fail(calls, lambda: StoreError(self._refusal))
             else:
                 self._commit(group, calls)
             group.is_over = True
 
-    def _commit(self, group: _Group, calls: list[_Call]) -> None:
+    def _commit(self, group: Group[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
         """Carry out calls in one transaction."""
         is_committing = False
         try:
@@ -194,7 +168,7 @@ class SqliteConnection:
             group.is_over = is_committing and not self._connection.in_transaction
             raise
 
-    def _carry_out(self, call: _Call, *, is_alone: bool) -> None:
+    def _carry_out(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
         """Do what one call wants, or undo it and note why it is refused."""
         if is_alone:
             # A savepoint would cost a copy of each page that is changed: to delete a ledger, half of its size.
@@ -204,7 +178,7 @@ class SqliteConnection:
             self._try(call, undo="ROLLBACK TO call")
             self._connection.execute("RELEASE call")
 
-    def _try(self, call: _Call, *, undo: str) -> None:
+    def _try(self, call: Call[sqlite3.Connection], *, undo: str) -> None:
         try:
             call.result = call.change(self._connection)
         except Exception as error:
@@ -217,9 +191,11 @@ class SqliteConnection:
         # Short of memory, SQLite may have rolled back everything.
         if not self._connection.in_transaction:
             return True
-        return isinstance(error, sqlite3.Error) and _primary_code(error) != sqlite3.SQLITE_TOOBIG
+        # A call that meets a damaged page is undone by itself: one cursor's damage is not the others'.
+        survived = sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CORRUPT
+        return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
 
-    def _undo(self, calls: list[_Call], error: sqlite3.Error, *, is_committing: bool) -> None:
+    def _undo(self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error, *, is_committing: bool) -> None:
         """Undo a group, and tell the calls that do not know it yet.
 
         What was met in one call, such as damage, is told to that one; the others learn that the store is not to be
@@ -231,9 +207,9 @@ class SqliteConnection:
         else:
             self._distrust(error)
         if is_full or is_committing:
-            _fail(calls, lambda: self._in_our_words(error))
+            fail(calls, lambda: self._in_our_words(error))
         else:
-            _fail(calls, lambda: StoreError(self._refusal))
+            fail(calls, lambda: StoreError(self._refusal))
 
     def _roll_back(self) -> None:
         """Undo the transaction that was begun last, by this thread or by one that was interrupted."""
@@ -254,14 +230,11 @@ class SqliteConnection:
         if code == sqlite3.SQLITE_FULL:
             return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            if self._directory.absolute() in _INHERITED:
+                reason = "it was open when this process was forked, and SQLite takes the parent's locks for ours: exec"
+                return StoreLockedError(f"{self._directory}: {reason}")
             return StoreLockedError(f"{self._directory}: another program reads the database")
         return StoreError(f"{self._directory}: {error}")
-
-
-def _fail(calls: list[_Call], make_error: Callable[[], Exception]) -> None:
-    # An error for each, because raising one changes it.
-    for call in calls:
-        call.error = call.error or make_error()
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -1,12 +1,13 @@
 """How is an SQLite database opened so that it is ours alone, whole, and on the disk?
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move
-one without the other), and ``LOCK``, which names the process that has it open. ``LOCK`` stays; the kernel
-lets go of the lock on it when the process ends, however it ends.
+one without the other), ``MADE`` (`cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it
+open. ``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
 
-The log is checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
-syncs it. So what a killed process wrote and never synced, or what a failed sync left in the kernel's cache, is on the
-disk before a caller can read it. The price: a store that was not closed does not open on a full disk.
+The log is synced, read from the disk and not from the kernel's cache, which after a failed sync shows what the disk has
+not, and checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
+syncs it. So what a killed process wrote and never synced is on the disk before a caller can read it. The price: a store
+that was not closed does not open on a full disk.
 
 Opening checks the header, the schema and, unless told not to, every page: SQLite's ``PRAGMA quick_check`` walks all
 trees and free pages and finds those that are no pages of their tree, cells that overlap, keys out of order, and pages
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sqlite3
 import struct
@@ -31,8 +33,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor.store import StoreError, StoreFullError
-from cursor.stores.directory_lock import LOCK, claim, closed_to_others, sync_names_above, sync_path
+from cursor.stores.directory_lock import LOCK, claim, closed_to_others, sync_names_above, sync_path, unlock
 from cursor.stores.sqlite_log import check_log
+from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, is_marked, make_mark
 from cursor.stores.sqlite_seal import RowSeal
 
 if TYPE_CHECKING:
@@ -45,7 +48,9 @@ _UNFINISHED = "ackstate.sqlite3.new"
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
 # What stands beside a database and belongs to it. An index of the log, "-shm", only repeats what the log says.
 _LOGS = ("-journal", "-wal")
-STORE_FILES = _LEFTOVERS | {LOCK, DATABASE, f"{DATABASE}-journal", f"{DATABASE}-wal", f"{DATABASE}-shm"}
+STORE_FILES = (
+    _LEFTOVERS | {LOCK, MADE, UNFINISHED_MARK} | {f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm")}
+)
 """Every name that a store's directory may hold."""
 
 # The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
@@ -86,6 +91,8 @@ _PRAGMAS = (
 )
 
 # The small tables with their indexes, too: one that disagrees would make a cursor look absent.
+# What they say of a page that cannot be read, which is no damage.
+_UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 _PAGE_CHECKS = ("quick_check", "integrity_check(metadata)", "integrity_check(ledgers)")
 
 
@@ -105,7 +112,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[BinaryIO, sqli
         try:
             return lock, _open_claimed(directory, check_pages=check_pages)
         except BaseException:
-            lock.close()
+            unlock(lock)
             raise
 
 
@@ -119,12 +126,14 @@ def copy_database(directory: Path) -> tempfile.TemporaryDirectory[str]:
     """
     with _system_errors_in_our_words(directory):
         if not os.path.lexists(directory / DATABASE):
+            _check_not_lost(directory)
             raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
         # SQLite keeps the log beside the file that a link leads to.
         database = (directory / DATABASE).resolve(strict=True)
         copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
         try:
             with closed_to_others(directory):
+                is_marked(directory)
                 _check_header(database)
                 shutil.copyfile(database, Path(copy.name, DATABASE))
                 for suffix in _LOGS:
@@ -153,14 +162,43 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
         _check_header(database)
         # SQLite keeps the log beside the file that a link leads to.
         file = database.resolve()
-        check_log(file.with_name(f"{file.name}-wal"), file)
+        log = file.with_name(f"{file.name}-wal")
+        _settle(log)
+        check_log(log, file)
     else:
+        _check_not_lost(directory)
         _create(directory)
     # Each time, because whoever made the database may have died between the rename and this.
     sync_path(directory)
+    if not is_marked(directory):
+        make_mark(directory)
     if check_pages:
         _read_through(database)
     return _connect(database, check_pages=check_pages)
+
+
+def _check_not_lost(directory: Path) -> None:
+    """Refuse a directory without a database in which a store was made."""
+    if is_marked(directory):
+        database = str(directory / DATABASE)
+        raise CorruptStateError(database, offset=0, expected="the database of a store that was made", found="none")
+
+
+def _settle(log: Path) -> None:
+    """Sync a log, if there is one, and have the kernel drop its clean pages: those of a failed sync, too, are clean.
+
+    Or SQLite would copy a transaction to the database that is not in the log on the disk, and a power cut in between
+    would leave a part of it there for good.
+    """
+    try:
+        descriptor = os.open(log, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
 
 
 def _prepare(directory: Path) -> None:
@@ -173,6 +211,8 @@ def _prepare(directory: Path) -> None:
         # closing the file would drop the locks that SQLite holds on it elsewhere in this process.
         if LOCK not in names:
             _check_header(directory / DATABASE)
+    elif MADE in names and names <= STORE_FILES:
+        _check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
@@ -243,7 +283,7 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
         if check_pages:
             _check_pages(database, connection)
         if version == _UNSEALED_VERSION:
-            _seal_rows(connection)
+            _seal_rows(database, connection)
     except BaseException:
         connection.close()
         raise
@@ -268,8 +308,33 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _seal_rows(connection: sqlite3.Connection) -> None:
-    """Turn a store of the version before into one of ours, all or nothing. Complexity: O(size of the store)."""
+def _seal_rows(database: Path, connection: sqlite3.Connection) -> None:
+    """Turn a store of the version before into one of ours, all or nothing. Complexity: O(size of the store).
+
+    All of it goes through the log, and SQLite keeps what was there before in the directory for temporary files: each
+    needs free room for as much again while it lasts.
+
+    Raises:
+        StoreFullError: There is less; nothing was changed, or all was and only the log is still to be copied.
+    """
+    try:
+        _seal_all_rows(connection)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+            raise
+        raise StoreFullError(
+            f"{database}: the disk is full: to add checksums to the rows of a store of version {_UNSEALED_VERSION},"
+            f" once, takes about {_room_to_seal(database)} free bytes there and as many in the directory for temporary"
+            " files; no entry or value was lost"
+        ) from error
+
+
+def _room_to_seal(database: Path) -> int:
+    # Each page once in the log, whose frames have a header; and rows grow by their seals.
+    return database.stat().st_size * 21 // 20
+
+
+def _seal_all_rows(connection: sqlite3.Connection) -> None:
     for statement in ("BEGIN IMMEDIATE", _IDENTITY_TABLE, _NEW_IDENTITY):
         connection.execute(statement)
     ((salt,),) = connection.execute("SELECT salt FROM identity")
@@ -298,4 +363,7 @@ def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
     for check in _PAGE_CHECKS:
         (found,) = connection.execute(f"PRAGMA {check}").fetchone()
         if found != "ok":
+            unread = _UNREAD.search(str(found))
+            if unread and int(unread[1]) & 0xFF == sqlite3.SQLITE_IOERR:
+                raise StoreError(f"{database} cannot be read: {found}")
             raise CorruptStateError(str(database), offset=0, expected="sound pages", found=found)

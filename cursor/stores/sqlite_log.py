@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
 _MAGIC = 0x377F0682  # With its lowest bit set, checksums are of big-endian words.
+_NUMBER_TO_SALTS_BYTES = 16  # The beginning of a frame: page number, size, two salts.
+_SECTOR_BYTES = 512
 _FRAMES_AT_ONCE = 1024
 
 _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
@@ -75,7 +77,7 @@ def check_log(log: Path, database: Path) -> None:
 def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
     """Count the transactions that end at a bad frame or behind it, as far as that is certain."""
     ends = frames.checks_out & (frames.sizes != 0) & frames.has_salts(salts)
-    return int(np.count_nonzero(ends[bad + 1 :])) + frames.surely_ends_at(bad)
+    return int(np.count_nonzero(ends[bad + 1 :])) + frames.surely_ends_at(bad, salts)
 
 
 def _check_without_header(log: Path, content: bytes, database: Path) -> None:
@@ -158,11 +160,14 @@ class _Frames:
         is_bad = ~(self.checks_out & self.has_salts(salts))
         return int(is_bad.argmax()) if is_bad.any() else len(self)
 
-    def surely_ends_at(self, index: int) -> bool:
+    def surely_ends_at(self, index: int, salts: _Words) -> bool:
         """Tell whether a transaction ended at a bad frame, whatever of it is damaged."""
         size = int(self.sizes[index])
         if self.checks_out[index] or self._is_confirmed(index):
             return size != 0
+        # A crash leaves all of a sector or nothing: beside these salts stands the size that was written with them.
+        if size and self._has_number_to_salts_in_one_sector(index) and self.has_salts(salts)[index]:
+            return True
         size_word = int(self._words(index, index + 1)[0, 1])
         for word, change in self._one_bit_changes(index):
             return (size_word + (change if word == 1 else 0)) % 2**32 != 0
@@ -178,6 +183,9 @@ class _Frames:
             begin = self.offset(index) + _FRAME_HEADER_BYTES
             pages[numbers[index]] = self.content[begin : begin + self.page_size]
         return pages
+
+    def _has_number_to_salts_in_one_sector(self, index: int) -> bool:
+        return self.offset(index) % _SECTOR_BYTES <= _SECTOR_BYTES - _NUMBER_TO_SALTS_BYTES
 
     def _is_confirmed(self, index: int) -> bool:
         """Tell whether the next frame's checksum says that this one's bytes are sound: then its checksum is not."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import CorruptStateError
-from cursor.store import LedgerFencedError, LedgerNotFoundError
+from cursor.store import LedgerFencedError, LedgerNotFoundError, check_owner
 from cursor.stores import zookeeper_nodes as nodes
 from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus
 from cursor.stores.zookeeper_session import (
@@ -67,6 +67,7 @@ class ZooKeeperLedgers:
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
+        check_owner(owner)
         with self._creating:
             return self._session.settle(lambda: self._try_create(owner))
 
@@ -124,6 +125,7 @@ class ZooKeeperLedgers:
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
+        check_owner(owner)
         path = nodes.owner_path(owner)
         return sorted(_number(name, path) for name in self._session.children(path) or [])
 

@@ -451,3 +451,9 @@ def znodes(client, path):
 def fsck_of(capsys, store):
     outcome = run(capsys, "fsck", store, "--json")
     return outcome.status, json.loads(outcome.out)["cursors"]
+
+
+def test_a_store_that_lost_its_database_is_one_line_that_names_it(tmp_path, capsys):
+    SqliteStore(tmp_path / "store").close()
+    (tmp_path / "store" / DATABASE).unlink()
+    assert_one_line(run(capsys, "fsck", tmp_path / "store"), tmp_path / "store" / DATABASE, "of a store that was made")

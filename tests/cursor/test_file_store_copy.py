@@ -61,7 +61,7 @@ def assert_works(directory):
         store.ledgers.append(store.ledgers.create("works"), b"entry")
 
 
-STATES = ["closed", "torn", "unsynced", "unmarked", "unfinished"]
+STATES = ["closed", "torn", "unmarked", "unfinished"]
 
 
 def leave(directory, state):
@@ -69,9 +69,7 @@ def leave(directory, state):
     if state == "torn":
         (directory / LOG).write_bytes((directory / LOG).read_bytes()[:-7])
         return history_of_calls()[-2][1]
-    if state == "unsynced":
-        (directory / file_generation.UNSYNCED).write_bytes(b"")
-    elif state == "unmarked":
+    if state == "unmarked":
         (directory / file_generation.MADE).rename(directory / "MADE.new")
     elif state == "unfinished":
         (directory / f"{file_generation.log_name(2)}.new").write_bytes(b"unfinished")

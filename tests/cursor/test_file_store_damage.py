@@ -9,6 +9,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from cursor import FileStore
 from cursor.store import ABSENT
 from cursor.stores import file_log
+from cursor.stores.file_records import APPEND_SIZE
 from tests.fake_directory import (
     CALLS,
     GOLDEN,
@@ -159,7 +160,7 @@ def test_bytes_after_the_end_are_damage(history, rest):
 def test_a_group_of_another_log_is_damage(history):
     ours = history[3][0]
     directory = FakeDirectory()
-    with closing(FileStore.over(directory)) as store:
+    with closing(FileStore.over(directory, identity=b"of calls")) as store:
         store.ledgers.create("billing")
         store.ledgers.append(1, b"other entry")
         store.metadata.put("/other", b"value", expected_version=ABSENT)
@@ -169,6 +170,88 @@ def test_a_group_of_another_log_is_damage(history):
     mixed[LOG] += directory.files[LOG][begin:]
     with pytest.raises(CorruptStateError, match="chain"):
         opened(mixed)
+
+
+def test_the_log_of_another_store_in_this_ones_place_is_damage():
+    ours, theirs = {}, {}
+    for files in (ours, theirs):
+        with closing(FileStore.over(FakeDirectory(files))) as store:
+            store.ledgers.create("billing")
+    assert len(ours[LOG]) == len(theirs[LOG])
+    with pytest.raises(CorruptStateError, match="a group of store"):
+        opened({"MADE": ours["MADE"], LOG: theirs[LOG]})
+
+
+def torn_in_its_header(entry):
+    """A log whose last group lost the sector with its header, and the length that it had before."""
+    files = {}
+    with closing(FileStore.over(FakeDirectory(files), identity=b"of calls")) as store:
+        store.ledgers.create("billing")
+        begin = len(files[LOG])
+        store.ledgers.append(1, entry(bytes(files[LOG])))
+    end = begin - begin % 512 + 512
+    files[LOG][begin:end] = bytes(end - begin)
+    return files, begin
+
+
+def check_entry_of_groups(entry):
+    files, begin = torn_in_its_header(entry)
+    with closing(opened(files)) as store:
+        assert (store.discarded.offset, store.ledgers.last(1)) == (begin, -1)
+
+
+def log_of_another(_):
+    files = {}
+    with closing(FileStore.over(FakeDirectory(files))) as store:
+        for number in range(40):
+            store.ledgers.create(f"owner {number}")
+    return bytes(files[LOG])
+
+
+def log_of_its_own(log):
+    return bytes([1]) * 600 + log
+
+
+@pytest.mark.parametrize("entry", [log_of_another, log_of_its_own])
+def test_bytes_of_a_log_in_an_entry_are_no_groups(entry):
+    check_entry_of_groups(entry)
+
+
+@pytest.mark.parametrize("entry", [log_of_another, log_of_its_own])
+def test_the_check_catches_groups_that_count_wherever_they_stand(monkeypatch, entry):
+    # Every group says the same of its place, as without any address.
+    monkeypatch.setattr(file_log, "_address", lambda *_: 0)
+    monkeypatch.setattr(file_log.LogReader, "_misplaced", lambda *_: None, raising=True)
+    with pytest.raises((CorruptStateError, TypeError)):
+        check_entry_of_groups(entry)
+
+
+def whole_group_with_a_sector_of_zeros_up_to(trailer_bytes, monkeypatch):
+    """A log whose last group ends with zeros, of which a sector ends so many bytes into the trailer."""
+    files = {}
+    with closing(FileStore.over(FakeDirectory(files), identity=b"of calls")) as store:
+        store.ledgers.create("billing")
+        begin = len(files[LOG]) + file_log.HEADER.size + APPEND_SIZE
+        size = (512 - trailer_bytes - begin) % 512 + 1_024
+        with monkeypatch.context() as planted:
+            # All bytes of the checksum are zero, so that a sector of zeros may reach into it.
+            planted.setattr(file_log.google_crc32c, "extend", lambda *_: 0)
+            store.ledgers.append(1, b"\1" * 5 + bytes(size - 5))
+    return files, begin
+
+
+@pytest.mark.parametrize("trailer_bytes", range(file_log.TRAILER.size + 1))
+def test_zeros_up_to_the_trailer_do_not_make_a_changed_group_a_torn_one(monkeypatch, trailer_bytes):
+    files, begin = whole_group_with_a_sector_of_zeros_up_to(trailer_bytes, monkeypatch)
+    files[LOG][begin + 2] ^= 4
+    with pytest.raises(CorruptStateError):
+        opened(files)
+
+
+def test_the_check_catches_a_trailer_that_begins_with_its_checksum(monkeypatch):
+    monkeypatch.setattr(file_log, "_END", 0)
+    with pytest.raises(pytest.fail.Exception):
+        test_zeros_up_to_the_trailer_do_not_make_a_changed_group_a_torn_one(monkeypatch, 1)
 
 
 def test_a_group_twice_is_damage(history):
@@ -263,7 +346,7 @@ def golden_mark():
 
 def write_golden(files):
     """What the golden files were written by."""
-    with closing(FileStore.over(FakeDirectory(files))) as store:
+    with closing(FileStore.over(FakeDirectory(files), identity=b"identity")) as store:
         store.ledgers.create("billing")
         store.ledgers.append_all([(1, b"one"), (1, b""), (1, b"three")])
         store.ledgers.delete(store.ledgers.create("shipping"))

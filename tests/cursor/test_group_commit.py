@@ -39,7 +39,7 @@ def store(tmp_path):
 
 def queued(store) -> int:
     """How many calls have joined the group that is open."""
-    return len(store._database._open_group.calls)
+    return len(store._database._groups._open_group.calls)
 
 
 class Commits:
@@ -181,7 +181,7 @@ class HeldUpList(list):
 
 def test_a_group_is_not_closed_while_a_call_is_about_to_join_it(store):
     ledger_ids = [store.ledgers.create("billing") for _ in range(2)]
-    calls = store._database._open_group.calls = HeldUpList()
+    calls = store._database._groups._open_group.calls = HeldUpList()
     first = Caller(append_to(store, ledger_ids[0]))
     assert calls.begun.wait(PATIENCE_S)
     second = Caller(append_to(store, ledger_ids[1]))
@@ -372,7 +372,7 @@ def outcomes_with_an_interrupt(store, ledger_ids, number):
     """Append to each ledger in one group, and interrupt its leader, which is the first; return the outcomes."""
     with store._database._lock:
         leader = InterruptedCaller(append_to(store, ledger_ids[0]), number)
-        wait_until(lambda: not leader.is_alive() or store._database._open_group.lock.locked())
+        wait_until(lambda: not leader.is_alive() or store._database._groups._open_group.lock.locked())
         callers = [leader]
         for ledger_id in ledger_ids[1:]:
             count = queued(store) + 1

@@ -72,9 +72,9 @@ def test_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
     assert names_in(tmp_path / "elsewhere") == []
 
 
-def test_a_closed_store_is_a_lock_and_a_database(tmp_path):
+def test_a_closed_store_is_a_lock_a_mark_and_a_database(tmp_path):
     assert_works(tmp_path)
-    assert names_in(tmp_path) == ["LOCK", DATABASE]
+    assert names_in(tmp_path) == ["LOCK", "MADE", DATABASE]
 
 
 def test_the_database_alone_is_the_whole_of_a_closed_store(tmp_path):
@@ -291,11 +291,11 @@ def test_a_creator_killed_at_any_line_leaves_a_store_or_nothing(tmp_path):
         died = dies_at_line(directory, number)
         left.add(tuple(names_in(directory)) if directory.exists() else ())
         assert_works(directory)
-        assert names_in(directory) == ["LOCK", DATABASE]
+        assert names_in(directory) == ["LOCK", "MADE", DATABASE]
         if not died:
             break
     # The kills did hit before, amid and after the making of the database.
-    assert {(), ("LOCK",), ("LOCK", UNFINISHED), ("LOCK", DATABASE)} <= left
+    assert {(), ("LOCK",), ("LOCK", UNFINISHED), ("LOCK", DATABASE), ("LOCK", "MADE.new", DATABASE)} <= left
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_what_a_crash_in_the_making_leaves_is_replaced(tmp_path, left):
     for name, content in left.items():
         (tmp_path / name).write_bytes(content)
     assert_works(tmp_path)
-    assert names_in(tmp_path) == ["LOCK", DATABASE]
+    assert names_in(tmp_path) == ["LOCK", "MADE", DATABASE]
 
 
 # Damage
@@ -634,7 +634,7 @@ def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_writte
             assert copy.ledgers.last(1) == 20
     finally:
         directory.chmod(0o755)
-    assert names_in(directory) == [DATABASE]
+    assert names_in(directory) == ["MADE", DATABASE]
 
 
 def test_a_copy_follows_a_link_to_the_database_and_its_log(damaged, tmp_path):
@@ -829,6 +829,21 @@ class TestFullDisk:
         (tiny_disk / "ballast").unlink()
         with closing(SqliteStore(directory)) as store:
             assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
+
+    def test_a_store_that_finds_no_room_to_be_sealed_says_so_and_is_as_it_was(self, tiny_disk):
+        directory = tiny_disk / "store"
+        with closing(SqliteStore(directory)) as store:
+            ledger_id = store.ledgers.create("billing")
+            store.ledgers.append_all([(ledger_id, bytes(1000))] * 900)
+        downgraded(directory)
+        size = (directory / DATABASE).stat().st_size
+        (tiny_disk / "more ballast").write_bytes(bytes(2 * 1024 * 1024 - size - size // 2))
+        told = f"the disk is full: to add checksums to the rows .* takes about {size * 21 // 20} free bytes"
+        with pytest.raises(StoreFullError, match=told):
+            SqliteStore(directory)
+        (tiny_disk / "ballast").unlink()
+        with closing(SqliteStore(directory)) as store:
+            assert store.ledgers.read(ledger_id, 0, 900) == [bytes(1000)] * 900
 
     def test_a_copy_that_does_not_fit_is_refused_and_removed(self, tiny_disk, tmp_path, monkeypatch):
         with closing(SqliteStore(tmp_path / "store")) as store:

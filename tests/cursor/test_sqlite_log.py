@@ -97,6 +97,24 @@ def test_a_flipped_bit_before_the_last_transaction_is_refused_with_its_frame(kil
         SqliteStore(killed)
 
 
+def test_a_damaged_page_in_the_frame_that_ends_the_last_transaction_but_one_is_refused(killed):
+    content = (killed / LOG).read_bytes()
+    assert HEADER + FRAME * commits(content)[-2] % 512 <= 496
+    page = HEADER + FRAME * commits(content)[-2] + 24
+    for begin, damage in ((200, b"\x07\x70"), (488, b"\xee" * 512), (0, bytes(4096))):
+        assert is_refused(killed, content[: page + begin] + damage + content[page + begin + len(damage) :]), begin
+
+
+def test_a_size_in_another_sector_than_its_salts_is_not_believed(killed):
+    """Of two sectors a crash may leave one of what was there before, and the other new."""
+    frames = sqlite_log._Frames(b"", "<", 4096, np.zeros(2, np.uint32))
+    within = [number for number in range(1, 513) if frames._has_number_to_salts_in_one_sector(number)]
+    assert set(range(1, 513)) - set(within) == {
+        number for number in range(1, 513) if (HEADER + FRAME * number) // 512 != (HEADER + FRAME * number + 15) // 512
+    }
+    assert len(within) < 512
+
+
 @pytest.mark.slow
 def test_a_last_transaction_may_be_torn_anywhere(killed):
     content = (killed / LOG).read_bytes()

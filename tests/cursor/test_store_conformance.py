@@ -51,6 +51,16 @@ def test_an_owner_may_have_any_name_or_none(store):
     assert store.ledgers.owners() == sorted(names)
 
 
+def test_a_text_that_is_no_utf_8_is_refused_in_one_way_everywhere(store):
+    for call in (store.ledgers.create, store.ledgers.owned_by):
+        with pytest.raises(ValueError, match=r"^not an owner, since it has no form in UTF-8: 'a\\ud800'$"):
+            call("a\ud800")
+    for call in (store.metadata.get, store.metadata.children):
+        with pytest.raises(ValueError, match=r"^not a metadata path: '/a\\ud800'$"):
+            call("/a\ud800")
+    assert store.ledgers.owners() == []
+
+
 @pytest.mark.parametrize("store", ["memory", "sqlite", "file"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
@@ -208,6 +218,75 @@ class OwnersOfTheFencedAreForgotten(Forwarding):
         return sorted({ledger.owner for ledger in self.disk.ledgers.values() if not ledger.fenced})
 
 
+class DeletedLedgersReturnAtReopen(Forwarding):
+    def delete(self, ledger_id):
+        if ledger_id in self.disk.ledgers:
+            GRAVES.setdefault(self.disk, {})[ledger_id] = self.disk.ledgers[ledger_id]
+        self.inner.delete(ledger_id)
+
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        disk.ledgers |= GRAVES.pop(disk, {})
+
+
+GRAVES = {}
+
+
+class FenceOfTheEmptyIsForgottenAtReopen(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        for ledger in disk.ledgers.values():
+            ledger.fenced = ledger.fenced and bool(ledger.entries)
+
+
+class OwnedByForgetsTheFenced(Forwarding):
+    def owned_by(self, owner):
+        return [ledger_id for ledger_id in self.inner.owned_by(owner) if not self.disk.ledgers[ledger_id].fenced]
+
+
+class OwnedByIsSortedAsText(Forwarding):
+    def owned_by(self, owner):
+        return sorted(self.inner.owned_by(owner), key=str)
+
+
+class EmptyRangeMustExist(Forwarding):
+    def read(self, ledger_id, first, end):
+        if first == end > self.last(ledger_id) + 1:
+            raise LedgerNotFoundError
+        return self.inner.read(ledger_id, first, end)
+
+
+class OwnersAreSortedAsUtf16(Forwarding):
+    def owners(self):
+        return sorted(self.inner.owners(), key=lambda owner: owner.encode("utf-16-be"))
+
+
+class AppendAllStopsAtAThousand(Forwarding):
+    def append_all(self, entries):
+        return self.inner.append_all(entries[:1000])
+
+
+class OwnersAreCut(Forwarding):
+    def create(self, owner):
+        return self.inner.create(owner[:100])
+
+    def owned_by(self, owner):
+        return self.inner.owned_by(owner[:100])
+
+
+class OwnersAreStripped(Forwarding):
+    def create(self, owner):
+        return self.inner.create(owner.strip())
+
+    def owned_by(self, owner):
+        return self.inner.owned_by(owner.strip())
+
+
+class OwnersAreNotChecked(Forwarding):
+    def create(self, owner):
+        return self.disk.make_ledger(owner)
+
+
 class VersionIsNotChecked(Forwarding):
     def put(self, path, data, *, expected_version):
         value = self.get(path)
@@ -237,6 +316,37 @@ class VersionsReturnAfterReopen(Forwarding):
     def __init__(self, inner, disk):
         super().__init__(inner, disk)
         disk.first_version = 0
+
+
+class DeleteAcceptsAnEarlierLife(Forwarding):
+    def delete(self, path, *, expected_version):
+        value = self.get(path)
+        if value and 0 <= expected_version < self.disk.first_version:
+            expected_version = value.version
+        self.inner.delete(path, expected_version=expected_version)
+
+
+class AnyNegativeVersionIsAbsent(Forwarding):
+    def put(self, path, data, *, expected_version):
+        return self.inner.put(path, data, expected_version=max(ABSENT, expected_version))
+
+
+class PathsAreCut(Forwarding):
+    def get(self, path):
+        return self.inner.get(path[:200])
+
+    def put(self, path, data, *, expected_version):
+        return self.inner.put(path[:200], data, expected_version=expected_version)
+
+
+class ChildrenAreSortedAsUtf16(Forwarding):
+    def children(self, path):
+        return sorted(self.inner.children(path), key=lambda name: name.encode("utf-16-be"))
+
+
+class LoneSurrogatesAreReplaced(Forwarding):
+    def get(self, path):
+        return self.inner.get(path.encode(errors="replace").decode())
 
 
 class ChildrenAreLeaves(Forwarding):
@@ -308,6 +418,16 @@ class CloseOnlyOnce(BrokenStore):
         (OwnersAreUnsorted, "owners, sorted"),
         (OwnersOfNothing, "owners after the last ledger was deleted"),
         (OwnersOfTheFencedAreForgotten, "owners after one ledger of two"),
+        (DeletedLedgersReturnAtReopen, "owned_by after a reopen"),
+        (FenceOfTheEmptyIsForgottenAtReopen, "append to a fenced ledger"),
+        (OwnedByForgetsTheFenced, "owned_by with fenced ledgers"),
+        (OwnedByIsSortedAsText, "lowest number first"),
+        (EmptyRangeMustExist, "returns the entries from first"),
+        (OwnersAreSortedAsUtf16, "owners, sorted"),
+        (AppendAllStopsAtAThousand, "append_all of 1,501 entries"),
+        (OwnersAreCut, "owners that differ late, or by blanks"),
+        (OwnersAreStripped, "owners that differ late, or by blanks"),
+        (OwnersAreNotChecked, "an owner with a lone surrogate"),
     ],
 )
 def test_broken_ledgers_are_caught(broken, promise):
@@ -327,6 +447,11 @@ def test_broken_ledgers_are_caught(broken, promise):
         (ChildrenAreLeaves, "children"),
         (ChildrenOfNamesakes, "children"),
         (PathsAreCleanedUp, "get of 'plain'"),
+        (DeleteAcceptsAnEarlierLife, "delete instead of put expecting version"),
+        (AnyNegativeVersionIsAbsent, "put of /nothing expecting version -2"),
+        (PathsAreCut, "path that differs late"),
+        (ChildrenAreSortedAsUtf16, "children, sorted by code points"),
+        (LoneSurrogatesAreReplaced, "get of '/lone"),
     ],
 )
 def test_broken_metadata_is_caught(broken, promise):

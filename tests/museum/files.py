@@ -123,15 +123,16 @@ def _believe_the_tail():
 def _take_an_empty_log_for_an_empty_store():
     load = file_generation._load
 
-    def load_or_begin(directory, number):
+    def load_or_begin(directory, number, identity):
         file = directory.open(file_generation.log_name(number))
         try:
             is_empty = file.size == 0
         finally:
             file.close()
         if is_empty:
-            return file_generation.Opened(file_generation.write_generation(directory, number + 1, None), None)
-        return load(directory, number)
+            place = file_log.Place(identity or 0, 0, 0)
+            return file_generation.Opened(file_generation.write_generation(directory, number + 1, place), None)
+        return load(directory, number, identity)
 
     return (Replacement(file_generation, "_load", load_or_begin),)
 
@@ -152,7 +153,7 @@ def _delete_the_old_log_first():
     write = file_generation.write_generation
 
     def write_over(directory, number, source):
-        if source is None:
+        if not isinstance(source, file_generation.Generation):
             return write(directory, number, source)
 
         def delete_first(file):

@@ -231,6 +231,20 @@ static int sync_file(const char *call, long number, int file) {
 int fsync(int file) { return sync_file("fsync", SYS_fsync, file); }
 int fdatasync(int file) { return sync_file("fdatasync", SYS_fdatasync, file); }
 
+int posix_fadvise(int file, off_t offset, off_t size, int advice) {
+    char path[PATH_MAX];
+    if (syscall(SYS_fadvise64, file, offset, size, advice) != 0) return errno;
+    if (advice == POSIX_FADV_DONTNEED && is_ours(file, path)) {
+        pthread_mutex_lock(&lock);
+        forget_lost(file);
+        pthread_mutex_unlock(&lock);
+    }
+    return 0;
+}
+int posix_fadvise64(int file, off64_t offset, off64_t size, int advice) {
+    return posix_fadvise(file, offset, size, advice);
+}
+
 /* ---- Names and sizes ---- */
 
 static int open_file(int directory, const char *name, int flags, mode_t mode) {

@@ -2,7 +2,7 @@
  *
  * When a sync fails, the kernel's rule holds: the pages count as clean, can still be read, and are not on the disk,
  * whatever later syncs say (https://wiki.postgresql.org/wiki/Fsync_Errors); only writing them again brings them there.
- * Once the process has ended, `ackstate_fault_undo` puts the bytes of the disk back. Names are not undone, and a
+ * A process that has the clean pages dropped (posix_fadvise) reads what is on the disk. Once the process has ended, `ackstate_fault_undo` puts the bytes of the disk back. Names are not undone, and a
  * truncation counts as durable at once: both are what a kinder disk does.
  */
 enum { RECORDS_MAX = 16384, HEAP_BYTES = 64 << 20, WHERE_IT_STANDS = -1, SECTOR = 512 };
@@ -159,6 +159,23 @@ static void put_back(int file, const struct record *record, int shrinks) {
         if (written <= 0) abort();
         at += written;
     }
+}
+
+/* The clean pages of a file are dropped: where a sync failed, the disk is read from now on. Unsynced pages stay, and
+ * those beside them here, too. */
+static void forget_lost(int file) {
+    struct stat stat;
+    if (fstat(file, &stat) != 0) return;
+    for (long i = 0; i < shared->record_count; i++)
+        if (is_of(&shared->records[i], &stat) && !shared->records[i].is_lost) return;
+    char name[40];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    int writer = syscall(SYS_openat, AT_FDCWD, name, O_RDWR | O_CLOEXEC, 0);
+    if (writer < 0) return;
+    for (long i = shared->record_count - 1; i >= 0; i--)
+        if (is_of(&shared->records[i], &stat)) put_back(writer, &shared->records[i], 0), shared->records[i].size = 0;
+    close(writer);
+    discard_empty();
 }
 
 /* Give a file the bytes that are on the disk; what was beyond its old end becomes zeros, or goes if `shrinks`.

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
-from analysis.crash.conversation import read_answer, read_request, tell
-from analysis.crash.layer import BrokenPromise
 from analysis.crash.layers.fault_shim import Action, Call, Fault, FaultShim
 from analysis.crash.layers.faulted_program import (
     HONEST_PROMISE,
     OPENS_PROMISE,
     TYPED_PROMISE,
     FaultedProgram,
-    Script,
-    acked,
+    entries_up_to,
+    held,
     open_cursor,
+    runs_of,
 )
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.verdict import Life
-from analysis.trace.entry_set import EntrySet
+from analysis.crash.layers.faulted_script import LEDGERS
+from analysis.crash.layers.faulted_witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
+    from analysis.crash.layers.faulted_program import Held
+    from analysis.crash.layers.faulted_script import Script
     from cursor.store import Store
-
-    Runs = list[tuple[int, int, int]]
 
 NEVER = 1 << 40
 """A call that no program reaches."""
@@ -43,6 +40,7 @@ _PROGRAM_S_MAX = 30
 _RECOVERY_KILLED_EVERY = 5
 _RECOVERY_CALLS = 16
 _PR_SET_PDEATHSIG = 1
+_LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
 
 
 class Misfortune(NamedTuple):
@@ -98,22 +96,14 @@ class Attempt:
     Attributes:
         calls: How many system calls were counted.
         met: The call that was befallen; None if it did not come to that.
-        history: What the program did and met, one line each.
-        broken: Every promise seen broken.
-        lost_durable: As `RunOutcome`.
-        invented: As `RunOutcome`.
-        gauge_mismatch: As `RunOutcome`.
+        witness: What the program did and met, and what was wrong with it.
         files_left: Files that the store has at the end.
         bytes_left: Their size.
     """
 
     calls: int
     met: Call | None
-    history: tuple[str, ...]
-    broken: tuple[BrokenPromise, ...]
-    lost_durable: int
-    invented: int
-    gauge_mismatch: int
+    witness: Witness
     files_left: int
     bytes_left: int
 
@@ -126,7 +116,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
         played: What the program does.
         at: Which call is befallen: 1 is the first, `NEVER` none.
     """
-    shim, directory, witness = stage.shim, stage.directory, _Witness(dict(played.ledgers))
+    shim, directory, witness = stage.shim, stage.directory, Witness(played.cursor_count)
 
     def play(say: Callable[[bytes], None]) -> None:
         FaultedProgram(played, directory / "store", stage.open_store, say).run()
@@ -136,23 +126,19 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     calls, met = shim.call_count, shim.met
     for line in said.splitlines(keepends=True):
         witness.hear(line)
-    witness.check_end(status, may_be_killed=met is not None and stage.misfortune.kills)
+    _check_end(witness, status, may_be_killed=met is not None and stage.misfortune.kills)
     if stage.misfortune.is_power_cut:
         lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
         witness.history.append(f"the power is cut: {lost} writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:
         killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
-        _forked(lambda _say: _recover(stage, witness.ledgers), stage, Fault(killed_at, Action.KILL_BEFORE))
-    witness.check_recovery(stage)
+        _forked(lambda _say: _recover(stage, played.cursor_count), stage, Fault(killed_at, Action.KILL_BEFORE))
+    _check_recovery(witness, stage, played.cursor_count)
     files = [path for path in directory.rglob("*") if path.is_file()]
     return Attempt(
         calls,
         met and met._replace(path=met.path.removeprefix(f"{directory}/")),
-        tuple(witness.history),
-        tuple(witness.broken),
-        witness.lost_durable,
-        witness.invented,
-        witness.gauge_mismatch,
+        witness,
         len(files),
         sum(path.stat().st_size for path in files),
     )
@@ -204,127 +190,50 @@ def _die_with(parent_pid: int) -> None:
         os._exit(2)
 
 
-def _recover(stage: Stage, ledgers: Mapping[int, int]) -> Runs:
-    """Open the store and the cursor, and return what it holds."""
+def _recover(stage: Stage, cursor_count: int) -> list[Held]:
+    """Open the store and the cursors, and return what each holds."""
     with closing(stage.open_store(stage.directory / "store")) as store:
-        return acked(open_cursor(store, ledgers), ledgers)
+        return [held(open_cursor(store, number)) for number in range(cursor_count)]
 
 
-def _finish(stage: Stage, ledgers: Mapping[int, int]) -> tuple[Runs, int]:
+def _finish(stage: Stage, cursor_count: int) -> tuple[list[Held], int]:
     """Ack everything, close, and return what was held before and how many ledgers the store has then."""
     with closing(stage.open_store(stage.directory / "store")) as store:
-        cursor = open_cursor(store, ledgers)
-        held = acked(cursor, ledgers)
-        last_id = max(ledgers)
-        cursor.mark_delete(Position(last_id, ledgers[last_id] - 1), now_ms=0)
-        cursor.close(now_ms=0)
-        return held, sum(len(store.ledgers.owned_by(owner)) for owner in store.ledgers.owners())
+        cursors = [open_cursor(store, number) for number in range(cursor_count)]
+        before = [held(cursor) for cursor in cursors]
+        for cursor in cursors:
+            cursor.mark_delete(_LAST, now_ms=0)
+            cursor.close(now_ms=0)
+        return before, sum(len(store.ledgers.owned_by(owner)) for owner in store.ledgers.owners())
 
 
-@final
-class _Witness:
-    """What the harness heard from a program, life by life, and what it found wrong."""
-
-    def __init__(self, ledgers: Mapping[int, int]) -> None:
-        self.ledgers = ledgers
-        self.history: list[str] = []
-        self.broken: list[BrokenPromise] = []
-        self.lost_durable = self.invented = self.gauge_mismatch = 0
-        self._life = Life(ledgers)
-        self._is_done = False
-        # What a recovery may find: what was held at the start of this life, and what each persist was to write.
-        self._states: list[Runs] = [[]]
-
-    def hear(self, line: bytes) -> None:
-        """Take in what the program said."""
-        match json.loads(line):
-            case {"op": _}:
-                operation = read_request(line)
-                assert isinstance(operation, Operation)
-                self._life.asked(operation)
-                self.history.append(_told(operation))
-            case {"opened": list(runs)}:
-                self._begin_life([(ledger_id, first, end) for ledger_id, first, end in runs])
-            case {"writing": list(runs)}:
-                self._states.append([(ledger_id, first, end) for ledger_id, first, end in runs])
-            case {"failed": str(text)}:
-                self.history.append(f"  raised {text}")
-            case {"broken": str(promise), "found": str(found)}:
-                self._is_done = True
-                self._break(promise, found)
-            case {"done": True}:
-                self._is_done = True
-                self.history.append("close")
-            case _:
-                answer = read_answer(line)
-                tell(self._life, answer)
-                self.history += [f"  durable: {numbers}" for numbers in [getattr(answer, "numbers", None)] if numbers]
-
-    def check_end(self, status: int, *, may_be_killed: bool) -> None:
-        """Make sure that the program ended as it should: killed by the fault, or at the end of its script."""
-        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        if may_be_killed and was_killed:
-            self.history.append("it is killed")
-        elif not self._is_done:
-            self._break("a program with a failed call goes on", f"it ended with wait status {status:#x}")
-
-    def check_recovery(self, stage: Stage) -> None:
-        """Recover what was left, several times, and judge it."""
-        try:
-            found = _recover(stage, self.ledgers)
-            self.history.append(f"recovery found {found}")
-            self._judge(found)
-            again, ledger_count = _finish(stage, self.ledgers)
-            if again != found:
-                self._break("I5: recovering twice gives the same", f"first {found}, then {again}")
-            if ledger_count != 1:
-                self._break("I11: no fault leaves a ledger behind", f"{ledger_count} ledgers")
-            for run in (self._all() - _entries(_recover(stage, self.ledgers))).runs():
-                self._break("I5: what was recovered can be written on", f"{run} was acked, closed, and is gone")
-        except (CorruptStateError, UnsupportedVersionError) as error:
-            self._break(HONEST_PROMISE, f"recovery raised {type(error).__name__}: {error}")
-        except AckStateError as error:
-            self._break(OPENS_PROMISE, f"recovery raised {type(error).__name__}: {error}")
-        except Exception as error:  # Whatever a broken store raises is looked for.
-            self._break(TYPED_PROMISE, f"recovery raised {type(error).__name__}: {error}")
-
-    def _begin_life(self, runs: Runs) -> None:
-        self.history.append(f"open: {runs}")
-        self._judge(runs)
-        self._life = Life(self.ledgers, _entries(runs))
-        self._states = [runs]
-
-    def _judge(self, runs: Runs) -> None:
-        verdict = self._life.judge(Report([EntryRun(*run) for run in runs]))
-        self.lost_durable += len(verdict.lost_durable)
-        self.invented += len(verdict.invented)
-        self.gauge_mismatch += verdict.is_gauge_passed
-        if verdict.lost_durable:
-            self._break("I2: a durable receipt survives any crash", f"lost {list(verdict.lost_durable.runs())}")
-        if verdict.invented:
-            self._break("I1: an unacked message is never treated as acked", f"found {list(verdict.invented.runs())}")
-        if verdict.is_gauge_passed:
-            found = f"{len(verdict.redelivered)} come again, the gauge said at most {verdict.redelivery_max}"
-            self._break("I3: at most the gauge comes again", found)
-        if runs not in self._states:
-            found = f"{runs}, after {self._states[-2:]} were to be written last"
-            self._break("I9: a persist is there as a whole or not at all", found)
-
-    def _all(self) -> EntrySet:
-        return _entries([(ledger_id, 0, entry_count) for ledger_id, entry_count in self.ledgers.items()])
-
-    def _break(self, promise: str, found: str) -> None:
-        self.broken.append(BrokenPromise(promise, found))
+def _check_end(witness: Witness, status: int, *, may_be_killed: bool) -> None:
+    """Make sure that the program ended as it should: killed by the fault, or at the end of its script."""
+    was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if may_be_killed and was_killed:
+        witness.history.append("it is killed")
+    elif not witness.is_done:
+        witness.breaks("a program with a failed call goes on", f"it ended with wait status {status:#x}")
 
 
-def _entries(runs: Runs) -> EntrySet:
-    entries = EntrySet()
-    for run in runs:
-        entries.add_run(*run)
-    return entries
-
-
-def _told(operation: Operation) -> str:
-    if operation.kind is OperationKind.PERSIST:
-        return "persist"
-    return f"{operation.number}: {operation.kind.value} {operation.ledger_id}:{operation.entry_id}"
+def _check_recovery(witness: Witness, stage: Stage, cursor_count: int) -> None:
+    """Recover what was left, several times, and judge it."""
+    try:
+        found = _recover(stage, cursor_count)
+        for number, state in enumerate(found):
+            witness.history.append(f"recovery found of cursor {number}: {state['acked']}")
+            witness.judge(number, state)
+        again, ledger_count = _finish(stage, cursor_count)
+        if again != found:
+            witness.breaks("I5: recovering twice gives the same", f"first {found}, then {again}")
+        if ledger_count != cursor_count:
+            witness.breaks("I11: no fault leaves a ledger behind", f"{ledger_count} ledgers of {cursor_count} cursors")
+        for number, state in enumerate(_recover(stage, cursor_count)):
+            if state["acked"] != runs_of(entries_up_to(_LAST)):
+                witness.breaks("I5: what was recovered can be written on", f"cursor {number} is closed: {state}")
+    except (CorruptStateError, UnsupportedVersionError) as error:
+        witness.breaks(HONEST_PROMISE, f"recovery raised {type(error).__name__}: {error}")
+    except AckStateError as error:
+        witness.breaks(OPENS_PROMISE, f"recovery raised {type(error).__name__}: {error}")
+    except Exception as error:  # Whatever a broken store raises is looked for.
+        witness.breaks(TYPED_PROMISE, f"recovery raised {type(error).__name__}: {error}")

@@ -1,118 +1,132 @@
-"""A program that uses a cursor on a store, and goes on after an error as a real one would, saying what it sees.
+"""A program that uses cursors on a store, and goes on after an error as a real one would, saying what it sees.
 
-It says it in lines of JSON: the requests and answers of `analysis.crash.conversation`, each request before it is
-carried out, and these, with entries of a run from the first (included) to the end (excluded)::
+It says it in lines of JSON, each with the number of the ``"cursor"`` that it is about, entries as runs from the first
+(included) to the end (excluded)::
 
-    {"opened": [[1, 0, 10], [4, 3, 4]]}   the cursor was opened; this it holds; numbers begin at 0 again
-    {"writing": [[1, 0, 11]]}             a persist begins, of all this
-    {"failed": "..."}                     a call raised one of our errors; it will be tried again
-    {"broken": "...", "found": "..."}     a promise that only the program could see broken; it ends
-    {"done": true}                        the script is over, and all is closed
+    {"opened": HELD, "setting": "native"}        it was opened, and holds this: a life begins
+    {"asked": "ack 1:7", "entries": RUNS}        now it is asked for this, which may ack these
+    {"accepted": RUNS, "gauge": 3}               and these are acked now; a crash brings back so many at most
+    {"durable": RUNS}                            from now on these survive a crash
+    {"writing": HELD, "leaves_out": false, "displaces": false}   a persist begins, of all this or some of it
+    {"written": "delta appended ..."}            it succeeded, on this route
+    {"resetting": HELD} and {"reset": true}      likewise
+    {"naming": {"n": "1"}} and {"named": {"n": "1"}}   likewise, of the cursor's properties
+    {"counted": "group persists"}                something occurred that is worth counting
+    {"failed": "..."}                            a call raised one of our errors; it will be tried again
+    {"broken": "...", "found": "..."}            a promise that only the program could see broken; it ends
+    {"done": true}                               the script is over, and all is closed
+
+HELD is what `held` returns.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
-from analysis.crash.conversation import Accepted, Durable, answer_line, request_line
-from analysis.crash.subject import Operation, OperationKind
+from analysis.crash.layers.faulted_script import LEDGERS, STEP_MS, Setting, StepKind
 from analysis.trace.entry_set import EntrySet
-from cursor.config import CursorConfig
-from cursor.managed import ManagedCursor
+from cursor.journal_format import Format
+from cursor.managed import ManagedCursor, persist_all
+from cursor.outcome import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-    from cursor.outcome import Receipt
+    from ackstate.position import Position
+    from analysis.crash.layers.faulted_script import Script, Step
+    from cursor.outcome import PersistResult, Receipt
     from cursor.store import Store
+
+    Runs = list[list[int]]
+    Held = dict[str, Any]
 
 TYPED_PROMISE = "a failed call raises one of our errors"
 HONEST_PROMISE = "I10: unreadable is not absent, and an honest fault is no damage"
 OPENS_PROMISE = "I5: what a fault left opens again"
-# Compacted all the time, in ledgers that are short: each of these is met by a fault.
-_CONFIG = CursorConfig(compaction_bytes_min=150, ledger_entry_count_max=12, ledger_retry_ms=0)
-_LEDGERS = {1: 40, 2: 0, 4: 30}
 # More than any fault lasts.
 _ATTEMPTS_MAX = 12
 _FAILURES_ENDURED = 2
-_CHECK_CANNOT_READ = f"unable to get the page. error code={sqlite3.SQLITE_IOERR_CORRUPTFS}"
+_SUBSCRIPTIONS = ("billing", "shipping")
+_COUNTED = {
+    Route.NOTHING: "idle persists",
+    Route.DELTA: "deltas",
+    Route.WHOLE: "whole states",
+    Route.SNAPSHOT: "snapshots",
+    Route.METADATA: "states in metadata",
+}
 
 
-class Reopen(NamedTuple):
-    """A step of a script: close everything and open it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What a program does.
-
-    Attributes:
-        steps: Operations, numbered from 0, and reopenings.
-        endures: Whether it tries again with what it has open before it opens everything anew.
-        ledgers: The message log: the number of entries of each ledger, by id.
-    """
-
-    steps: tuple[Operation | Reopen, ...]
-    endures: bool = False
-    ledgers: tuple[tuple[int, int], ...] = tuple(_LEDGERS.items())
-
-    def cut(self, step_count: int) -> Script:
-        """Return the script with its first steps only."""
-        return Script(self.steps[:step_count], self.endures, self.ledgers)
-
-
-def script(seed: int) -> Script:
-    """Return a script of 11 to 31 steps that a seed decides, with a reopening in its middle."""
-    chance = random.Random(f"script {seed}")  # noqa: S311 - a workload, not a secret
-    kinds = [OperationKind.ACK, OperationKind.MARK_DELETE, OperationKind.PERSIST, None]
-    chosen = chance.choices(kinds, weights=(50, 6, 36, 8), k=chance.randint(10, 30))
-    steps: list[Operation | Reopen] = []
-    reached = 0
-    for number, kind in enumerate(chosen):
-        if kind is None:
-            steps.append(Reopen())
-        elif kind is OperationKind.PERSIST:
-            steps.append(Operation(number, kind))
-        else:
-            reached += kind is OperationKind.MARK_DELETE
-            ledger_id = chance.choice((1, 4))
-            below = min(_LEDGERS[ledger_id], 8 * reached) if kind is OperationKind.MARK_DELETE else _LEDGERS[ledger_id]
-            steps.append(Operation(number, kind, 1 if reached < 4 else ledger_id, chance.randrange(below)))
-    steps.insert(len(steps) // 2, Reopen())
-    return Script(tuple(steps), endures=chance.random() < 0.5)
-
-
-def open_cursor(store: Store, ledgers: Mapping[int, int]) -> ManagedCursor:
-    """Open the cursor that a program has.
+def open_cursor(store: Store, number: int, *, setting: Setting = Setting.NATIVE, now_ms: int = 0) -> ManagedCursor:
+    """Open a cursor that a program has.
 
     Raises:
         AckStateError: As `ManagedCursor.open`.
     """
-    log = LedgerMap.from_counts(dict(ledgers))
-    return ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, config=_CONFIG, now_ms=0)
+    return ManagedCursor.open(
+        store,
+        topic="orders",
+        subscription=_SUBSCRIPTIONS[number],
+        ledgers=LedgerMap.from_counts(LEDGERS),
+        config=setting.config,
+        now_ms=now_ms,
+    )
 
 
-def acked(cursor: ManagedCursor, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Return what a cursor holds as acked: runs (ledger, first, end) in order, neighbours joined."""
-    reached = cursor.mark_delete_position
-    entries = EntrySet()
-    for ledger_id, count in ledgers.items():
-        if ledger_id < reached.ledger_id:
-            entries.add_run(ledger_id, 0, count)
-    entries.add_run(reached.ledger_id, 0, reached.entry_id + 1)
+def held(cursor: ManagedCursor) -> Held:
+    """Return what a cursor holds, such that two that hold the same are equal.
+
+    Returns:
+        ``acked``: runs, in order, neighbours joined; ``marked``: those of them that the mark-delete position covers;
+        ``batch``: ledger, entry and unacked words of each partly acked batch; ``properties``: of the mark-delete;
+        ``names``: the cursor's.
+    """
+    marked = entries_up_to(cursor.mark_delete_position)
+    acked = marked.copy()
     for run in cursor.deleted.runs():
-        entries.add_run(*run)
-    return list(entries.runs())
+        acked.add_run(*run)
+    return {
+        "acked": runs_of(acked),
+        "marked": runs_of(marked),
+        "batch": [[*position, *cursor.batch[position]] for position in cursor.batch],
+        "properties": dict(cursor.properties),
+        "names": dict(cursor.cursor_properties),
+    }
+
+
+def entries_up_to(position: Position) -> EntrySet:
+    """Return the entries of the log up to a position, included."""
+    entries = EntrySet()
+    for ledger_id, count in LEDGERS.items():
+        if ledger_id <= position.ledger_id:
+            entries.add_run(ledger_id, 0, count if ledger_id < position.ledger_id else position.entry_id + 1)
+    return entries
+
+
+def runs_of(entries: EntrySet) -> Runs:
+    """Return entries as JSON has them."""
+    return [list(run) for run in entries.runs()]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A cursor that is open, and the acks of which it is not known that they are durable."""
+
+    number: int
+    cursor: ManagedCursor
+    setting: Setting
+    waiting: list[tuple[Runs, Receipt]] = field(default_factory=list)
+
+    @property
+    def displaces(self) -> bool:
+        return self.setting is Setting.PULSAR
 
 
 @final
@@ -130,19 +144,20 @@ class FaultedProgram:
         self, played: Script, directory: Path, open_store: Callable[[Path], Store], say: Callable[[bytes], None]
     ) -> None:
         self._script, self._directory, self._open_store, self._say = played, directory, open_store, say
-        self._ledgers = dict(played.ledgers)
+        self._setting = played.setting
         self._store: Store | None = None
-        self._cursor: ManagedCursor | None = None
-        self._waiting: dict[int, Receipt] = {}
-        self._next_number = 0
+        self._opened: list[_Open] = []
+        self._now_ms = 0
         self._failures_in_a_row = 0
+        self._about = 0
 
     def run(self) -> None:
         """Do every step, closing at the end; no error escapes."""
         try:
             for step in self._script.steps:
-                self._until_done(step)
-            self._until_done(Reopen())
+                self._now_ms += STEP_MS
+                self._until_done(lambda step=step: self._do(step))  # type: ignore[misc] # it is called at once
+            self._until_done(self._close)
             self._line(done=True)
         except _BrokenError as error:
             self._line(broken=error.promise, found=error.found)
@@ -151,11 +166,12 @@ class FaultedProgram:
             found = f"{type(error).__name__}: {error} ({line.name} in {line.filename.rpartition('/')[2]})"
             self._line(broken=TYPED_PROMISE, found=found)
 
-    def _until_done(self, step: Operation | Reopen) -> None:
+    def _until_done(self, act: Callable[[], None]) -> None:
         """Do a step; after an error go on as a real program would, and try again."""
         for _ in range(_ATTEMPTS_MAX):
             try:
-                self._do(step)
+                self._open()
+                act()
                 self._failures_in_a_row = 0
                 return
             except AckStateError as error:
@@ -165,79 +181,158 @@ class FaultedProgram:
                 self._after_failure()
         raise _BrokenError(OPENS_PROMISE, f"it failed {_ATTEMPTS_MAX} times in a row")
 
-    def _do(self, step: Operation | Reopen) -> None:
-        if self._cursor is None:
-            self._open()
-        if isinstance(step, Reopen):
-            self._close()
-        else:
-            self._apply(step)
-
     def _after_failure(self) -> None:
         self._failures_in_a_row += 1
         if not self._script.endures or self._failures_in_a_row > _FAILURES_ENDURED:
             self._drop()
 
     def _open(self) -> None:
+        """Open everything that is not open."""
+        if self._opened:
+            return
         self._drop()
         self._store = self._open_store(self._directory)
-        self._cursor = open_cursor(self._store, self._ledgers)
-        self._waiting, self._next_number = {}, 0
-        self._line(opened=acked(self._cursor, self._ledgers))
+        opened = []
+        for number in range(self._script.cursor_count):
+            cursor = open_cursor(self._store, number, setting=self._setting, now_ms=self._now_ms)
+            opened.append(_Open(number, cursor, self._setting))
+            self._about = number
+            self._line(opened=held(cursor), setting=self._setting.value)
+        self._opened = opened
+        if self._failures_in_a_row:
+            self._line(counted="reopenings after a fault")
 
     def _drop(self) -> None:
         """Let go of everything as it is."""
-        store, self._store, self._cursor = self._store, None, None
+        store, self._store, self._opened = self._store, None, []
         if store is not None:
             with suppress(AckStateError):
                 store.close()
 
     def _close(self) -> None:
-        assert self._cursor is not None
-        assert self._store is not None
-        self._line(writing=acked(self._cursor, self._ledgers))
-        self._cursor.close(now_ms=0)
-        self._tell_durable()
+        for each in self._opened:
+            self._begin_writing(each)
+            result = each.cursor.close(now_ms=self._now_ms)
+            if result is not None:
+                self._written(each, result)
         self._drop()
 
-    def _apply(self, step: Operation) -> None:
-        cursor = self._cursor
-        assert cursor is not None
-        operation = step._replace(number=self._next_number)
-        position = Position(operation.ledger_id, operation.entry_id)
-        if step.kind is OperationKind.MARK_DELETE and position <= cursor.mark_delete_position:
-            return  # An earlier one went further; how far depends on what was lost since.
-        self._next_number += 1
-        self._say(request_line(operation))
-        match operation.kind:
-            case OperationKind.ACK:
-                self._waiting[operation.number] = cursor.ack(position, now_ms=0)
-            case OperationKind.MARK_DELETE:
-                self._waiting[operation.number] = cursor.mark_delete(position, now_ms=0)
-            case OperationKind.PERSIST:
-                self._line(writing=acked(cursor, self._ledgers))
-                cursor.persist(now_ms=0)
-        self._say(answer_line(Accepted(operation.number, cursor.redelivery_if_crashed)))
-        self._tell_durable()
+    def _do(self, step: Step) -> None:
+        match step.kind:
+            case StepKind.REOPEN:
+                self._close()
+                self._setting = step.setting
+            case StepKind.PERSIST_ALL:
+                self._persist_all()
+            case StepKind.PERSIST:
+                each = self._opened[step.cursor]
+                self._begin_writing(each)
+                self._written(each, each.cursor.persist(now_ms=self._now_ms))
+            case StepKind.RESET:
+                self._reset(self._opened[step.cursor], step)
+            case StepKind.PROPERTIES:
+                self._name(self._opened[step.cursor], {"n": str(step.value)})
+            case _:
+                self._ack(self._opened[step.cursor], step)
 
-    def _tell_durable(self) -> None:
-        cursor = self._cursor
-        assert cursor is not None
-        durable = [number for number, receipt in self._waiting.items() if cursor.durable(receipt)]
-        for number in durable:
-            del self._waiting[number]
+    def _ack(self, each: _Open, step: Step) -> None:
+        cursor, position, self._about = each.cursor, step.position, each.number
+        if step.kind is StepKind.MARK_DELETE and position <= cursor.mark_delete_position:
+            return  # An earlier one went further; how far depends on what was lost since.
+        if step.kind is StepKind.MARK_DELETE:
+            entries = runs_of(entries_up_to(position))
+        else:
+            entries = [[position.ledger_id, position.entry_id, position.entry_id + 1]]
+        self._line(asked=str(step), entries=entries)
+        receipt = self._asked(cursor, step)
+        acked = entries if cursor.is_acked(position) else []
+        each.waiting.append((acked, receipt))
+        self._line(accepted=acked, gauge=cursor.redelivery_if_crashed)
+        self._tell_durable(each)
+
+    def _asked(self, cursor: ManagedCursor, step: Step) -> Receipt:
+        position, now_ms = step.position, self._now_ms
+        cursor.delivered(position, now_ms=now_ms)
+        match step.kind:
+            case StepKind.ACK:
+                return cursor.ack(position, now_ms=now_ms)
+            case StepKind.BATCH:
+                self._line(counted="batch acks")
+                return cursor.ack_batch(position, [step.value], now_ms=now_ms)
+            case _:
+                properties = {"n": step.value} if step.value else None
+                return cursor.mark_delete(position, properties=properties, now_ms=now_ms)
+
+    def _persist_all(self) -> None:
+        for each in self._opened:
+            self._begin_writing(each)
+        outcomes = persist_all([each.cursor for each in self._opened], now_ms=self._now_ms)
+        errors, routes = [], []
+        for each, outcome in zip(self._opened, outcomes, strict=True):
+            if isinstance(outcome, AckStateError):
+                errors.append(outcome)
+            else:
+                routes.append(outcome.route)
+                self._written(each, outcome)
+        if len([route for route in routes if route in {Route.DELTA, Route.WHOLE}]) > 1:
+            self._line(counted="group persists")
+        if len(routes) > 1 and Route.METADATA in routes:
+            self._line(counted="group fallbacks")
+        if errors:
+            raise errors[0]
+
+    def _begin_writing(self, each: _Open) -> None:
+        self._about = each.number
+        leaves_out = each.setting is not Setting.NATIVE
+        self._line(writing=held(each.cursor), leaves_out=leaves_out, displaces=each.displaces)
+
+    def _written(self, each: _Open, result: PersistResult) -> None:
+        self._about = each.number
+        self._line(written=result.route.value)
+        self._line(counted=_COUNTED[result.route])
+        if result.route is Route.METADATA and each.setting.config.format is Format.NATIVE:
+            self._line(counted="fallbacks")
+        self._line(accepted=[], gauge=each.cursor.redelivery_if_crashed)
+        self._tell_durable(each)
+
+    def _reset(self, each: _Open, step: Step) -> None:
+        self._about = each.number
+        before = step.position._replace(entry_id=step.position.entry_id - 1)
+        entries = runs_of(entries_up_to(before))
+        self._line(resetting={"acked": entries, "marked": entries, "batch": [], "properties": {}}, to=str(step))
+        each.cursor.reset(step.position, now_ms=self._now_ms)
+        each.waiting = []
+        self._line(reset=True)
+        self._line(counted="resets")
+
+    def _name(self, each: _Open, names: dict[str, str]) -> None:
+        self._about = each.number
+        self._line(naming=names)
+        each.cursor.set_cursor_properties(names)
+        self._line(named=names)
+        self._line(counted="cursor properties set")
+
+    def _tell_durable(self, each: _Open) -> None:
+        """Tell what has become durable; where that may give way again, all that is."""
+        durable, waiting = [], []
+        for acked, receipt in each.waiting:
+            is_durable = each.cursor.durable(receipt)
+            if is_durable:
+                durable += acked
+            if each.displaces or not is_durable:
+                waiting.append((acked, receipt))
+        each.waiting = waiting
         if durable:
-            self._say(answer_line(Durable(tuple(durable))))
+            self._line(durable=durable)
 
     def _line(self, **fields: Any) -> None:
-        self._say(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        self._say(json.dumps({"cursor": self._about, **fields}, separators=(",", ":")).encode() + b"\n")
 
 
 def _is_failed_read(error: BaseException) -> bool:
     """Tell whether it is SQLite that says so: an EIO of a read, too, is damage to it (``SQLITE_IOERR_CORRUPTFS``)."""
     cause: BaseException | None = error
-    # Its check of all pages does not raise it, but tells it in words.
-    while cause is not None and not isinstance(cause, sqlite3.Error) and _CHECK_CANNOT_READ not in str(cause):
+    while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = cause.__cause__
     return cause is not None
 

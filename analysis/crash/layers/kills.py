@@ -9,29 +9,28 @@ killed doing so; where nothing was asked in between, the next must recover the s
 
 from __future__ import annotations
 
-import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.conversation import Ready, Start
-from analysis.crash.lives import Lives, LivesSettings, Sigkill
+from analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
+from analysis.crash.scratch import scratch_directory
 from analysis.crash.subject_process import PATIENCE_S, subject_launch
 from analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from analysis.crash.layer import RunOutcome
     from analysis.crash.subject_process import Launch
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
 """Crashed in turn, by seed."""
-_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of a private directory
+_PURPOSE = "kills"
 _RECOVERED_TWICE_SHARE = 0.3
 # Short lives make many kills, long ones a large state: each life is asked the most divided by one of these.
 _SHARES = (1, 2, 4, 8)
@@ -55,7 +54,7 @@ class Kills:
         recording: Gets every life, for `ackstate trace` and Spark.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
         size: Of a run.
-        patience_s: How long a subject may be silent when it is its turn.
+        patience_s: How long a subject may take for an answer when it is its turn.
         shrink_tries: How often a run that broke a promise is repeated to find a shorter story.
     """
 
@@ -71,7 +70,7 @@ class Kills:
     ) -> None:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
         self._recording = recording
-        self._parent = directory or (_MEMORY if _MEMORY.is_dir() else None)
+        self._parent = directory
         self._size = size
         self._settings = LivesSettings(patience_s=patience_s)
         self._shrink_tries = shrink_tries
@@ -80,7 +79,7 @@ class Kills:
         """See `Layer`.
 
         Raises:
-            SubjectError: The subject cannot even begin in an empty directory.
+            SubjectError: The subject cannot even do its work unhurt.
             OSError: The trace cannot be written.
         """
         with ExitStack() as opened:
@@ -92,20 +91,13 @@ class Kills:
                 yield self._shrunk(outcome) if outcome.broken else outcome
 
     def _check_beginning(self) -> None:
-        """Begin each subject once, unhurt: after this, whatever it cannot do is a crash's doing."""
         for launch in self._launches:
-            with self._directory() as directory, launch() as process:
-                process.send(Start(directory, {1: 10}))
-                process.wait_for(Ready, patience_s=self._settings.patience_s)
-
-    @contextmanager
-    def _directory(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="ackstate-kills-", dir=self._parent) as directory:
-            yield Path(directory)
+            with scratch_directory(_PURPOSE, self._parent) as directory:
+                check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
     def _run(self, seed: int, size: RunSize, trace: SubjectTrace | None = None) -> RunOutcome:
         launch = self._launches[seed % len(self._launches)]
-        with self._directory() as directory:
+        with scratch_directory(_PURPOSE, self._parent) as directory:
             lives = Lives(launch, directory, seed, Sigkill(), self._settings)
             chance = _chance("run", seed)
             for number in range(size.lives):

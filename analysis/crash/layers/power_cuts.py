@@ -7,6 +7,7 @@ some after they have reported.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.conversation import Ready, Start
-from analysis.crash.lives import Lives, LivesSettings
+from analysis.crash.lives import Lives, LivesSettings, check_beginning
 from analysis.crash.loop_disk import LoopDisk
 from analysis.crash.private_mounts import with_private_mounts
 from analysis.crash.subject_process import PATIENCE_S, subject_launch
@@ -47,6 +47,7 @@ _EARLY_S = 0.02
 _RECOVERED_TWICE_SHARE = 0.3
 _SHRUNK = ((1, 2), (1, 4), (2, 2), (1, 12), (2, 12), (3, 12), (2, 40))
 _SHRINK_TRIES = 2
+_READ_S = 1.0
 
 
 class RunSize(NamedTuple):
@@ -65,7 +66,7 @@ class PowerCuts:
         recording: Gets every life, for `ackstate trace` and Spark.
         mount_options: Of ext4; one of them by seed.
         size: Of a run.
-        patience_s: How long a subject may be silent when it is its turn.
+        patience_s: How long a subject may take for an answer when it is its turn.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class PowerCuts:
 
         Raises:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
-            SubjectError: The subject cannot even begin in an empty directory.
+            SubjectError: The subject cannot even do its work unhurt.
             OSError: The trace cannot be written.
         """
         yield from with_private_mounts(partial(self._runs, first_seed))
@@ -103,16 +104,13 @@ class PowerCuts:
                 yield self._shrunk(outcome) if outcome.broken else outcome
 
     def _check_beginning(self) -> None:
-        """Begin each subject once, unhurt: after this, whatever it cannot do is a crash's doing."""
         with LoopDisk() as disk:
             disk.cut_power()
             disk.power_on()
             for number, launch in enumerate(self._launches):
                 directory = disk.directory / str(number)
                 directory.mkdir()
-                with launch() as process:
-                    process.send(Start(directory, {1: 10}))
-                    process.wait_for(Ready, patience_s=self._settings.patience_s)
+                check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
     def _run(self, seed: int, size: RunSize, trace: SubjectTrace | None = None) -> RunOutcome:
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
@@ -192,7 +190,9 @@ class PowerCut:
         try:
             if self._stands_still:
                 process.stop()
-            while answers := process.events(0):
+            # One that runs may say for ever that nothing is durable.
+            until = time.monotonic() + _READ_S
+            while (answers := process.events(0)) and time.monotonic() < until:
                 said += answers
         finally:
             self._cut(process)

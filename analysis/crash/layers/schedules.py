@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from analysis.crash.model.settings import Settings
 
 _SHRINK_SECONDS = 5.0
+FEATURES = (
+    "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets", "fenced",
+    "raced", "group_persists", "derived",
+)  # fmt: skip
+"""What a run counts beside its steps and faults: a feature that is never used is not tested."""
 
 
 def schedules(first_seed: int) -> Iterator[RunOutcome]:
@@ -41,7 +46,9 @@ def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = 
     """Run the schedule of a seed, in the settings that it draws or in others, and judge it."""
     schedule = Schedule(seed, settings)
     failure = failure_of(schedule, range(schedule.event_count()))
-    counts = {"steps": schedule.step_count, "faults": schedule.fault_count}
+    counts = (
+        dict.fromkeys(FEATURES, 0) | schedule.counts | {"steps": schedule.step_count, "faults": schedule.fault_count}
+    )
     if failure is None:
         return RunOutcome(seed, schedule.crash_count, counts=counts)
     error = failure.error

@@ -20,27 +20,27 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
-from itertools import count
-from pathlib import Path
+from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
 from analysis.crash.layer import BrokenPromise, RunOutcome
 from analysis.crash.layers.fault_shim import Action, compiled, environment, loaded
 from analysis.crash.layers.faulted_attempt import NEVER, Misfortune, Stage, attempt
-from analysis.crash.layers.faulted_program import script
+from analysis.crash.layers.faulted_script import LEDGERS, script
+from analysis.crash.scratch import remove_leftovers, scratch_directory
 from cursor.stores.file import FileStore
 from cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from pathlib import Path
 
     from analysis.crash.layers.fault_shim import FaultShim
     from analysis.crash.layers.faulted_attempt import Attempt
-    from analysis.crash.layers.faulted_program import Script
+    from analysis.crash.layers.faulted_script import Script
     from cursor.store import Store
 
     OpenStore = Callable[[Path], Store]
@@ -56,6 +56,7 @@ STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
 """The stores that a program uses, by turns."""
 MISFORTUNES = (
     Misfortune("fails with EIO", Action.FAIL, errno.EIO),
+    Misfortune("fails to read with EIO", Action.FAIL_READ, errno.EIO),
     Misfortune("is killed before the call", Action.KILL_BEFORE, is_power_cut=False),
     Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC),
     Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1),
@@ -66,11 +67,15 @@ MISFORTUNES = (
     Misfortune("is killed after the call", Action.KILL_AFTER, is_power_cut=False),
     Misfortune("stores half, then EIO", Action.SHORT, errno.EIO),
     Misfortune("fails with EIO, and loses power 4 calls later", Action.FAIL, errno.EIO, dies_later=4),
-    Misfortune("fails to read with EIO", Action.FAIL_READ, errno.EIO),
     Misfortune("fails with ENOSPC, and so do the 3 calls after it", Action.FAIL, errno.ENOSPC, lasts=4),
     Misfortune("loses power after the call", Action.KILL_AFTER),
+    Misfortune("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
+    Misfortune("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
 )
-"""What befalls a program, by turns: with 2 stores, 28 seeds meet all."""
+"""What befalls a program, by turns: with 2 stores, 32 seeds meet all."""
+_CYCLES_AT_ONCE = 12
+_PATIENCE_S = 10.0
+_PURPOSE = "calls"
 
 
 def system_calls(first_seed: int) -> Iterator[RunOutcome]:
@@ -83,22 +88,31 @@ def system_calls(first_seed: int) -> Iterator[RunOutcome]:
     if shim is not None:
         yield from faulted_runs(first_seed, shim)
         return
-    with tempfile.TemporaryDirectory(prefix="ackstate-shim-") as directory:
+    with scratch_directory("shim") as directory:
         worker = subprocess.Popen(  # noqa: S603 - ourselves
             # Without -P a directory `cursor` in the current one would hide ours.
             [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(first_seed)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=environment(compiled(Path(directory))),
+            env=environment(compiled(directory)),
         )
         try:
             assert worker.stdout is not None
             yield from map(_outcome, worker.stdout)
             raise RuntimeError(f"the worker that has the fault shim ended by itself with status {worker.wait()}")
         finally:
-            # Politely: it has a directory to remove.
-            worker.terminate()
-            worker.communicate()
+            _end(worker)
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """End the worker: politely, because it has a directory to remove; if it does not listen, without asking."""
+    worker.terminate()
+    try:
+        worker.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.communicate()
+        remove_leftovers(_PURPOSE)
 
 
 def faulted_runs(
@@ -107,8 +121,10 @@ def faulted_runs(
     *,
     stores: Sequence[OpenStore] = STORES,
     misfortunes: Sequence[Misfortune] = MISFORTUNES,
-) -> Iterator[RunOutcome]:
+) -> Generator[RunOutcome]:
     """Yield the runs of the seeds from `first_seed` on here, and in children of this process where a fault kills.
+
+    A run has several outcomes, of some cycles each; all have its seed, which replays them all.
 
     Args:
         first_seed: 0 or more.
@@ -118,11 +134,11 @@ def faulted_runs(
     """
     # A child that collects would copy every page that it shares.
     gc.freeze()
-    with _fast_directory() as directory, _quiet(logging.getLogger("cursor")):
+    with scratch_directory(_PURPOSE) as directory, _quiet(logging.getLogger("cursor")):
         for seed in count(first_seed):
             open_store = stores[seed % len(stores)]
             misfortune = misfortunes[seed // len(stores) % len(misfortunes)]
-            yield _Run(seed, Stage(shim, directory / "run", open_store, misfortune)).outcome()
+            yield from _Run(seed, Stage(shim, directory / "run", open_store, misfortune)).outcomes()
 
 
 @final
@@ -132,43 +148,55 @@ class _Run:
     def __init__(self, seed: int, stage: Stage) -> None:
         self._seed, self._stage, self._script = seed, stage, script(seed)
 
-    def outcome(self) -> RunOutcome:
+    def outcomes(self) -> Iterator[RunOutcome]:
         """Try every n, up to the first broken promise."""
-        tally = Counter(cycles=0)
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
+        befallen = iter(()) if broken else self._befallen(undisturbed)
+        counts, is_over = undisturbed.witness.counts + Counter(calls=undisturbed.calls), False
+        while not is_over:
+            tally = Counter(cycles=0)
+            for tried, found in islice(befallen, _CYCLES_AT_ONCE):
+                _add(tally, tried)
+                counts += tried.witness.counts
+                broken = found
+            is_over = bool(broken) or tally["cycles"] < _CYCLES_AT_ONCE
+            counts["completed_programs"] = int(is_over and not broken)
+            yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts))
+            counts = Counter()
+
+    def _befallen(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
+        """Yield the attempt of each n that a call is met by, with what it broke; the last is the first that broke."""
         for at in count(1):
-            if broken:
-                break
             tried = self._try(self._script, at)
             if tried.met is None:
-                break
-            _add(tally, tried)
+                return
             broken = self._told(tried, at) or self._leftovers(tried, undisturbed, at)
-        counts = {"calls": undisturbed.calls, "completed_runs": int(not broken)}
-        return RunOutcome(self._seed, **tally, broken=broken, counts=counts)
+            yield tried, broken
+            if broken:
+                return
 
     def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
         """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
-        if not tried.broken:
+        if not tried.witness.broken:
             return ()
-        promise = tried.broken[0].promise
+        promise = tried.witness.broken[0].promise
         played = self._script
         for step_count in range(len(played.steps)):
             shorter = self._try(played.cut(step_count), at)
-            if any(found.promise == promise for found in shorter.broken):
+            if any(found.promise == promise for found in shorter.witness.broken):
                 tried, played = shorter, played.cut(step_count)
                 break
         story = self._story(played, tried, at)
-        return tuple(BrokenPromise(found.promise, found.found, story) for found in tried.broken)
+        return tuple(BrokenPromise(found.promise, found.found, story) for found in tried.witness.broken)
 
     def _story(self, played: Script, tried: Attempt, at: int) -> tuple[str, ...]:
         store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
-        begun = f"{store}; the message log is {dict(played.ledgers)}"
+        begun = f"{store}; {played.cursor_count} cursors, {played.setting.value}; the message log is {LEDGERS}"
         if tried.met is None:
-            return (begun, *tried.history)
+            return (begun, *tried.witness.history)
         befallen = f"{self._stage.misfortune.name}: call {at}, {tried.met.name} of {tried.met.path}"
-        return (begun, f"the program {befallen}", *tried.history)
+        return (begun, f"the program {befallen}", *tried.witness.history)
 
     def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
         """Make sure that a fault does not leave much more behind than the program itself."""
@@ -189,9 +217,8 @@ class _Run:
 
 
 def _add(tally: Counter[str], tried: Attempt) -> None:
-    tally.update(
-        cycles=1, lost_durable=tried.lost_durable, invented=tried.invented, gauge_mismatch=tried.gauge_mismatch
-    )
+    seen = tried.witness
+    tally.update(cycles=1, lost_durable=seen.lost_durable, invented=seen.invented, gauge_mismatch=seen.gauge_mismatch)
 
 
 @contextmanager
@@ -205,15 +232,6 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextmanager
-def _fast_directory() -> Iterator[Path]:
-    """Make a directory, in memory if there is a file system for that: the faults are ours, not the disk's."""
-    memory = Path("/dev/shm")  # noqa: S108 - below it, a new directory of our own
-    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ackstate-calls-", dir=parent) as directory:
-        yield Path(directory).resolve()
-
-
 def _outcome(line: bytes) -> RunOutcome:
     fields = json.loads(line)
     broken = tuple(BrokenPromise(**{**each, "story": tuple(each["story"])}) for each in fields.pop("broken"))
@@ -224,16 +242,21 @@ def _work(parent_pid: int, first_seed: int) -> None:
     """Stream the outcomes to standard output until the parent asks no more, or dies."""
     from analysis.crash.child import die_with  # noqa: PLC0415 - it brings the command line, which a fork need not have
 
-    # Or what lies below its directory would stay.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    asked_to_end: list[int] = []
+    # Nothing may be raised: an exception in a callback that a fork makes is printed and forgotten.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
     die_with(parent_pid)
     shim = loaded()
     assert shim is not None, "the worker was not started with the shim"
-    for outcome in faulted_runs(first_seed, shim):
-        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
-        sys.stdout.flush()
+    with closing(faulted_runs(first_seed, shim)) as outcomes:
+        for outcome in outcomes:
+            if asked_to_end:
+                return
+            sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt, BrokenPipeError):
+    with suppress(BrokenPipeError):
         _work(int(sys.argv[1]), int(sys.argv[2]))

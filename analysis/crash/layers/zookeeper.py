@@ -22,7 +22,7 @@ from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from analysis.crash.layers.damage_story import keep_quiet
+from analysis.crash.layers.damage.story import keep_quiet
 from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from analysis.crash.verdict import Life, entries
 from analysis.crash.zookeeper_server import running_server

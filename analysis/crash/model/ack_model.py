@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.properties import Properties
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -22,6 +23,7 @@ class AckModel:
         durable_unacked_of_batch: What the disk says of them.
         in_flight: Who has what, in the order in which it was sent.
         not_before: When what was given back with a delay may be sent again.
+        properties: Those of the cursor and of its mark-delete position.
         sent_count: How often each was sent since the subscription was opened.
     """
 
@@ -31,6 +33,7 @@ class AckModel:
         self.durable: set[int] = set()
         self.unacked_of_batch: dict[int, set[int]] = {}
         self.durable_unacked_of_batch: dict[int, set[int]] = {}
+        self.properties = Properties()
         self._floor = 0
         self._counted: tuple[int, int] | None = None
         self.begin_reading()

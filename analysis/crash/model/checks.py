@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.crash.model.promise import Promise, hold
 from analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
+from cursor.journal_format import Format
 from limits.rules import Rule
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _check_gauge(side: Side) -> None:
     of_causes = f"of {stats.redelivery_if_crashed} messages {causes} are unwritten, young, cut"
     hold(Promise.I4, sum(causes) == stats.redelivery_if_crashed and min(causes) >= 0, of_causes)
     # The limit of the metadata store is the narrower one.
-    hold(Promise.I4, not stats.redelivery_cut or side.config.metadata_limits.range_count_max is not None, of_causes)
+    hold(Promise.I4, not stats.redelivery_cut or side.is_limited or side.config.format is Format.PULSAR, of_causes)
     hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)
 
 
@@ -215,6 +216,5 @@ def _binding(
 
 def _works(side: Side) -> bool:
     """Tell whether a promotion would make young acks durable now."""
-    cuts = side.config.range_count_max is not None or side.config.metadata_range_count_max is not None
     failed = side.schedule.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
-    return not cuts and not failed
+    return not side.is_limited and not failed

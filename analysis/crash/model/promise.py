@@ -1,4 +1,4 @@
-"""The thirteen promises that every schedule holds the product to, and what is raised when one is broken."""
+"""The promises that every schedule holds the product to, and what is raised when one is broken."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Promise(Enum):
     I11 = "the journal is bounded by the live state"
     I12 = "a message is never early, never lost, never with two consumers"
     I13 = "an ack from before a reset does not count after it"
+    I14 = "an owner that was fenced changes nothing, and is told so"
+    I15 = "what was accepted is written when its time comes, and left out only for a reason"
     ERRORS = "nothing fails by itself"
 
     @property

@@ -7,10 +7,11 @@ messages are acked, sent and given back as by another thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
@@ -21,6 +22,7 @@ from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
 from analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
 from analysis.crash.model.side import Side
 from analysis.crash.model.traffic import drain, work_meanwhile
+from analysis.crash.model.watched_store import WatchedStore
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.message_log import NO_DELAY, Message, MessageLog
 from cursor.store import PayloadTooLargeError, StoreError
@@ -29,12 +31,14 @@ from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, Snapsho
 from limits import BrokerLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from delay.tracker import DelayedDeliveryTracker
 
 EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
 _RECOUNT_EVERY = 16
+_Result = TypeVar("_Result")
+_BURST_SHARE = 0.3
 _HIGH_FIRST = 16_384 - 40
 _HIGH_END = 16_450
 _BUCKETS = DelayConfig(
@@ -58,6 +62,8 @@ class Schedule:
         crash_count: Crashes so far, and recoveries that a fault ended.
         fault_count: Faults of the store that were scripted so far.
         step_count: Events so far.
+        counts: What else happened so often, by name.
+        at_work: The subscription that the event under way is about.
         meanwhile: What others do while a persist writes.
         meanwhile_share: How often they do it, at each write: 0 to 1.
     """
@@ -69,13 +75,17 @@ class Schedule:
         self.now_ms = 0
         self.event_number: int | None = None
         self.crash_count = self.fault_count = self.step_count = 0
+        self.counts: Counter[str] = Counter()
         self.meanwhile: Callable[[Schedule, Side], None] = work_meanwhile
         self.meanwhile_share = 0.5
         self.broker_max = self.settings.broker_max
         self.log = NumberedLog()
         self._fault_share = self.settings.fault_share
         self._lines: list[_Line] = []
-        self._interleaved: Side | None = None
+        self._interleaved: Sequence[Side] = ()
+        self._is_faulty = False
+        self.cursor_disk = MemoryDisk()
+        self.cursor_store: WatchedStore = WatchedStore(self.cursor_disk)
         self._log_disk = _copied(_disk_with_a_long_ledger()) if self.settings.starts_high else MemoryDisk()
         if not self.settings.starts_high:
             self._log_disk.next_ledger_id = self.settings.first_ledger_id
@@ -84,7 +94,9 @@ class Schedule:
             (ledger_id,) = self.message_log.ledgers
             positions = [Position(ledger_id, entry_id) for entry_id in range(_HIGH_FIRST, _HIGH_END)]
             self.log.append(positions, [None] * len(positions))
+        self.sides: list[Side] = []
         self.sides = [Side(self, name) for name in "xy"[: self.settings.subscription_count]]
+        self.at_work = self.sides[0]
         for side in self.sides:
             side.forgive()
             if self.settings.starts_high:
@@ -95,17 +107,19 @@ class Schedule:
     def open_broker(self) -> None:
         """Start anew with the log, and with nothing else that a crash would not leave."""
         self._store = MemoryStore(self._log_disk)
-        self.message_log = MessageLog.open(
+        self.cursor_store.is_left = True
+        self.cursor_store = WatchedStore(self.cursor_disk)
+        self.message_log: MessageLog = MessageLog.open(
             self._store, topic="t", entries_per_ledger_max=self.settings.entries_per_ledger_max
         )
-        self.broker = BrokerLimit(self.broker_max) if self.broker_max else None
+        self.broker: BrokerLimit | None = BrokerLimit(self.broker_max) if self.broker_max else None
         self._index = self._open_index() if self.settings.delay_share else None
 
     def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
         """Return what all subscriptions share, if the tracker is one that they share."""
         tracker = self.settings.tracker
         if tracker is Tracker.VIEW:
-            return TopicDelayIndex(tick_time_ms=TICK_MS)
+            return TopicDelayIndex(tick_time_ms=TICK_MS, due_log_bytes_max=self.settings.due_log_bytes_max)
         return None if tracker is Tracker.IN_MEMORY or self._is_bucketed_alone else self._recovered_buckets()
 
     @property
@@ -173,31 +187,51 @@ class Schedule:
 
     def step(self, name: str, *args: Any, **named: Any) -> None:
         """Let one event happen to one subscription, with a fault of its store or without, and check."""
-        side = self.random.choice(self.sides)
+        side = self.random.choice(self._asked())
         self.step_count += 1
         self._lines.append(_Line(self.now_ms, side.name, []))
-        is_faulty = self.random.random() < self._fault_share
-        if is_faulty:
+        self.at_work = side
+        if self.random.random() < self._fault_share:
             self._script_fault(side)
         try:
             EVENTS[name].happen(self, side, *args, **named)
-        except PayloadTooLargeError:
-            is_limited = side.config.metadata_range_count_max is not None or side.config.range_count_max is not None
-            hold(Promise.ERRORS, is_limited, f"{name} was refused as too large, and no limit was set")
         except StoreError as error:
-            self.note(f"-> {error}")
-            if not (is_faulty or side.store.has_broken_ledgers):
-                raise
-        if side.store.is_over:
+            self.excuse(error, side)
+        if any(each.store.is_over for each in self.sides):
             EVENTS["crash"].happen(self, side)
-        side.store.forget_faults()
+        for each in self.sides:
+            each.store.forget_faults()
+        self._is_faulty = False
         self.check()
+
+    def _asked(self) -> Sequence[Side]:
+        """Return the subscriptions that the next event may be about: now and then the second one lags behind."""
+        size = self.settings.lag_events
+        return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
+
+    def excuse(self, error: StoreError, side: Side) -> None:
+        """Note an error that a fault or a limit explains, and raise any other."""
+        self.note(f"-> {error}")
+        if self._is_faulty:
+            return
+        # Where no ledger can be written, the metadata store is used, unless the state has no room there.
+        refusal = error.__cause__ if side.store.has_broken_ledgers else None
+        if not isinstance(error, PayloadTooLargeError) and not isinstance(refusal, PayloadTooLargeError):
+            raise error
+        hold(Promise.ERRORS, side.is_limited, f"refused as too large, and no limit was set: {error}")
 
     def _script_fault(self, side: Side) -> None:
         kind, ahead = self.random.choice(list(FaultKind)), self.random.choice((0, 0, 1, 2))
-        side.store.inject(Fault(side.store.mutation_count + ahead, kind))
-        self.fault_count += 1
-        self.note(f"[{kind.name} at write {ahead}]")
+        count = self.random.randint(2, 6) if self.random.random() < _BURST_SHARE else 1
+        self.script_faults(side, kind, ahead=ahead, count=count)
+
+    def script_faults(self, side: Side, kind: FaultKind, *, ahead: int = 0, count: int) -> None:
+        """Let some of the next writes of the event under way fail, one after the other."""
+        for number in range(ahead, ahead + count):
+            side.store.inject(Fault(side.store.mutation_count + number, kind))
+        self._is_faulty = True
+        self.fault_count += count
+        self.note(f"[{kind.name} at write {ahead}{f' and {count - 1} more' if count > 1 else ''}]")
 
     def drawn_faults(self) -> list[Fault]:
         """Return what is to go wrong while the broker comes up: mostly nothing."""
@@ -222,20 +256,20 @@ class Schedule:
         for side in self.sides:
             checks.check_all(side)
 
-    def interleave(self, side: Side, write: Callable[[], object]) -> None:
-        """Let a subscription write while others use it."""
-        self._interleaved = side
+    def interleave(self, sides: Sequence[Side], write: Callable[[], _Result]) -> _Result:
+        """Let subscriptions write while others use them."""
+        self._interleaved = sides
         try:
-            write()
+            return write()
         finally:
-            self._interleaved = None
+            self._interleaved = ()
 
     def while_writing(self, writer: Side) -> None:
         """Look from another thread, as it were, and let it do something."""
-        if writer.is_writing and self._interleaved is None:
+        if writer.is_writing and not self._interleaved:
             return
         checks.check_writing(writer)
-        if self._interleaved is not writer:
+        if writer not in self._interleaved:
             return
         was_writing, writer.is_writing = writer.is_writing, True
         try:

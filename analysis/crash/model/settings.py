@@ -22,6 +22,13 @@ TICK_MS = 10  # of delayed messages
 RETRY_MS = 1_000  # after a promotion failed
 
 
+class Encoded(Enum):
+    """What some bytes are."""
+
+    ENTRY = "entry"
+    RECORD = "record"
+
+
 class Tracker(Enum):
     """What keeps delayed messages."""
 
@@ -50,6 +57,9 @@ class Settings:
         batch_share: How many of the entries are batches; 0 to 1.
         delay_share: How many of the messages are delayed; 0 to 1.
         tracker: What keeps these.
+        due_log_bytes_max: Of an index that views share: how much of what fell due it keeps for a view that lags.
+        race_count_max: How often the owner before may write while a cursor is opened.
+        lag_events: So many events at a time the second subscription is asked nothing; 0 for never.
         broker_max: The limit on unacked messages that all subscriptions share; 0 for none.
         fault_share: How many of the events meet a fault of the store; 0 to 1.
         crash_weight: How often the broker dies, where all other events together come about 120 times.
@@ -71,6 +81,9 @@ class Settings:
     batch_share: float = 0
     delay_share: float = 0
     tracker: Tracker = Tracker.VIEW
+    due_log_bytes_max: int = 1 << 20
+    lag_events: int = 0
+    race_count_max: int = 0
     broker_max: int = 0
     fault_share: float = 0
     crash_weight: float = 0
@@ -85,8 +98,9 @@ class Settings:
 def drawn(random: Random) -> Settings:
     """Return the settings that a schedule draws first."""
     draw = random.choice
-    subscription_count = draw((1, 1, 1, 2))
     delay_share = draw((0, 0, 0.2, 0.5))
+    tracker = draw((Tracker.VIEW, *Tracker)) if delay_share else Tracker.VIEW
+    subscription_count = 2 if delay_share and tracker is Tracker.VIEW else draw((1, 1, 1, 2))
     settings = Settings(
         limits=drawn_limits(random),
         config=drawn_config(random),
@@ -99,12 +113,15 @@ def drawn(random: Random) -> Settings:
         promotes_young=draw((True, True, False)),
         hole_tries_max=draw((1, 3)),
         has_dead_letters=draw((False,) * 7 + (True,)),
-        batch_share=draw((0, 0, 0.3)),
+        batch_share=draw((0, 0.3)),
         delay_share=delay_share,
-        tracker=draw(tuple(Tracker)) if delay_share else Tracker.VIEW,
+        tracker=tracker,
+        due_log_bytes_max=draw((0, 0, 100, 1 << 20)),
+        lag_events=draw((0, 25)),
+        race_count_max=2,
         broker_max=draw((0, 0, 12, 30)) if subscription_count > 1 else 0,
         fault_share=draw((0, 0, 0.05, 0.2)),
-        crash_weight=draw((3, 11, 11, 20)),
+        crash_weight=draw((3, 3, 11, 20)),
         reconfigures=draw((True, True, False)),
     )
     if settings.tracker in {Tracker.BUCKETED, Tracker.VIEW_OF_BUCKETS}:
@@ -134,12 +151,13 @@ def drawn_config(random: Random) -> CursorConfig:
         flush_interval_ms=draw((10, 1_000)),
         mark_delete_rate_limit=draw((0, 0, 1, 10)),
         compaction_bytes_min=draw((0, 200, 65_536)),
-        ledger_entry_count_max=draw((2, 50_000)),
+        ledger_entry_count_max=draw((2, 50_000, 50_000)),
         ledger_rollover_ms=draw((0, 0, 2_000)),
         range_count_max=draw((None, None, 1, 3, 8, 20)),
         keep=draw((Keep.LOWEST, Keep.WIDEST)),
         batch_count_max=draw((10_000, 1)),
         metadata_range_count_max=draw((None, None, 2, 10)),
+        metadata_bytes_max=draw((900_000, 900_000, 250, 120)),
         range_form=draw((RangeForm.LIST, RangeForm.WORDS)),
         become_old_ack_record_seconds=draw((0, 0, 0, 1, 2, 5, AutoAge(late_share_max=0.5, seconds_max=3))),
         ledger_retry_ms=draw((0, 10, 1_000)),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ackstate.errors import AckStateError
 from analysis.crash.model.ack_model import AckModel
 from analysis.crash.model.checks import forgiven
 from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
 from analysis.crash.model.receipts import Receipts
-from analysis.crash.model.settings import CONSUMERS, RETRY_MS
-from analysis.crash.model.written import Instant, Written, held_of, indexes, instant_of
+from analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
+from analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, indexes, instant_of
 from cursor.dispatch.delivery import DeadLetterPolicy
 from cursor.journal import cursor_path
 from cursor.journal_format import Format
@@ -20,13 +19,18 @@ from cursor.outcome import Route
 from cursor.persister import PersistWatcher
 from cursor.recovery import decode_record
 from cursor.store import StoreError
-from cursor.stores.memory import MemoryDisk, MemoryStore
+from cursor.stores.memory import MemoryStore
 from cursor.subscription import Subscription, SubscriptionOptions
+from delay import SubscriptionDelayView
 from limits.gate import DispatchGate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from pyroaring import BitMap
+
+    from ackstate.position import Position
+    from analysis.crash.model.earlier_owner import EarlierOwner
     from analysis.crash.model.schedule import Schedule
     from analysis.crash.model.written import Held
     from cursor.dispatch.delivery import Delivery
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from cursor.outcome import PersistResult
     from cursor.store import Store
     from cursor.stores.memory import Fault
+    from delay.position_set import PositionSet
+    from delay.view import AckedAndSent
     from limits.rules import Rule
 
 
@@ -49,6 +55,11 @@ class Side(PersistWatcher):
         is_writing: Whether others look at it while it writes.
         has_failed: Whether a write of the persist under way has failed.
         failed_ms: When the last persist failed.
+        persisted_ms: When the last one that wrote ended, or the cursor was opened.
+        epoch: As of the last open or reset.
+        rival: The owner before, while the cursor is being opened.
+        earlier: The owner before, which goes on now and then.
+        left_ledgers_clean: Whether no ledger may stay of what others did while the cursor was opened.
         waiters: Who waits for the gate.
         allowed: What each limit may be passed by, because it was lowered below what was there.
     """
@@ -56,7 +67,7 @@ class Side(PersistWatcher):
     def __init__(self, schedule: Schedule, name: str) -> None:
         self.schedule, self.name = schedule, name
         self.model = AckModel(schedule.log)
-        self.disk = MemoryDisk()
+        self.disk = schedule.cursor_disk
         self.config, self.limits = schedule.settings.config, schedule.settings.limits
         self.cursor_path = cursor_path("t", name)
         self.written = Written(schedule.log, self.disk, self.cursor_path)
@@ -64,6 +75,10 @@ class Side(PersistWatcher):
         self.is_certain = True
         self.is_writing = self.has_failed = False
         self.failed_ms = -RETRY_MS
+        self.persisted_ms = self.epoch = 0
+        self.rival: EarlierOwner | None = None
+        self.earlier: EarlierOwner | None = None
+        self.left_ledgers_clean = True
         self.waiters: list[Waiter] = []
         self.allowed: dict[Rule | str, int] = {}
         self.instants: list[Instant] = []
@@ -82,20 +97,24 @@ class Side(PersistWatcher):
             self._may_have_written()
             self.is_certain = self.config.format is not Format.PULSAR
             self.schedule.crash_count += 1
-            self._open_cursor(())
+            self._open_cursor(faults := ())
+        # A ledger that could not be deleted waits for the next open.
+        if not faults and self.left_ledgers_clean:
             self.written.check_one_journal()
+        self.persisted_ms, self.epoch = self.schedule.now_ms, self.written.epoch
         self._open_subscription()
 
     def _open_cursor(self, faults: Sequence[Fault]) -> None:
         schedule = self.schedule
         self.store = MemoryStore(self.disk, faults=faults)
-        self._attempted: list[tuple[_Encoded, bytes]] = []
-        watched = SimpleNamespace(ledgers=_Ledgers(self.store, self), metadata=_Metadata(self.store, self), close=None)
+        self._attempted: list[tuple[Encoded, bytes]] = []
+        schedule.cursor_store.join(self, self.store)
+        self.left_ledgers_clean = True
         self.is_writing = True  # What is written now is no persist.
         try:
-            self.cursor = ManagedCursor.open(
-                cast("Store", watched), topic="t", subscription=self.name, ledgers=schedule.message_log.ledgers,
-                config=self.config, now_ms=schedule.now_ms,
+            self.cursor: ManagedCursor = ManagedCursor.open(
+                cast("Store", schedule.cursor_store), topic="t", subscription=self.name,
+                ledgers=schedule.message_log.ledgers, config=self.config, now_ms=schedule.now_ms,
             )  # fmt: skip
         finally:
             self.is_writing = False
@@ -104,8 +123,9 @@ class Side(PersistWatcher):
     def _open_subscription(self) -> None:
         schedule, settings = self.schedule, self.schedule.settings
         self.gate = DispatchGate(self.limits, broker=schedule.broker)
+        tracker = schedule.open_tracker(self.cursor.is_acked)
         self.subscription = Subscription(
-            schedule.message_log, self.cursor, gate=self.gate, delays=schedule.open_tracker(self.cursor.is_acked),
+            schedule.message_log, self.cursor, gate=self.gate, delays=tracker,
             kind=settings.kind,
             options=SubscriptionOptions(
                 promotes_young=settings.promotes_young,
@@ -113,6 +133,8 @@ class Side(PersistWatcher):
                 dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
             ),
         )  # fmt: skip
+        if isinstance(tracker, SubscriptionDelayView):
+            tracker.attach(_Asked(self.subscription._dispatcher, schedule))
         self.cursor.unwatch(self.subscription)
         self.cursor.watch(self)
         self._attempted.clear()
@@ -120,22 +142,25 @@ class Side(PersistWatcher):
         for consumer in CONSUMERS[: settings.consumer_count]:
             self.subscription.consumer_opened(consumer)
 
-    def crash_and_recover(self, faults: Sequence[Fault] = ()) -> None:
+    def crash_and_recover(self, faults: Sequence[Fault] = (), *, rival: EarlierOwner | None = None) -> None:
         """Lose everything that is not on the disk, and compare what comes back with what may.
 
         Args:
             faults: Of the recovery, which is tried again if one ends it.
+            rival: The owner before, if it goes on meanwhile.
 
         Raises:
             PromiseBrokenError: A durable ack is lost, an ack is invented, or the gauge was wrong.
         """
         self.receipts.check_survivors(self.cursor, self.model)
-        gauge = self.cursor.redelivery_if_crashed
+        before, self.rival = self.cursor, rival
         try:
             self.open(faults)
         except AckStateError as error:
             raise PromiseBrokenError(Promise.I10, f"it cannot be recovered: {error}") from error
-        self.judge(gauge)
+        finally:
+            self.rival = None
+        self.judge(before.redelivery_if_crashed)
 
     def judge(self, gauge: int | None) -> None:
         """Compare what was recovered with what may be there, and go on from it.
@@ -150,6 +175,7 @@ class Side(PersistWatcher):
             self._check_survived(found, parts)
             if gauge is not None:
                 self._check_gauge(found, gauge)
+        model.properties.recovered(self.cursor.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
         self.resets, self.is_certain = [], True
         self._check_kept(found)
@@ -203,6 +229,9 @@ class Side(PersistWatcher):
         """See that a reset counts and nothing from before it does, and go on from it."""
         self.receipts.check_void(self.cursor)
         self.model.begin_anew(first)
+        self.model.properties.reset(is_certain=True)
+        self.persisted_ms, self.epoch = self.schedule.now_ms, self.written.epoch
+        self.schedule.counts["resets"] += 1
         is_raised = self.config.format is Format.PULSAR or self.written.epoch > epoch_before
         hold(Promise.I13, is_raised, "a reset did not raise the epoch")
         held = self._read_anew()
@@ -233,15 +262,42 @@ class Side(PersistWatcher):
     def _persisted(self, result: PersistResult) -> None:
         found = self.written.find(self.schedule.message_log.ledgers)
         held = self.written.read(found)
+        self._count(result, held)
         instants = [*self.instants, instant_of(self.model)]
         self.written.check_persist(found, held, result, instants, self.config)
+        self.model.properties.wrote(held.properties, [instant.properties for instant in instants])
+        self.model.properties.check_attached(self.written.cursor_properties)
+        is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
+        hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.resets, self.is_certain = [], True
         self.receipts.check_none_lies(self.cursor, self.model)
 
+    def _count(self, result: PersistResult, held: Held) -> None:
+        self.persisted_ms = self.schedule.now_ms
+        counts = self.schedule.counts
+        counts[result.route.name.lower()] += 1
+        counts["cut"] += result.messages_cut > 0
+        counts["held_back"] += result.messages_held_back > 0
+        counts["batches"] += bool(held.unacked_of_batch)
+
+    def wrote_before(self) -> None:
+        """Take note of what the owner before has written while the cursor was opened."""
+        held = self.written.read(self.written.find(self.schedule.message_log.ledgers))
+        self.model.wrote(held.acked, held.unacked_of_batch)
+        self.resets, self.is_certain = [], True
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit may keep something from becoming durable."""
+        config = self.config
+        is_small = config.metadata_bytes_max < BYTES_MIN
+        return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
+
     def closed(self) -> None:
         """Take note of what an orderly close has written."""
-        self.model.wrote(*self._read_anew()[1:])
+        held = self._read_anew()
+        self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
     def failed_to_close(self) -> None:
@@ -262,28 +318,26 @@ class Side(PersistWatcher):
         ledgers, form = self.schedule.message_log.ledgers, self.config.journal_format
         for encoded, data in self._attempted:
             content: Content | None
-            if encoded is _RECORD:
+            if encoded is Encoded.RECORD:
                 content = decode_record(data, ledgers).record.content
             else:
                 content = form.recover(lambda *_, data=data: [data], 1, what="", epoch=0, ledgers=ledgers).content
             if content is not None:
                 yield content
 
-    def attempt(self, encoded: _Encoded, data: bytes) -> None:
+    def forget_attempts(self) -> None:
+        """Take note that what was written is no state."""
+        self._attempted.clear()
+        self.instants.clear()
+
+    def attempt(self, encoded: Encoded, data: bytes) -> None:
         """Note what is about to be written."""
         self._attempted.append((encoded, data))
 
-    def watch(self, write: Callable[..., Any], *args: object, **named: object) -> Any:
-        """Write, and let others work before and after."""
+    def begins_write(self) -> None:
+        """Let others work before a write."""
         self._note_instant()
         self.schedule.while_writing(self)
-        try:
-            result = write(*args, **named)
-        except StoreError:
-            self.has_failed = True
-            raise
-        self.schedule.while_writing(self)
-        return result
 
     def _note_instant(self) -> None:
         if not self.is_writing:
@@ -306,34 +360,18 @@ class Waiter:
         self.calls += 1
 
 
-_Encoded = str
-_ENTRY, _RECORD = "entry", "record"
+class _Asked:
+    """Tells a delay view what its subscription says, and counts how often it had to ask for what it missed."""
 
+    def __init__(self, subscription: AckedAndSent, schedule: Schedule) -> None:
+        self._subscription, self._schedule = subscription, schedule
 
-class _Ledgers:
-    """Lets the schedule look, before and after each write, and keep what was to be written."""
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """See `AckedAndSent`."""
+        self._subscription.discard_acked(ledger_id, entries)
 
-    def __init__(self, store: MemoryStore, side: Side) -> None:
-        self._inner, self._side = store.ledgers, side
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def append(self, ledger_id: int, entry: bytes) -> Any:
-        self._side.attempt(_ENTRY, entry)
-        return self._side.watch(self._inner.append, ledger_id, entry)
-
-    def create(self, owner: str) -> Any:
-        return self._side.watch(self._inner.create, owner)
-
-
-class _Metadata:
-    def __init__(self, store: MemoryStore, side: Side) -> None:
-        self._inner, self._side = store.metadata, side
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
-        self._side.attempt(_RECORD, data)
-        return self._side.watch(self._inner.put, path, data, expected_version=expected_version)
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """See `AckedAndSent`."""
+        missed = self._subscription.not_sent_between(first, end)
+        self._schedule.counts["derived"] += len(missed) > 0
+        return missed

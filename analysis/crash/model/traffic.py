@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from analysis.crash.model import checks
 from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.settings import CONSUMERS
+from analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
 from analysis.crash.model.written import words_of
 from cursor.dispatch.admission import AckRefusedError
 from cursor.message_log import NO_DELAY, Message
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  # noqa: ARG001 - as every event
     """Publish some messages: plain, delayed, batches, with keys."""
     draw, settings = schedule.random, schedule.settings
-    count = min(count or draw.choice((1, 3, 10, 20, 40)), settings.count_max)
+    count = min(count or draw.choice((1, 3, 10, 20, 20)), settings.count_max)
     messages = []
     for _ in range(count):
         delay_ms = draw.choice((1, 100, 3_000)) if draw.random() < settings.delay_share else None
@@ -73,6 +73,18 @@ def dispatch(schedule: Schedule, side: Side, consumer: str | None = None, count:
     elif len(sent) < count and not side.is_writing and not was_handed_over:
         checks.check_shortage(side, consumer, before)
     return len(sent)
+
+
+def fall_behind(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+    """Delayed messages that all readers have passed fall due, and only the first subscription looks."""
+    settings = schedule.settings
+    if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(schedule.sides) == 1:
+        return
+    append(schedule, [Message(schedule.now_ms, schedule.now_ms + TICK_MS, b"")] * min(5, settings.count_max))
+    for each in schedule.sides:
+        dispatch(schedule, each, count=40)
+    schedule.now_ms += 3 * TICK_MS
+    dispatch(schedule, schedule.sides[0], count=40)
 
 
 def ack_some(schedule: Schedule, side: Side, *, only_covered: bool = False, count: int | None = None) -> None:
@@ -146,11 +158,65 @@ def ack_cumulative(schedule: Schedule, side: Side) -> None:
 
 def ack_up_to(schedule: Schedule, side: Side, last: int) -> None:
     """Ack everything up to an entry, included."""
-    receipt = side.subscription.ack_cumulative(schedule.log.positions[last], now_ms=schedule.now_ms)
+    properties = {"number": schedule.random.randrange(10)} if schedule.random.random() < 0.5 else None
+    receipt = side.subscription.ack_cumulative(
+        schedule.log.positions[last], now_ms=schedule.now_ms, properties=properties
+    )
+    if properties is not None:
+        side.model.properties.mark(properties)
     covered = range(side.model.first_unacked(), last + 1)
     schedule.note("ack up to", [last])
     side.model.ack(covered)
     side.receipts.add(receipt, covered)
+
+
+def ack_many(schedule: Schedule, side: Side) -> None:
+    """Ack what is not on its way in one call, of the cursor itself, which knows no gate."""
+    model, log, draw = side.model, schedule.log, schedule.random
+    numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
+    numbers = draw.sample(numbers, min(len(numbers), draw.choice((1, 5, 30)), schedule.settings.count_max))
+    if not numbers:
+        return
+    if draw.random() < 0.5:
+        ledger_id = log.positions[numbers[0]].ledger_id
+        numbers = [number for number in numbers if log.positions[number].ledger_id == ledger_id]
+        entry_ids = [log.positions[number].entry_id for number in numbers]
+        receipt = side.cursor.ack_entries(ledger_id, entry_ids, now_ms=schedule.now_ms)
+    else:
+        receipt = side.cursor.ack_many([log.positions[number] for number in numbers], now_ms=schedule.now_ms)
+    schedule.note("ack at once", numbers)
+    model.ack(numbers)
+    side.receipts.add(receipt, numbers)
+    _acked_directly(schedule, side)
+
+
+def ack_into_batch(schedule: Schedule, side: Side) -> None:
+    """Ack everything below a batch, and its first messages, of the cursor itself."""
+    model, log = side.model, schedule.log
+    first = model.first_unacked()
+    batches = [number for number in range(first, min(first + 30, len(log))) if log.message_count(number) > 1]
+    batches = [number for number in batches if number not in model.acked][: schedule.settings.count_max]
+    if not batches:
+        return
+    number = schedule.random.choice(batches)
+    begin = schedule.random.randrange(1, log.message_count(number))
+    rest = set(range(begin, log.message_count(number)))
+    words = words_of(rest)
+    receipt = side.cursor.mark_delete(log.positions[number], unacked_words=words, now_ms=schedule.now_ms)
+    left = model.unacked_of_batch.get(number, rest) & rest
+    schedule.note(f"ack up to all but {len(left)} messages of", [number])
+    model.ack(range(first, number))
+    model.ack_part(number, left)
+    side.receipts.add(receipt, [number], left=left or None)
+    side.subscription.ack_batch(log.positions[number], words, now_ms=schedule.now_ms)  # counts what is left of it
+    _acked_directly(schedule, side)
+
+
+def _acked_directly(schedule: Schedule, side: Side) -> None:
+    """Let the subscription see what its cursor was told, and what passes its limits stay."""
+    side.subscription.skip(0, now_ms=schedule.now_ms)
+    side.model.changed()
+    side.forgive()
 
 
 def nack(schedule: Schedule, side: Side) -> None:

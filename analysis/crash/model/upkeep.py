@@ -6,13 +6,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from analysis.crash.model import traffic
+from analysis.crash.model.earlier_owner import EarlierOwner
 from analysis.crash.model.promise import Promise, hold
 from analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from analysis.crash.model.side import Waiter
-from cursor.managed import ManagedCursor
+from cursor.managed import ManagedCursor, persist_all
+from cursor.outcome import Route
 from cursor.store import StoreError
-from cursor.stores.memory import MemoryDisk, MemoryStore
+from cursor.stores.memory import FaultKind, MemoryDisk, MemoryStore
 
 if TYPE_CHECKING:
     from analysis.crash.model.schedule import Schedule
@@ -22,20 +25,71 @@ if TYPE_CHECKING:
 def persist(schedule: Schedule, side: Side) -> None:
     """Write what waits while others use the subscription."""
     schedule.note("persist")
-    schedule.interleave(side, lambda: side.cursor.persist(now_ms=schedule.now_ms))
+    schedule.interleave([side], lambda: side.cursor.persist(now_ms=schedule.now_ms))
 
 
 def promote(schedule: Schedule, side: Side) -> None:
     """Write what is too young, too, while others use the subscription."""
     left = schedule.random.choice((0, 0, 100, 500))
     schedule.note(f"promote until {left} bytes are left")
-    schedule.interleave(side, lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
+    schedule.interleave([side], lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
 
 
 def tick(schedule: Schedule, side: Side) -> None:
     """Write if it is time to, while others use the subscription."""
     schedule.note("tick")
-    schedule.interleave(side, lambda: side.cursor.tick(now_ms=schedule.now_ms))
+    is_over = schedule.now_ms - side.persisted_ms >= side.config.flush_interval_ms
+    is_due = is_over and side.cursor.is_dirty()
+    result = schedule.interleave([side], lambda: side.cursor.tick(now_ms=schedule.now_ms))
+    has_written = result is not None and result.route is not Route.NOTHING
+    hold(Promise.I15, has_written or not is_due, "the flush interval is over, and what waits was not written")
+
+
+def persist_together(schedule: Schedule, side: Side) -> None:
+    """Ack something and write what waits of all subscriptions, while others use them: new ledgers, then one sync."""
+    if len(schedule.sides) == 1:
+        persist(schedule, side)
+        return
+    for _ in range(2):
+        for each in schedule.sides:
+            traffic.ack_some(schedule, each, count=3)
+        _persist_all(schedule)
+
+
+def _persist_all(schedule: Schedule) -> None:
+    sides = schedule.random.sample(schedule.sides, len(schedule.sides))
+    schedule.note(f"persist all: {' '.join(each.name for each in sides)}")
+    cursors = [each.cursor for each in sides]
+    outcomes = schedule.interleave(sides, lambda: persist_all(cursors, now_ms=schedule.now_ms))
+    appended = [outcome for outcome in outcomes if getattr(outcome, "route", None) in {Route.DELTA, Route.WHOLE}]
+    schedule.counts["group_persists"] += len(appended) > 1
+    for each, outcome in zip(sides, outcomes, strict=True):
+        if isinstance(outcome, StoreError):
+            schedule.excuse(outcome, each)
+        elif isinstance(outcome, AckStateError):
+            raise outcome
+
+
+def set_cursor_properties(schedule: Schedule, side: Side) -> None:
+    """Attach something to the cursor."""
+    properties = {"number": str(schedule.random.randrange(10))}
+    schedule.note(f"cursor properties {properties}")
+    is_set = False
+    side.is_writing = True  # What is written is no persist.
+    try:
+        side.cursor.set_cursor_properties(properties)
+        is_set = True
+    finally:
+        side.is_writing = False
+        side.model.properties.attach(properties, is_certain=is_set)
+        side.forget_attempts()
+    hold(Promise.I6, side.written.cursor_properties == properties, "cursor properties that were set are not there")
+
+
+def go_on_before(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+    """Let an owner from before a crash do what it would do."""
+    if side.earlier is not None:
+        side.earlier.go_on(side)
 
 
 def wait(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
@@ -85,7 +139,11 @@ def crash(schedule: Schedule, side: Side) -> None:
     schedule.open_broker()
     for each in schedule.sides:
         schedule.crash_count += 1
-        each.crash_and_recover(schedule.drawn_faults())
+        rival = EarlierOwner(
+            each, race_count=schedule.random.choice((0, 0, *range(schedule.settings.race_count_max + 1)))
+        )
+        each.earlier = each.earlier if schedule.random.random() < 0.2 else rival
+        each.crash_and_recover(schedule.drawn_faults(), rival=rival)
         note_known(schedule, each)
     if is_second:
         _crash_again(schedule)
@@ -137,12 +195,12 @@ def reopen(schedule: Schedule, side: Side) -> None:
         side.failed_to_close()
         raise
     side.closed()
-    config, acked = side.config, set(side.model.acked)
+    is_limited, acked = side.is_limited, set(side.model.acked)
     reconfigure(schedule, side)
     side.open()
     side.judge(None)
     note_known(schedule, side)
-    if config.range_count_max is None and config.metadata_range_count_max is None:
+    if not is_limited:
         hold(Promise.I2, side.model.acked == acked, "closing lost acks")
 
 
@@ -152,16 +210,25 @@ def seek(schedule: Schedule, side: Side) -> None:
         return
     number = schedule.random.randrange(len(schedule.log))
     schedule.note("seek", [number])
-    side.is_writing, epoch = True, side.written.epoch
+    side.is_writing, epoch = True, side.epoch
     try:
         side.subscription.seek(schedule.log.positions[number], now_ms=schedule.now_ms)
     except StoreError:
         side.resets.append(set(range(number)))
         side.is_certain = False
+        side.model.properties.reset(is_certain=False)
+        schedule.counts["failed_resets"] += 1
         raise
     finally:
         side.is_writing = False
     side.begun_anew(number, epoch)
+
+
+def seek_in_vain(schedule: Schedule, side: Side) -> None:
+    """Begin anew at some entry while nothing can be written, or nobody is told that it was."""
+    if schedule.settings.fault_share and len(schedule.log):
+        schedule.script_faults(side, schedule.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
+        seek(schedule, side)
 
 
 def wait_for_gate(schedule: Schedule, side: Side) -> None:

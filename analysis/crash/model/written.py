@@ -16,7 +16,7 @@ from cursor.recovery import Recovery, decode_record
 from cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
     from analysis.crash.model.ack_model import AckModel
@@ -28,19 +28,25 @@ if TYPE_CHECKING:
     from cursor.stores.memory import MemoryDisk
 
 
+BYTES_MIN = 10_000
+"""If the metadata store may be given less than so many bytes, a state here may be too large for it."""
+
+
 class Instant(NamedTuple):
-    """What was acked at one instant, and how many entries lay at or below the mark-delete position."""
+    """What was acked at one instant, how many entries lay at or below the mark-delete position, and its properties."""
 
     floor: int
     acked: frozenset[int]
+    properties: Mapping[str, int]
 
 
 class Held(NamedTuple):
-    """What a disk says: the mark-delete position, the acked entries, and of partly acked batches what is not acked."""
+    """What a disk says: mark-delete position, acked entries, what of partly acked batches is not, and properties."""
 
     mark_delete: Position
     acked: set[int]
     unacked_of_batch: dict[int, set[int]]
+    properties: Mapping[str, int]
 
 
 @final
@@ -59,9 +65,20 @@ class Written:
         self._path = path
         self._replayed_ledger_id: int | None = None
         self._replayed_count = 0
-        self._replayed = Held(Position(0, -1), set(), {})
+        self._replayed = Held(Position(0, -1), set(), {}, {})
         self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
         self._range_count = 0  # durable ones: so many may stay, also beyond a limit that was lowered
+
+    def raw(self) -> tuple[bytes, tuple[bytes, ...]]:
+        """Return the record and the entries of the ledger that it names, as they are."""
+        ledger_id = self.cursor_ledger_id
+        entries = () if ledger_id is None else tuple(self._disk.ledgers[ledger_id].entries)
+        return self._disk.values[self._path].data, entries
+
+    @property
+    def cursor_properties(self) -> Mapping[str, str]:
+        """What the record says was attached to the cursor."""
+        return dict(decode_record(self._disk.values[self._path].data).record.cursor_properties)
 
     @property
     def epoch(self) -> int:
@@ -102,6 +119,7 @@ class Written:
                 found_texts = self._log.text(held.acked), self._log.text(replayed.acked)
                 hold(Promise.I6, False, "the journal holds {}, replayed it is {}".format(*found_texts))
             hold(Promise.I6, replayed.unacked_of_batch == held.unacked_of_batch, "its batches differ from a replay's")
+            hold(Promise.I6, replayed.properties == held.properties, "its properties differ from a replay's")
         return held
 
     def began_anew(self, held: Held, range_count: int) -> None:
@@ -128,6 +146,7 @@ class Written:
         self._mark_delete = held.mark_delete
         self._check_instant(held, result, instants, has_young=config.become_old_ack_record_seconds != 0)
         self._check_limits(held, result, config)
+        self._check_cut(result, instants, config)
         self._check_size(found, config)
 
     def check_one_journal(self) -> None:
@@ -180,6 +199,16 @@ class Written:
             f"{batch_count} batches are durable, {batch_limit} may be",
         )
 
+    def _check_cut(self, result: PersistResult, instants: Sequence[Instant], config: CursorConfig) -> None:
+        """Nothing is cut where all has room."""
+        limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
+        if not result.messages_cut or (result.route is Route.METADATA and config.metadata_bytes_max < BYTES_MIN):
+            return
+        runs = (self._log.runs(sorted(each for each in now.acked if each >= now.floor)) for now in instants)
+        most, limit = max(map(len, runs)), limits.range_count_max
+        found = f"{result.messages_cut} messages were cut of {most} ranges, {limit} may be durable"
+        hold(Promise.I15, limit is not None and most > limit, found)
+
     def _check_size(self, found: Found, config: CursorConfig) -> None:
         """The deltas outweigh the snapshot at most four times, or a minimum, by one delta; entries are counted."""
         ledger_id = found.record.cursor_ledger_id
@@ -208,20 +237,20 @@ class Written:
             return
         if ledger_id != self._replayed_ledger_id:
             self._replayed_ledger_id, self._replayed_count = ledger_id, 0
-            self._replayed = Held(Position(0, -1), set(), {})
+            self._replayed = Held(Position(0, -1), set(), {}, {})
         entries = self._disk.ledgers[ledger_id].entries
         for entry in entries[self._replayed_count : found.entry_count]:
             self._take_in(self._held(content_of(native.decode(entry))))
         self._replayed_count = found.entry_count
 
     def _take_in(self, said: Held) -> None:
-        _, acked, batches = self._replayed
+        _, acked, batches, _ = self._replayed
         acked |= said.acked
         for number, left in said.unacked_of_batch.items():
             batches[number] = batches.get(number, left) & left
         remaining = {number: left for number, left in batches.items() if left and number not in acked}
         acked.update(number for number, left in batches.items() if not left)
-        self._replayed = Held(said.mark_delete, acked, remaining)
+        self._replayed = Held(said.mark_delete, acked, remaining, said.properties)
 
     def _held(self, content: Content) -> Held:
         return held_of(self._log, content)
@@ -230,12 +259,12 @@ class Written:
 def held_of(log: NumberedLog, content: Content) -> Held:
     """Return what a durable state says, by number."""
     batches = {log.numbers[position]: indexes(words) for position, words in content.batch.items()}
-    return Held(content.mark_delete, log.held_by(content), batches)
+    return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 
 def instant_of(model: AckModel) -> Instant:
     """Return what is acked now."""
-    return Instant(model.first_unacked(), frozenset(model.acked))
+    return Instant(model.first_unacked(), frozenset(model.acked), model.properties.marked)
 
 
 def indexes(words: Iterable[int]) -> set[int]:

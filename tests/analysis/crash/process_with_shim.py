@@ -10,15 +10,19 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 
+from ackstate.position import Position
 from analysis.crash.layers import system_calls
 from analysis.crash.layers.fault_shim import Action, Fault, loaded
+from analysis.crash.layers.faulted_script import Script, Step, StepKind
 from analysis.crash.layers.system_calls import MISFORTUNES, Misfortune, faulted_runs, small_file_store
-from cursor.stores import file_commit, sqlite_database
+from cursor import group_persist
+from cursor.store import StoreError
+from cursor.stores import sqlite_database
 from cursor.stores.kernel_directory import KernelFile
 from cursor.stores.sqlite import SqliteStore
 
@@ -105,9 +109,9 @@ def reading(directory):
     return said
 
 
-def gate(directory, *, rewrites):
+def gate(directory, *, rewrites=False, forgets=False):
     """Sync, write on two sectors, fail the sync, write a third, sync; return what a power cut leaves of them."""
-    path = directory / f"gate-{rewrites}"
+    path = directory / "gate"
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     SHIM.arm(directory, Fault(5, Action.FAIL, errno.EIO))
     os.write(file, b"a" * 512)
@@ -120,6 +124,8 @@ def gate(directory, *, rewrites):
         os.pwrite(file, b"B", 512)
     os.pwrite(file, b"C" * 512, 1024)
     os.fsync(file)
+    if forgets:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.pwrite(file, b"D" * 512, 1536)
     readable = path.read_bytes()
     SHIM.disarm()
@@ -141,7 +147,8 @@ def calls():
             "torn": torn,
             "lasting": lasting,
             "reading": reading,
-            "gate": lambda place: gate(place, rewrites=False),
+            "gate": gate,
+            "gate_forgotten": lambda place: gate(place, forgets=True),
             "gate_rewritten": lambda place: gate(place, rewrites=True),
         }
         seen = {}
@@ -154,18 +161,25 @@ def calls():
 
 
 def swallow_failed_sync():
-    """Plant: a sync of an append that fails is taken for one that succeeded."""
-    file_commit.sync = lambda what, _directory: said_error(what.sync)
+    """Plant: a sync of a file that fails is taken for one that succeeded."""
+    sync = KernelFile.sync
+    KernelFile.sync = lambda file: said_error(sync, file)
 
 
 def sync_again():
-    """Plant: a sync of an append that fails is tried again, and believed."""
+    """Plant: a sync of a file that fails is tried again, and believed."""
+    sync = KernelFile.sync
 
-    def sync_until_well(what, _directory):
-        if said_error(what.sync) is not None:
-            what.sync()
+    def sync_until_well(file):
+        if said_error(sync, file) is not None:
+            sync(file)
 
-    file_commit.sync = sync_until_well
+    KernelFile.sync = sync_until_well
+
+
+def trust_the_cache():
+    """Plant: opening syncs the log and takes what it reads for what is on the disk."""
+    KernelFile.settle = KernelFile.sync
 
 
 def never_sync():
@@ -178,7 +192,6 @@ def ignore_short_write():
 
     def append(file, data):
         os.write(file._descriptor, data)
-        file._size += len(data)
 
     KernelFile.append = append
 
@@ -204,31 +217,65 @@ def no_sqlite_sync():
     sqlite_database._PRAGMAS = off
 
 
+def pass_a_group_by():
+    """Plant: where a group of cursors cannot be written, they are taken for written."""
+
+    def append_together(appends, *, now_ms):
+        if not appends:
+            return {}
+        prepared = {persister: persister.journal.prepare(plan.content) for persister, plan in appends.items()}
+        with suppress(StoreError):
+            next(iter(appends)).journal.store.ledgers.append_all(list(prepared.values()))
+        return {
+            persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
+            for persister, plan in appends.items()
+        }
+
+    group_persist._append_together = append_together
+
+
 GATE = Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
 SHORT = Misfortune("stores half, then EIO", Action.SHORT, errno.EIO)
 ENOSPC = Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
 GATE_LATER = Misfortune("fails with EIO, and loses power 2 calls later", Action.FAIL, errno.EIO, dies_later=2)
+GATE_MUCH_LATER = Misfortune("fails with EIO, and loses power 12 calls later", Action.FAIL, errno.EIO, dies_later=12)
 POWER = Misfortune("loses power before the call", Action.KILL_BEFORE)
+# Two cursors whose acks are written with one sync, where each has a ledger already.
+GROUP = Script(
+    (
+        Step(StepKind.ACK, 0, Position(1, 5)),
+        Step(StepKind.ACK, 1, Position(1, 7)),
+        Step(StepKind.PERSIST_ALL),
+    ),
+    cursor_count=2,
+    endures=True,
+)
+ALONE = Script((Step(StepKind.ACK, 0, Position(1, 5)),))
+REOPENED = Script((Step(StepKind.ACK, 0, Position(1, 5)), Step(StepKind.REOPEN), Step(StepKind.PERSIST)))
 PLANTED = {
     "swallow_failed_sync": (swallow_failed_sync, GATE, small_file_store),
     "sync_again": (sync_again, GATE_LATER, small_file_store),
+    "trust_the_cache": (trust_the_cache, GATE_MUCH_LATER, small_file_store),
     "never_sync": (never_sync, POWER, small_file_store),
     "ignore_short_write": (ignore_short_write, SHORT, small_file_store),
     "raise_what_comes": (raise_what_comes, ENOSPC, small_file_store),
     "no_sqlite_sync": (no_sqlite_sync, POWER, SqliteStore),
+    "pass_a_group_by": (pass_a_group_by, GATE, small_file_store, GROUP),
 }
 
 
 def planted():
-    """Return for each planted bug the first run that caught it, or the last of three."""
+    """Return for each planted bug the first run that caught it, or the last."""
     return {name: in_child(lambda case=case: run_planted(*case)) for name, case in PLANTED.items()}
 
 
-def run_planted(plant, misfortune, open_store):
-    """Plant a bug and return the first run that caught it, or the last of three."""
+def run_planted(plant, misfortune, open_store, played=None):
+    """Plant a bug and return the first outcome that caught it, or the last of two runs."""
     plant()
-    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=[misfortune])) as runs:
-        for outcome in islice(runs, 3):
+    if played is not None:
+        system_calls.script = lambda _seed: played
+    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=[misfortune])) as outcomes:
+        for outcome in takewhile(lambda outcome: outcome.seed < 2, outcomes):
             if outcome.broken:
                 break
     return asdict(outcome)
@@ -249,12 +296,22 @@ def in_child(play):
 
 
 def clean():
-    """Return one run of each misfortune on a `FileStore`, and one on SQLite, with programs of a few steps."""
-    system_calls.script, whole = lambda seed: whole(seed).cut(3), system_calls.script
-    with closing(faulted_runs(0, SHIM, stores=[small_file_store])) as runs:
-        outcomes = [*islice(runs, len(MISFORTUNES))]
-    with closing(faulted_runs(0, SHIM, stores=[SqliteStore], misfortunes=[GATE])) as runs:
-        return [asdict(outcome) for outcome in (*outcomes, next(runs))]
+    """Return the outcomes of a misfortune of each action on a `FileStore`, and of one on SQLite; short programs."""
+    one_of_each = {misfortune.action: misfortune for misfortune in MISFORTUNES}
+    reading = one_of_each.pop(Action.FAIL_READ)
+    return [
+        *outcomes_of(ALONE, small_file_store, [*one_of_each.values()]),
+        # Opened a second time, or nothing would be read.
+        *outcomes_of(REOPENED, small_file_store, [reading]),
+        *outcomes_of(ALONE, SqliteStore, MISFORTUNES[:1]),
+    ]
+
+
+def outcomes_of(played, open_store, misfortunes):
+    """Run one program once with each misfortune."""
+    system_calls.script = lambda _seed: played
+    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=misfortunes)) as outcomes:
+        return [asdict(outcome) for outcome in takewhile(lambda found: found.seed < len(misfortunes), outcomes)]
 
 
 if __name__ == "__main__":

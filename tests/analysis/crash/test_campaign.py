@@ -219,3 +219,33 @@ def test_what_makes_no_sense_is_one_line_and_status_2(layers, capsys, options, c
     layers(layer)
     assert_one_line(crash(capsys, *options), complaint)
     assert layer.closed == 0, "it ran"
+
+
+def test_totals_of_another_subject_are_refused(layers, capsys, tmp_path):
+    layers(FakeLayer())
+    options = ("--layer", "L3", "--runs", "1", "--totals", str(tmp_path / "totals.json"))
+    assert crash(capsys, *options, "--subject", "naive").status == 0
+    assert_one_line(crash(capsys, *options), "totals of the subject 'naive', not of 'ours'")
+    assert crash(capsys, *options, "--subject", "naive").status == 0
+
+
+def test_totals_that_cannot_be_written_are_noticed_before_the_first_run(layers, capsys, tmp_path):
+    layer = FakeLayer()
+    layers(layer)
+    outcome = crash(capsys, "--layer", "L3", "--runs", "1", "--totals", str(tmp_path / "missing" / "totals.json"))
+    assert_one_line(outcome, "missing")
+    assert layer.closed == 0, "it ran"
+
+
+def test_a_trace_is_not_put_beside_another(layers, capsys, tmp_path):
+    layers(FakeLayer())
+    (tmp_path / "000001.events").write_bytes(b"")
+    assert_one_line(crash(capsys, "--layer", "L3", "--trace", str(tmp_path)), "holds a recording already")
+
+
+def test_a_subject_without_receipts_fails_no_run_and_is_not_passed(layers, capsys):
+    counts = {"accepted_persists": 3, "durable_receipts": 0}
+    layers(FakeLayer(seed_1={"cycles": 1, "counts": counts}))
+    assert crash(capsys, "--layer", "L3", "--runs", "1").status == 2
+    layers(FakeLayer(seed_1={"cycles": 1, "counts": counts | {"durable_receipts": 1}}))
+    assert crash(capsys, "--layer", "L3", "--runs", "1").status == 0

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from itertools import islice
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
 from ackstate import Position
 from ackstate.errors import CorruptStateError
+from analysis.crash import simulated_disk
 from analysis.crash.layer import RunOutcome
 from analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
+from analysis.crash.layers.crash_states.execution import Execution
 from analysis.crash.layers.crash_states.processes import runs_side_by_side
-from analysis.crash.layers.crash_states.promises import Expected, Moment, judge
+from analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, judge
 from analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
 from analysis.crash.layers.crash_states.workload import Step, StepKind, View, Workload, draw_workload
 from cursor import CursorConfig, ManagedCursor
+from cursor.journal import Journal, cursor_owner, cursor_path
+from cursor.persister import Persister
 from cursor.stores import file_commit, file_generation, sqlite_database
 from cursor.stores.file import FileStore
+from cursor.stores.memory import MemoryStore
 
+SEEDS = (3, 5, 13, 45)
+HAPPENED = (
+    "batches", "deltas", "fallbacks", "group_commits", "journal_compactions", "kills", "kills_in_the_middle",
+    "metadata_states", "native_workloads", "properties", "pulsar_workloads", "recoveries", "resets", "snapshots",
+    "states_of_recoveries", "store_compactions", "whole_states",
+)  # fmt: skip
 SIZE = 600  # A log is compacted early.
 
 
@@ -36,6 +49,17 @@ class Passing:
 
 def nothing(*_):
     """Stand in for a call that is forgotten."""
+
+
+def let_sync_no_file(monkeypatch, owner, name):
+    """Forget every sync of a file while a function is carried out."""
+    function = getattr(owner, name)
+
+    def call(*args):
+        with patch.object(simulated_disk._SimulatedFile, "sync", nothing):
+            return function(*args)
+
+    monkeypatch.setattr(owner, name, call)
 
 
 def found_by(open_store, *, first=0, runs=6, sqlite_one_in=0):
@@ -65,13 +89,14 @@ def store_without(**forgotten):
 @pytest.mark.slow
 def test_our_stores_survive_every_crash_state():
     layer = CrashStates(sqlite_one_in=4)
-    outcomes = [layer.run(seed) for seed in (1, 2, 3)]
-    assert [outcome.broken for outcome in outcomes] == [(), (), ()]
-    totals = {name: sum(outcome.counts.get(name, 0) for outcome in outcomes) for name in outcomes[0].counts}
+    outcomes = [layer.run(seed) for seed in SEEDS]
+    assert [outcome.broken for outcome in outcomes] == [()] * len(SEEDS)
+    totals = sum((Counter(outcome.counts) for outcome in outcomes), Counter())
+    assert [name for name in HAPPENED if not totals[name]] == []
     assert sum(outcome.cycles for outcome in outcomes) > 4_000
     assert totals["distinct_states"] > 4_000
     assert totals["recoveries"] > 100
-    assert outcomes[2].counts["sqlite_states"] > 30
+    assert outcomes[0].counts["sqlite_states"] > 30
 
 
 def test_runs_come_in_order_from_two_processes_that_end_when_closed():
@@ -111,7 +136,7 @@ def test_a_missing_sync_of_the_directory_is_found():
 
 
 def test_a_missing_sync_after_an_append_is_found_and_told_in_few_steps(monkeypatch):
-    monkeypatch.setattr(file_commit, "sync", nothing)
+    let_sync_no_file(monkeypatch, file_commit.FileLog, "_append")
     outcome = found_by(store_without())
     (broken,) = outcome.broken
     assert broken.promise.startswith(("I2", "I3", "I10"))
@@ -120,11 +145,8 @@ def test_a_missing_sync_after_an_append_is_found_and_told_in_few_steps(monkeypat
 
 
 def test_a_rename_before_the_sync_of_the_file_is_found(monkeypatch):
-    def sync_names_only(what, directory):
-        if what is directory:
-            directory.sync()
-
-    monkeypatch.setattr(file_generation, "sync", sync_names_only)
+    for module, name in ((file_generation, "write_generation"), (file_commit, "write_generation")):
+        let_sync_no_file(monkeypatch, module, name)
     outcome = found_by(store_without())
     assert outcome.broken[0].promise.startswith("I10")
 
@@ -134,7 +156,7 @@ def test_an_old_log_deleted_before_the_new_one_is_durable_is_found(monkeypatch):
     write_generation = file_generation.write_generation
 
     def deletes_first(directory, number, source):
-        if source is not None:
+        if isinstance(source, file_generation.Generation):
             directory.remove(file_generation.log_name(source.number))
             monkeypatch.setattr(directory, "remove", nothing, raising=False)
         return write_generation(directory, number, source)
@@ -149,9 +171,7 @@ def test_an_old_log_deleted_before_the_new_one_is_durable_is_found(monkeypatch):
 def test_a_store_that_trusts_what_a_killed_process_did_not_sync_is_found():
     def open_store(directory):
         def opened(name):
-            file = Passing(directory.open(name))
-            file._forgotten["sync"] = file._forgotten.clear  # the first one after opening
-            return file
+            return Passing(directory.open(name), settle=nothing)
 
         return FileStore.over(Passing(directory, open=opened), compaction_size_min=SIZE)
 
@@ -214,6 +234,64 @@ def test_a_store_that_is_never_compacted_is_found(monkeypatch):
     monkeypatch.setattr(file_commit.FileLog, "_compact_if_due", nothing)
     failure = examine(workload, open_file_store).failure
     assert failure.broken.promise.startswith("I11")
+
+
+STEPS = (
+    Step(StepKind.ACK, "a", Position(1, 3), 2),
+    Step(StepKind.PERSIST, "a"),
+    Step(StepKind.ACK, "a", Position(1, 9), 2),
+    Step(StepKind.PERSIST, "a"),
+    Step(StepKind.REOPEN, "a"),
+    Step(StepKind.ACK, "a", Position(4, 9), 2),
+    Step(StepKind.PERSIST, "a"),
+)
+
+
+def in_memory(workload):
+    store = MemoryStore()
+    return Execution(workload, lambda: store, count_calls=lambda: 0, kill=nothing, kill_after=nothing)
+
+
+def counts_of(workload):
+    execution = in_memory(workload)
+    execution.run()
+    return execution.counts
+
+
+def test_ledgers_that_are_left_over_are_found(monkeypatch):
+    workload = Workload(("a",), CursorConfig(), STEPS)
+    assert examine(workload, open_file_store).failure is None
+    monkeypatch.setattr(Journal, "_delete", nothing)
+    failure = examine(workload, open_file_store).failure
+    assert failure.broken.promise.startswith("I11")
+    assert "and the record names" in failure.broken.found
+
+
+@pytest.mark.parametrize("config", [CursorConfig(), CursorConfig(ledger_entry_count_max=50)])
+def test_a_cursor_that_never_writes_a_delta_is_seen_by_the_count(monkeypatch, config):
+    workload = Workload(("a",), config, STEPS)
+    assert counts_of(workload)["deltas"] == 2
+    monkeypatch.setattr(Persister, "_needs_new_ledger", lambda self, *, now_ms: True)
+    assert counts_of(workload)["deltas"] == 0
+
+
+def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
+    open_cursor = ManagedCursor.open.__func__
+
+    def forgets_once(cls, store, **named):
+        if named["now_ms"] == 50_000:  # That of the step that opens it again; a crash state is opened later.
+            path = cursor_path(named["topic"], named["subscription"])
+            store.metadata.delete(path, expected_version=store.metadata.get(path).version)
+            for ledger_id in store.ledgers.owned_by(cursor_owner(path)):
+                store.ledgers.delete(ledger_id)
+        return open_cursor(cls, store, **named)
+
+    monkeypatch.setattr(ManagedCursor, "open", classmethod(forgets_once))
+    execution = in_memory(Workload(("a",), CursorConfig(), STEPS))
+    with pytest.raises(BrokenError) as caught:
+        execution.run()
+    assert caught.value.broken.promise.startswith("I10")
+    assert execution.step == 5
 
 
 NOTHING = Expected(0, 0, 0, 0, 0, Position(1, -1), (), True)

@@ -11,7 +11,13 @@ from analysis.crash.layers.damage import judgement as layer
 from analysis.crash.layers.damage.judgement import Fate, damage, good_store, judge, run
 from analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
 from analysis.crash.layers.damage.media import FileMedium, SqliteMedium
-from cursor.recovery import Recovery
+from analysis.crash.layers.damage.records import RecordMedium
+from cursor import recovery
+from cursor.journal import Journal
+from cursor.journal_format import Repair
+from cursor.managed import ManagedCursor
+from cursor.recovery import Recovery, decode_record
+from cursor.store import StoreError
 from cursor.stores import file_log, sqlite_database, sqlite_seal
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)
@@ -40,13 +46,16 @@ def first_broken(medium, seeds):
 
 @pytest.mark.slow
 def test_a_slice_of_the_layer_finds_nothing():
-    outcomes = list(islice(damage(0), 4))
-    assert [outcome.seed for outcome in outcomes] == list(range(4))
+    outcomes = list(islice(damage(0), 6))
+    assert [outcome.seed for outcome in outcomes] == list(range(6))
     assert promises(outcomes) == set()
     assert sum(outcome.cycles for outcome in outcomes) > 1_000
     # Every fate was met, so none of them is waved through.
     met = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
-    assert {fate.value for fate in Fate} | {"repaired"} == met
+    assert {fate.value for fate in Fate} | {"repaired"} <= met
+    assert {repair.name.lower() for repair in Repair if repair is not Repair.NONE} <= met
+    assert {"batches", "deltas", "fallbacks", "mark_deletes", "native_stores", "properties", "pulsar_stores"} <= met
+    assert {"snapshots", "whole_states"} <= met
     assert run(0, FileMedium()) == outcomes[0]
 
 
@@ -150,6 +159,87 @@ def test_a_recovery_that_falls_back_to_an_older_state_is_caught(monkeypatch, sql
         copy = Damage(f"bit 4 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
         broken += judge(sqlite, good, copy).broken
     assert layer.I2 in {each.promise for each in broken}
+
+
+def records(form, *, entries_min=3):
+    """A good store whose cursor has a ledger with some entries, and the names of these."""
+    medium = RecordMedium()
+    for seed in range(200):
+        good = good_store(seed, medium)
+        named = decode_record(good.files["record"]).record.cursor_ledger_id
+        names = [name for name in good.files if name.startswith(f"ledger {named}, ")]
+        if good.story.steps[0].startswith(form) and len(names) >= entries_min:
+            return medium, good, names
+    pytest.fail("no seed makes such a store")
+
+
+def without(good, name):
+    return Damage(f"{name} is noise", {**good.files, name: b"\xff" * 9}, Reach.NONE)
+
+
+@pytest.mark.parametrize("form", ["NATIVE", "PULSAR"])
+def test_a_repair_that_is_refused_is_a_broken_promise(monkeypatch, form):
+    medium, good, names = records(form)
+    first = Damage("all noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
+    assert judge(medium, good, first).counts == {
+        "refused": 1,
+        "repaired": 2,
+        "use_metadata_snapshot": 1,
+        "start_anew": 1,
+    }
+
+    def refuses(self, found):
+        raise StoreError("not now")
+
+    monkeypatch.setattr(Journal, "_take_over", refuses)
+    broken = judge(medium, good, first).broken
+    assert [each.promise for each in broken] == [layer.REPAIRED] * 2
+    assert all("StoreError: not now" in each.found for each in broken)
+
+
+def test_a_repair_that_gives_up_too_much_or_nothing_is_caught(monkeypatch):
+    medium, good, names = records("NATIVE")
+    middle = without(good, names[1])
+    assert judge(medium, good, middle).broken == ()
+    chosen = Recovery._chosen
+
+    def takes_the_first_message_for_every_repair(self, offered, found, error):
+        return chosen(self, dict.fromkeys(offered, recovery._standing_at(self._start, found, error)), found, error)
+
+    monkeypatch.setattr(Recovery, "_chosen", takes_the_first_message_for_every_repair)
+    found = [each.found for each in judge(medium, good, middle).broken]
+    assert any("below the mark-delete of the record" in each for each in found)
+
+
+def test_a_repair_that_ends_at_no_earlier_state_is_caught(monkeypatch):
+    medium, good, names = records("NATIVE")
+    monkeypatch.setattr(good.story, "states", good.story.states[:1])
+    (broken,) = judge(medium, good, without(good, names[1])).broken
+    assert broken.promise == layer.REPAIRED
+    assert "which never was durable" in broken.found
+
+
+def test_a_repair_that_is_not_written_is_caught(monkeypatch):
+    medium, good, names = records("PULSAR")
+    everything = Damage("noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
+    monkeypatch.setattr(ManagedCursor, "persist", lambda self, *, now_ms: None)
+    broken = judge(medium, good, everything).broken
+    assert {each.promise for each in broken} == {layer.REPAIRED}
+    assert all("UnreadableCursorError" in each.found for each in broken)
+
+
+def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(monkeypatch):
+    def fails(self, content):
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(Journal, "append", fails)
+    monkeypatch.setattr(Journal, "write_record", fails)
+    outcome = run(4, RecordMedium())
+    (broken,) = outcome.broken
+    assert len(broken.story) > 2
+    assert (outcome.seed, broken.promise) == (4, layer.HONEST)
+    assert "the disk is gone" in broken.found
+    assert "seed 4" in broken.story[0]
 
 
 def test_an_error_that_is_not_ours_and_a_hang_are_caught(monkeypatch):

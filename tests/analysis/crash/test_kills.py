@@ -17,7 +17,7 @@ from analysis.crash.subject import OperationKind, Report
 from analysis.crash.subject_process import SubjectProcess, subject_launch
 from analysis.crash.subjects.naive import NaiveSubject
 from analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
-from analysis.crash.verdict import GAUGE, INVENTED, LOST
+from analysis.crash.verdict import DIFFERING, GAUGE, INVENTED, LOST
 from analysis.trace.entry_set import EntrySet
 
 SMALL = RunSize(4, 60)
@@ -63,11 +63,12 @@ class Optimistic(NaiveSubject):
 
 
 class Forgetful(NaiveSubject):
-    """Removes its file when it starts, until it saves again."""
+    """Removes its file when it recovers."""
 
-    def start(self, directory, ledgers):
-        super().start(directory, ledgers)
+    def recover(self, directory, ledgers):
+        report = super().recover(directory, ledgers)
         self._path.unlink(missing_ok=True)
+        return report
 
 
 class Torn(NaiveSubject):
@@ -122,7 +123,7 @@ def test_ours_survives_every_kill(make_subject):
         (Lying, LOST, "lost_durable"),
         (Generous, INVENTED, "invented"),
         (Optimistic, GAUGE, "gauge_mismatch"),
-        (Forgetful, LOST, "lost_durable"),
+        (Forgetful, DIFFERING, ""),
         (Torn, RECOVERABLE, ""),
         (Dying, TALKING, ""),
         (Boasting, TALKING, ""),

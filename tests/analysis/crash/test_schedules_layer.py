@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -13,13 +15,18 @@ from analysis.crash.layers import schedules
 from analysis.crash.model.promise import Promise, PromiseBrokenError
 from analysis.crash.model.schedule import Schedule, judged
 from analysis.crash.model.settings import Settings, Tracker
-from analysis.crash.model.traffic import ack, append
-from cursor import CursorConfig, Format, ManagedCursor, Message
+from analysis.crash.model.side import _Asked
+from analysis.crash.model.traffic import ack, append, dispatch
+from cursor import CursorConfig, Format, ManagedCursor, Message, persist_all
 from cursor.ack_state import AckState
 from cursor.dispatch.dispatcher import Dispatcher
 from cursor.journal import Journal
+from cursor.message_log import NO_DELAY
+from cursor.outcome import Route
 from cursor.pulsar_format import PulsarFormat
-from cursor.stores.memory import Fault, FaultKind
+from cursor.store import StoreError
+from cursor.stores.memory import FaultKind, _MemoryLedgers
+from delay.position_set import PositionSet
 from limits import GateLimits
 from museum.exhibits import EXHIBITS
 
@@ -34,6 +41,8 @@ def test_schedules_break_no_promise():
     assert sum(outcome.cycles for outcome in outcomes) > 8 * len(outcomes)
     assert sum(outcome.counts["steps"] for outcome in outcomes) > 70 * len(outcomes)
     assert sum(outcome.counts["faults"] for outcome in outcomes) > len(outcomes)
+    unused = [name for name in schedules.FEATURES if not sum(outcome.counts[name] for outcome in outcomes)]
+    assert unused == []
 
 
 @pytest.mark.slow
@@ -66,7 +75,7 @@ class Story:
 
     def __init__(self, **settings):
         self.schedule = Schedule(0, Settings(**settings))
-        (self.side,) = self.schedule.sides
+        self.side = self.schedule.sides[0]
 
     def __call__(self, name, *args, **named):
         self.schedule.step(name, *args, **named)
@@ -109,7 +118,7 @@ def persists_into_a_full_disk():
     story = Story()
     story.sent(3)
     story.ack(1)
-    story.side.store.inject(Fault(story.side.store.mutation_count, FaultKind.FULL))
+    story.schedule.script_faults(story.side, FaultKind.FULL, count=1)
     story.side.store.break_ledgers()
     story("persist")
     story.end()
@@ -198,6 +207,95 @@ def opens_copies_that_are_damaged():
     story.end()
 
 
+def is_fenced_after_a_crash():
+    """The owner before writes once more while the next one comes, and then goes on."""
+    story = Story(race_count_max=2)
+    story.sent(40)
+    for number in range(0, 40, 4):
+        story.ack(number)
+        story("persist")
+        story("crash")
+        story("go_on_before")
+        story("dispatch", "a", 40)
+    assert story.schedule.counts["fenced"] > 10
+    assert story.schedule.counts["raced"] > 0
+    story.end()
+
+
+def persists_together_with_a_fault():
+    story = Story(subscription_count=2)
+    schedule = story.schedule
+    schedule.meanwhile_share = 0
+    append(schedule, [Message(0, NO_DELAY, b"")] * 200)
+    for side in schedule.sides:
+        dispatch(schedule, side, "a", 20)
+    story("persist_together")
+    assert schedule.counts["group_persists"] > 0
+    for side in schedule.sides:
+        ack(schedule, side, max(side.model.in_flight))
+    schedule.script_faults(schedule.at_work, FaultKind.FAIL_BEFORE, count=1)
+    outcomes = schedule.interleave(
+        schedule.sides, lambda: persist_all([side.cursor for side in schedule.sides], now_ms=schedule.now_ms)
+    )
+    assert {outcome.route for outcome in outcomes} == {Route.METADATA}
+    story.end()
+
+
+def falls_behind():
+    story = Story(subscription_count=2, delay_share=0.5, due_log_bytes_max=0)
+    story("fall_behind")
+    story("dispatch", "a", 5)
+    story.end()
+    assert story.schedule.counts["derived"] > 0
+
+
+def ticks_after_the_interval():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story.schedule.now_ms += 1_000
+    story("tick")
+    story.end()
+
+
+def persists_without_ledgers():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story.side.store.break_ledgers()
+    story("persist")
+    assert story.schedule.counts["metadata"] == 1
+    story.end()
+
+
+def seeks_in_vain():
+    story = Story(fault_share=1e-9)
+    story.sent(3)
+    for number in range(3):
+        story("seek_in_vain")
+        story.ack(number)
+        story("persist")
+    assert story.schedule.counts["failed_resets"] == 3
+    story.end()
+
+
+def attaches_properties():
+    story = Story()
+    story("set_cursor_properties")
+    story("crash")
+    story.end()
+
+
+def acks_into_a_batch():
+    story = Story()
+    append(story.schedule, [Message(0, NO_DELAY, b"", None, 3)] * 2)
+    story("persist")
+    for _ in range(3):
+        story("ack_into_batch")
+        story("persist")
+    story.end()
+
+
 STORIES = {
     "M5": (acks_while_a_persist_writes, Promise.I4),
     "M6": (persists_into_a_full_disk, Promise.I9),
@@ -213,7 +311,13 @@ STORIES = {
 
 
 @pytest.mark.parametrize(
-    "story", [*(story for story, _ in STORIES.values()), seeks_back], ids=lambda each: each.__name__
+    "story",
+    [
+        *(story for story, _ in STORIES.values()),
+        *(seeks_back, is_fenced_after_a_crash, persists_together_with_a_fault, falls_behind),
+        *(ticks_after_the_interval, persists_without_ledgers, seeks_in_vain, attaches_properties, acks_into_a_batch),
+    ],
+    ids=lambda each: each.__name__,
 )
 def test_each_story_ends_well(story):
     story()
@@ -276,7 +380,7 @@ def loses_the_last_delta_while_it_recovers(patch):
 
     def cut_off(self, found):
         taken = take_over(self, found)
-        del self.store.ledgers._inner._session.disk.ledgers[found.record.cursor_ledger_id].entries[1:]
+        del self.store._disk.ledgers[found.record.cursor_ledger_id].entries[1:]
         return taken
 
     patch(Journal, "_take_over", cut_off)
@@ -323,6 +427,102 @@ def sends_a_delayed_message_at_once(patch):
     story.sent(1)
 
 
+def lets_an_earlier_owner_append(patch):
+    patch(_MemoryLedgers, "fence", lambda self, ledger_id: self.last(ledger_id))
+    is_fenced_after_a_crash()
+
+
+def lets_an_earlier_owner_swing(patch):
+    patch(Journal, "_is_ours", lambda *_: True)
+    is_fenced_after_a_crash()
+
+
+def does_not_raise_the_term(patch):
+    take_over = Journal._take_over
+
+    def same_term(self, found):
+        return take_over(self, replace(found, record=replace(found.record, term=found.record.term - 1)))
+
+    patch(Journal, "_take_over", same_term)
+    is_fenced_after_a_crash()
+
+
+def reads_before_it_fences(patch):
+    patch(Journal, "_appended_since", lambda _, found, __: found)
+    is_fenced_after_a_crash()
+
+
+def leaves_ledgers_over(patch):
+    patch(Journal, "_delete", lambda *_: None)
+    is_fenced_after_a_crash()
+
+
+def calls_a_group_that_failed_durable(patch):
+    append_all = _MemoryLedgers.append_all
+
+    def silent(self, entries):
+        with suppress(StoreError):
+            return append_all(self, entries)
+        return [0 for _ in entries]
+
+    patch(_MemoryLedgers, "append_all", silent)
+    persists_together_with_a_fault()
+
+
+def forgets_what_a_view_has_missed(patch):
+    patch(_Asked, "not_sent_between", lambda *_: PositionSet())
+    falls_behind()
+
+
+def never_ticks(patch):
+    patch(cursor.persister.Persister, "tick", lambda *_, **__: False)
+    ticks_after_the_interval()
+
+
+def never_falls_back(patch):
+    def give_up(self, error, *_, **__):
+        self.abandon()
+        raise error
+
+    patch(cursor.persister.Persister, "fall_back", give_up)
+    persists_without_ledgers()
+
+
+def halves_the_limit(patch):
+    begin_persist = AckState.begin_persist
+
+    def halved(self, *, limits, **named):
+        return begin_persist(self, limits=limits._replace(range_count_max=limits.range_count_max // 2), **named)
+
+    patch(AckState, "begin_persist", halved)
+    story = Story(config=CursorConfig(range_count_max=2))
+    story.sent(5)
+    story.ack(1, 3)
+    story("persist")
+
+
+def keeps_the_epoch_of_a_reset_that_failed(patch):
+    patch(Journal, "abandon_epoch", lambda _: None)
+    seeks_in_vain()
+
+
+def drops_the_cursor_properties(patch):
+    patch(Journal, "cursor_properties", property(lambda _: {}, lambda *_: None), raising=False)
+    attaches_properties()
+
+
+def forgets_acks_into_a_batch(patch):
+    ack_up_to_batch = AckState.ack_up_to_batch
+
+    def unnoted(self, position, words, **named):
+        result = ack_up_to_batch(self, position, words, **named)
+        self._changed_batches.discard(position)
+        return result
+
+    patch(AckState, "ack_up_to_batch", unnoted)
+    acks_into_a_batch()
+
+
 PLANTED = {
     goes_back_with_the_mark_delete: Promise.I7,
     forgets_the_last_delta: Promise.I6,
@@ -331,12 +531,25 @@ PLANTED = {
     says_that_one_message_more_comes_back: Promise.I3,
     never_compacts: Promise.I11,
     sends_a_delayed_message_at_once: Promise.I12,
+    lets_an_earlier_owner_append: Promise.I14,
+    lets_an_earlier_owner_swing: Promise.I14,
+    does_not_raise_the_term: Promise.I14,
+    reads_before_it_fences: Promise.I2,
+    leaves_ledgers_over: Promise.I11,
+    calls_a_group_that_failed_durable: Promise.I9,
+    forgets_what_a_view_has_missed: Promise.I8,
+    never_ticks: Promise.I15,
+    never_falls_back: Promise.ERRORS,
+    halves_the_limit: Promise.I15,
+    keeps_the_epoch_of_a_reset_that_failed: Promise.I13,
+    drops_the_cursor_properties: Promise.I6,
+    forgets_acks_into_a_batch: Promise.I2,
 }
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
 def test_a_planted_bug_breaks_its_promise(planted, monkeypatch):
-    with pytest.raises(PromiseBrokenError) as caught:
+    with pytest.raises(PromiseBrokenError) as caught, judged():
         planted(monkeypatch.setattr)
     assert caught.value.promise is PLANTED[planted]
 

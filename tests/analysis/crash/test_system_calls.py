@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from signal import SIGKILL
@@ -13,8 +15,10 @@ import pytest
 
 from analysis.crash.layer import LayerSkippedError, RunOutcome
 from analysis.crash.layers import fault_shim
-from analysis.crash.layers.fault_shim import compiled, environment, loaded
+from analysis.crash.layers import system_calls as system_calls_module
+from analysis.crash.layers.fault_shim import Action, compiled, environment, loaded
 from analysis.crash.layers.system_calls import system_calls
+from analysis.crash.scratch import fast_parent
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")
 
@@ -74,16 +78,23 @@ def test_what_a_failed_sync_was_for_is_readable_and_lost_although_a_later_sync_s
     assert calls["gate"] == ["EIO", "ABCD", "a.C", 3]
 
 
+def test_what_a_failed_sync_was_for_is_not_read_any_more_once_the_cache_was_dropped(calls):
+    # D was not synced when that happened, nor later.
+    assert calls["gate_forgotten"] == ["EIO", "a.CD", "a.C", 1]
+
+
 def test_a_sector_that_is_written_again_and_synced_is_not_lost(calls):
     assert calls["gate_rewritten"] == ["EIO", "ABCD", "aBC", 2]
 
 
 @pytest.mark.slow
-def test_the_product_survives_every_misfortune_of_short_programs(library):
+def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(library):
     outcomes = run_with_shim(library, "clean")
     assert [outcome["broken"] for outcome in outcomes] == [[]] * len(outcomes)
-    assert sum(outcome["cycles"] for outcome in outcomes) > 200
-    assert all(outcome["cycles"] == outcome["counts"]["calls"] for outcome in outcomes)
+    counts = sum((Counter(outcome["counts"]) for outcome in outcomes), Counter())
+    assert sum(outcome["cycles"] for outcome in outcomes) == counts["calls"] > 100
+    assert counts["completed_programs"] == len(Action) + 1
+    assert max(outcome["cycles"] for outcome in outcomes) <= 12
 
 
 @pytest.mark.slow
@@ -92,9 +103,11 @@ def test_the_product_survives_every_misfortune_of_short_programs(library):
     [
         ("swallow_failed_sync", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
         ("sync_again", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
+        ("trust_the_cache", "I10: unreadable is not absent, and an honest fault is no damage", "12 calls later: call"),
         ("never_sync", "I10: unreadable is not absent, and an honest fault is no damage", "the power is cut"),
         ("ignore_short_write", "I10: unreadable is not absent, and an honest fault is no damage", "then EIO: call"),
         ("raise_what_comes", "a failed call raises one of our errors", "fails with ENOSPC: call"),
+        ("pass_a_group_by", "I2: a durable receipt survives any crash", "of store/log-0000000000000001"),
         ("no_sqlite_sync", "I2: a durable receipt survives any crash", "the power is cut"),
     ],
 )
@@ -109,11 +122,22 @@ def test_a_planted_bug_is_caught_with_its_story(planted, plant, promise, met):
 @pytest.mark.slow
 def test_a_process_without_the_shim_has_a_worker_run_the_layer(library):
     assert loaded() is None
-    with closing(system_calls(22)) as runs:
-        outcome = next(runs)
+    with closing(system_calls(22)) as outcomes:
+        outcome = next(outcomes)
     assert isinstance(outcome, RunOutcome)
     assert (outcome.seed, outcome.broken) == (22, ())
-    assert outcome.cycles == outcome.counts["calls"] > 5
+    assert outcome.cycles > 5
+    assert not list(fast_parent().glob(f"ackstate-shim-{os.getpid()}-*"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr(system_calls_module, "_PATIENCE_S", 0.1)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    worker = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert worker.stdout.readline() == b"1\n"
+    system_calls_module._end(worker)
+    assert worker.returncode == -SIGKILL
 
 
 def test_without_a_compiler_the_layer_says_so(monkeypatch):

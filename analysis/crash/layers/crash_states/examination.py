@@ -7,26 +7,26 @@ its workload is cut down to the steps that it takes. One run in ten is of SQLite
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from random import Random
 from typing import TYPE_CHECKING, final
 
 from analysis.crash.layers.crash_states.execution import Execution
 from analysis.crash.layers.crash_states.processes import runs_side_by_side
-from analysis.crash.layers.crash_states.promises import ABSENT_IS_NOT_UNREADABLE, Broken, judge
+from analysis.crash.layers.crash_states.promises import broken_by_error, judge
 from analysis.crash.layers.crash_states.recovery import Recoveries
 from analysis.crash.layers.crash_states.sqlite import examine_sqlite
 from analysis.crash.layers.crash_states.story import Examined, Failure, outcome
 from analysis.crash.layers.crash_states.workload import draw_workload
 from analysis.crash.simulated_crash import DiskHistory
-from analysis.crash.simulated_disk import SimulatedDisk
+from analysis.crash.simulated_disk import CallKind, SimulatedDisk
 from cursor.stores.file import FileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from analysis.crash.layer import RunOutcome
-    from analysis.crash.layers.crash_states.promises import Moment
+    from analysis.crash.layers.crash_states.promises import Broken, Moment
     from analysis.crash.layers.crash_states.recovery import Recovered
     from analysis.crash.layers.crash_states.workload import Workload
     from analysis.crash.simulated_crash import CrashState
@@ -42,7 +42,7 @@ _CALLS_TOLD = 12
 
 def open_file_store(directory: StoreDirectory) -> Store:
     """Open a `FileStore` that is compacted so early that a short workload sees it."""
-    return FileStore.over(directory, compaction_size_min=_COMPACTION_SIZE_MIN)
+    return FileStore.over(directory, compaction_size_min=_COMPACTION_SIZE_MIN, identity=b"simulate")
 
 
 @final
@@ -94,11 +94,17 @@ def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -
     try:
         execution.run()
     except Exception as error:  # On a disk without faults nothing may escape.
-        broken = Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
-        failure = _failure(broken, execution.step, disk, len(disk.calls), None)
+        failure = _failure(broken_by_error(error), execution.step, disk, len(disk.calls), None)
     judging = _Judging(disk, execution.moments, Recoveries(workload, open_store))
     failure = judging.first_failure() or failure
-    return Examined(judging.cycles, judging.counts(), failure)
+    counts = execution.counts + Counter(judging.counts()) + Counter(store_compactions=_compaction_count(disk))
+    return Examined(judging.cycles, counts, failure)
+
+
+def _compaction_count(disk: SimulatedDisk) -> int:
+    """Return how often a log took the place of another."""
+    names = {call.new_name for call in disk.calls if call.kind is CallKind.RENAME}
+    return max(0, sum(name.startswith("log-") for name in names) - 1)
 
 
 @final
@@ -120,7 +126,11 @@ class _Judging:
 
     def counts(self) -> dict[str, int]:
         counts = self._recoveries.counts
-        return {"distinct_states": counts.distinct_states, "recoveries": counts.recoveries}
+        return {
+            "distinct_states": counts.distinct_states,
+            "recoveries": counts.recoveries,
+            "states_of_recoveries": counts.states_of_recoveries,
+        }
 
     def first_failure(self) -> Failure | None:
         history = DiskHistory(self._disk.start)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from ackstate import Position
-from analysis.crash.layers.crash_states.promises import Expected, Moment
+from analysis.crash.flaky_store import FlakyStore
+from analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, broken_by_opening
 from analysis.crash.layers.crash_states.workload import (
     BATCH_SIZE,
     TOPIC,
@@ -21,17 +23,24 @@ from analysis.crash.layers.crash_states.workload import (
 )
 from analysis.crash.simulated_disk import ProcessKilledError
 from cursor import ManagedCursor, persist_all
-from cursor.outcome import Source
+from cursor.outcome import Route, Source
+from cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from analysis.crash.layers.crash_states.workload import Step, Workload
-    from cursor.outcome import Receipt
+    from cursor.outcome import PersistResult, Receipt
     from cursor.store import Store
 
 _STEP_MS = 10_000
 _NOWHERE = Position(-1, -1)
+_COUNTED = {
+    Route.DELTA: "deltas",
+    Route.WHOLE: "whole_states",
+    Route.SNAPSHOT: "snapshots",
+    Route.METADATA: "metadata_states",
+}
 
 
 @dataclass(slots=True)
@@ -48,6 +57,7 @@ class _Known:
     receipts: list[tuple[Receipt, int, int]] = field(default_factory=list)
     gauge: int = 0
     mark_delete_min: Position = _NOWHERE
+    has_ledger: bool = False  # that was written in this life
 
     def accept(self, receipt: Receipt, entries: int, messages: int = 0) -> None:
         """Note an ack of entries and of messages."""
@@ -110,6 +120,7 @@ class Execution:
     Attributes:
         moments: What is promised when; in order.
         step: The number of the step that is being done, from 1 on; 0 before the first.
+        counts: What really happened, by name.
     """
 
     def __init__(
@@ -122,17 +133,18 @@ class Execution:
         kill_after: Callable[[int], None],
     ) -> None:
         self.moments: list[Moment] = []
+        self.counts: Counter[str] = Counter({f"{workload.config.format.value.lower()}_workloads": 1})
         self._workload = workload
         self._open_store, self._count_calls = open_store, count_calls
         self._kill, self._kill_after = kill, kill_after
         self._known = {subscription: _Known() for subscription in workload.subscriptions}
         self.step = 0
-        self._store: Store
+        self._store: FlakyStore
 
     def run(self) -> None:
         """Carry the workload out. Whatever the store or a cursor raises escapes."""
         with self._noted():
-            self._store = self._open_store()
+            self._store = FlakyStore(self._open_store())
         self._open_cursors(self._workload.subscriptions)
         for step in self._workload.steps:
             self.step += 1
@@ -163,7 +175,11 @@ class Execution:
                 self._open_cursor(subscription, self._known[subscription])
 
     def _open_cursor(self, subscription: str, known: _Known) -> None:
-        """Open a cursor: what it knows is durable then, and what it does not know will not come back."""
+        """Open a cursor: what it knows is durable then, and what it does not know will not come back.
+
+        Raises:
+            BrokenError: It does not know what it must, or more than it may.
+        """
         cursor = ManagedCursor.open(
             self._store,
             topic=TOPIC,
@@ -173,7 +189,10 @@ class Execution:
             now_ms=self._now_ms,
         )
         view = view_of(cursor, is_new=cursor.recovery_report.source is Source.NEW)
-        known.cursor, known.exists, known.receipts = cursor, True, []
+        broken = broken_by_opening(view, known.expected())
+        if broken is not None:
+            raise BrokenError(broken._replace(found=f"{subscription}: {broken.found}, when it was opened"))
+        known.cursor, known.exists, known.receipts, known.has_ledger = cursor, True, [], False
         known.durable = known.accepted = view.entries
         known.durable_messages = known.accepted_messages = view.messages
         known.properties = view.properties
@@ -190,10 +209,11 @@ class Execution:
                     self._close_cursor(other)
                 with self._noted():
                     self._store.close()
-                    self._store = self._open_store()
+                    self._store = FlakyStore(self._open_store())
                 self._open_cursors(self._workload.subscriptions)
             case StepKind.KILL:
                 # All at once: what was written and not yet reported may be found durable.
+                self.counts["kills"] += 1
                 with self._noted():
                     self._go_on_until_killed(step.amount)
                     self._start()
@@ -205,24 +225,26 @@ class Execution:
         """Persist, close and start again, and be killed anywhere in that, or after it."""
         cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
         self._kill_after(call_count)
-        with suppress(ProcessKilledError):
+        try:
             for cursor in cursors:
                 cursor.persist(now_ms=self._now_ms)
             for cursor in cursors:
                 cursor.close(now_ms=self._now_ms)
             self._store.close()
             self._start()
+        except ProcessKilledError:
+            self.counts["kills_in_the_middle"] += 1
         self._kill()
 
     def _start(self) -> None:
-        self._store = self._open_store()
+        self._store = FlakyStore(self._open_store())
         for subscription, known in self._known.items():
             self._open_cursor(subscription, known)
 
     def _close_cursor(self, known: _Known) -> None:
         assert known.cursor is not None
         with self._noted():
-            known.cursor.close(now_ms=self._now_ms)
+            self._count(known, known.cursor.close(now_ms=self._now_ms))
             known.look()
 
     def _ask(self, step: Step, known: _Known) -> None:
@@ -238,13 +260,16 @@ class Execution:
                 unacked = ~step.amount & (1 << BATCH_SIZE) - 1
                 receipt = cursor.ack_batch(step.position, [unacked] if unacked else [], now_ms=now_ms)
                 known.accept(receipt, 0, batch_bits(step.position, step.amount))
+                self.counts["batches"] += 1
             case StepKind.MARK_DELETE:
                 # It never goes back; with other steps left out it may be there already.
                 if step.position >= cursor.mark_delete_position:
                     known.accept(cursor.mark_delete(step.position, now_ms=now_ms), bits_up_to(step.position))
             case StepKind.PERSIST:
-                cursor.persist(now_ms=now_ms)
+                self._count(known, cursor.persist(now_ms=now_ms))
                 known.look()
+            case StepKind.FALL_BACK:
+                self._fall_back(known, cursor)
             case StepKind.PERSIST_ALL:
                 self._persist_all()
             case StepKind.RESET:
@@ -252,17 +277,39 @@ class Execution:
             case StepKind.PROPERTIES:
                 cursor.set_cursor_properties({"number": str(step.amount)})
                 known.properties = (("number", str(step.amount)),)
+                self.counts["properties"] += 1
+
+    def _count(self, known: _Known, result: PersistResult | None) -> None:
+        """Count what a persist did."""
+        route = Route.NOTHING if result is None else result.route
+        if route is not Route.NOTHING:
+            self.counts[_COUNTED[route]] += 1
+            # A new ledger though the one before could have been gone on with.
+            self.counts["journal_compactions"] += known.has_ledger and route is Route.SNAPSHOT
+            known.has_ledger = route is not Route.METADATA
+
+    def _fall_back(self, known: _Known, cursor: ManagedCursor) -> None:
+        # Where less may be left in the metadata store than is durable, it is refused.
+        with self._store.refusing_appends(), suppress(StoreError):
+            result = cursor.persist(now_ms=self._now_ms)
+            self._count(known, result)
+            self.counts["fallbacks"] += result.route is Route.METADATA
+        known.look()
 
     def _persist_all(self) -> None:
         cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
-        for outcome in persist_all(cursors, now_ms=self._now_ms):
+        appended = 0
+        for known, outcome in zip(self._known.values(), persist_all(cursors, now_ms=self._now_ms), strict=True):
             if isinstance(outcome, Exception):
                 raise outcome
-        for known in self._known.values():
+            appended += outcome.route in {Route.DELTA, Route.WHOLE}
+            self._count(known, outcome)
             known.look()
+        self.counts["group_commits"] += appended > 1
 
     def _reset(self, step: Step, known: _Known, cursor: ManagedCursor) -> None:
-        cursor.reset(step.position, now_ms=self._now_ms)
+        self._count(known, cursor.reset(step.position, now_ms=self._now_ms))
+        self.counts["resets"] += 1
         ledger_id, entry_id = step.position
         known.durable = known.accepted = bits_up_to(Position(ledger_id, entry_id - 1))
         known.durable_messages = known.accepted_messages = batches_of(known.accepted)

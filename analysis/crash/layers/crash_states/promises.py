@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from analysis.crash.layers.crash_states.workload import entries_in
 
@@ -62,6 +62,26 @@ class Moment(NamedTuple):
     alternatives: Mapping[str, tuple[Expected, ...]]
 
 
+@final
+class BrokenError(Exception):
+    """A promise was broken while a workload was carried out.
+
+    Args:
+        broken: Which.
+    """
+
+    def __init__(self, broken: Broken) -> None:
+        super().__init__(broken.found)
+        self.broken = broken
+
+
+def broken_by_error(error: Exception) -> Broken:
+    """Return the promise that is broken by an error, where nothing may escape."""
+    if isinstance(error, BrokenError):
+        return error.broken
+    return Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
+
+
 class Broken(NamedTuple):
     """A promise that one cursor breaks.
 
@@ -96,6 +116,11 @@ def judge(views: Mapping[str, View], moment: Moment, *, is_worst: bool) -> Broke
         if all(found) and found[0] is not None:
             return found[0]._replace(found=f"{subscription}: {found[0].found}")
     return None
+
+
+def broken_by_opening(view: View, expected: Expected) -> Broken | None:
+    """Return the first promise that a cursor breaks by what it says when it is opened, None if it keeps all."""
+    return _first_broken(view, expected, is_exact=False)
 
 
 def _first_broken(view: View, expected: Expected, *, is_exact: bool) -> Broken | None:

@@ -24,6 +24,7 @@ from analysis.crash.simulated_disk import SimulatedDisk
 from cursor import ManagedCursor
 from cursor.journal import cursor_owner, cursor_path
 from cursor.outcome import Source
+from cursor.recovery import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -112,9 +113,12 @@ class Recoveries:
             self.counts.recoveries += 1
             recovered = Recovered(open_cursors(store, self._workload))
             size, live = sum(map(len, disk.files().values())), live_size(store, self._workload.subscriptions)
+            leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
             return Recovered({}, Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}"))
-        if size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
+        if leftover is not None:
+            recovered = Recovered(recovered.views, leftover)
+        elif size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
             recovered = Recovered(recovered.views, Broken(SIZE_IS_BOUNDED, f"{size} bytes hold {live}"))
         elif memory is self._deep:
             recovered = Recovered(recovered.views, self._broken_by_a_crash(disk, recovered))
@@ -185,6 +189,21 @@ def _names_of(subscription: str) -> tuple[str, str]:
     """Return a cursor's path and the owner of its ledgers."""
     path = cursor_path(TOPIC, subscription)
     return path, cursor_owner(path)
+
+
+def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | None:
+    """Return what is wrong unless each cursor, which was just opened, has the ledger that its record names and no more.
+
+    Raises:
+        CorruptStateError: A record cannot be read.
+    """
+    for subscription in subscriptions:
+        path, owner = _names_of(subscription)
+        value, owned = store.metadata.get(path), store.ledgers.owned_by(owner)
+        named = None if value is None else decode_record(value.data).record.cursor_ledger_id
+        if owned != ([] if named is None else [named]):
+            return Broken(SIZE_IS_BOUNDED, f"{subscription}: ledgers {owned}, and the record names {named}")
+    return None
 
 
 def live_size(store: Store, subscriptions: Iterable[str]) -> int:

@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from analysis.crash.layers.crash_states.execution import Execution
-from analysis.crash.layers.crash_states.promises import ABSENT_IS_NOT_UNREADABLE, RECOVERY_REPEATS, Broken, judge
-from analysis.crash.layers.crash_states.recovery import open_cursors
+from analysis.crash.layers.crash_states.promises import (
+    ABSENT_IS_NOT_UNREADABLE,
+    RECOVERY_REPEATS,
+    Broken,
+    broken_by_error,
+    judge,
+)
+from analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
 from analysis.crash.layers.crash_states.story import Examined, Failure
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.sqlite_database import DATABASE
@@ -215,11 +222,11 @@ def examine_sqlite(workload: Workload, seed: int) -> Examined:
             try:
                 execution.run()
             except Exception as error:  # On a disk without faults nothing may escape.
-                broken = Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
+                broken = broken_by_error(error)
                 failure = Failure(broken, execution.step, (f"recovery: {broken.found}",))
         judging = _Judging(Path(name), workload, Random(seed))  # noqa: S311 - repeatable, not secret
         failure = judging.first_failure(recorder.copies, execution.moments) or failure
-        counts = {"sqlite_states": judging.judged, "recoveries": judging.recoveries}
+        counts = execution.counts + Counter(sqlite_states=judging.judged, recoveries=judging.recoveries)
         return Examined(judging.judged, counts, failure)
 
 
@@ -267,6 +274,9 @@ class _Judging:
             write_copy(copy, first)
             with closing(SqliteStore(first)) as store:
                 views = open_cursors(store, self._workload)
+                leftover = broken_by_leftovers(store, self._workload.subscriptions)
+                if leftover is not None:
+                    return leftover
                 if self.recoveries % _TWICE_ONE_IN:
                     return views
                 write_copy(read_copy(first), again)

@@ -35,6 +35,7 @@ class StepKind(Enum):
     MARK_DELETE = "mark-delete"
     PERSIST = "persist"
     PERSIST_ALL = "persist all cursors with one sync"
+    FALL_BACK = "persist while no ledger can be appended to"
     RESET = "reset"
     PROPERTIES = "set the cursor properties"
     REOPEN = "close the cursor and open it again"
@@ -86,6 +87,7 @@ _WEIGHTS = {
     StepKind.MARK_DELETE: 1.5,
     StepKind.PERSIST: 8,
     StepKind.PERSIST_ALL: 1.5,
+    StepKind.FALL_BACK: 0.5,
     StepKind.RESET: 0.7,
     StepKind.PROPERTIES: 0.7,
     StepKind.REOPEN: 0.6,

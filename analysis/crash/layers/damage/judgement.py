@@ -4,7 +4,11 @@ One thing is damaged at a time: a bit, the length of a file, what follows it, un
 from another store. Each copy is opened as a user would. What no log can tell from the truth is counted apart: a cut
 exactly where a synced unit ended, and a last unit that looks as a crash would have left it (`Reach`).
 
-Counts: ``refused``, ``harmless``, ``reported``, ``border_cuts``, and ``repaired`` for openings with a repair.
+Where a repair is offered, it is tried: it must open, give up what it says and no more, and leave a cursor that can be
+written and opened again (`repairs` beside this).
+
+Counts: ``refused``, ``harmless``, ``reported``, ``border_cuts``; for openings with a repair ``repaired`` and, by kind,
+``discard_damaged_records`` and so on; and what the good stores were made by.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.damage.kinds import Reach, damages
+from analysis.crash.layers.damage.kinds import Reach
 from analysis.crash.layers.damage.media import FileMedium, SqliteMedium, scratch_directory
+from analysis.crash.layers.damage.records import RecordMedium
+from analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
 from analysis.crash.layers.damage.story import (
     LEDGERS,
     AckedState,
@@ -36,11 +42,10 @@ from cursor.recovery import UnreadableCursorError
 from cursor.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.crash.layers.damage.kinds import Damage
     from analysis.crash.layers.damage.media import Files, Medium
-    from cursor.journal_format import Repair
 
 _BROKEN_MAX = 10  # Of a run; more would say the same.
 _HANGS_AFTER_S = 20.0
@@ -49,6 +54,8 @@ _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPosi
 I1 = "I1: an unacked message is never treated as acked"
 I2 = "I2: a durable receipt survives"
 I10 = "I10: unreadable is not absent"
+HONEST = "I10: a store without a fault can be written and read"
+REPAIRED = "a repair that is offered works, and gives up what it says"
 TYPED = "damage is met with an error of ours that says where"
 
 
@@ -67,30 +74,35 @@ class HangError(Exception):
 
 
 def damage(first_seed: int) -> Iterator[RunOutcome]:
-    """Yield runs, each of many damaged copies of one store: of a `FileStore` and an `SqliteStore` in turn."""
+    """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
     keep_quiet("cursor")
     with scratch_directory() as directory:
-        media: Sequence[Medium] = (FileMedium(), SqliteMedium(Path(directory)))
+        media: Sequence[Medium] = (FileMedium(), SqliteMedium(Path(directory)), RecordMedium())
         for seed in count(first_seed):
             yield run(seed, media[seed % len(media)])
 
 
 def run(seed: int, medium: Medium) -> RunOutcome:
     """Damage one store in many ways, and judge each."""
-    good = good_store(seed, medium)
+    story = foreign_story = Story()
+    try:
+        good = good_store(seed, medium, story)
+        foreign_story = Story()
+        foreign = good_store(seed + 1_000_003, medium, foreign_story).files
+    except Exception as error:  # Nothing was damaged yet.
+        steps = (f"{medium.name}, the store of seed {seed} and then that of {seed + 1_000_003}", *foreign_story.steps)
+        return RunOutcome(seed, 0, broken=(BrokenPromise(HONEST, f"{type(error).__name__}: {error}", steps),))
     chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    foreign = good_store(seed + 1_000_003, medium).files
-    counts: Counter[str] = Counter()
+    counts = Counter(story.counts)
     broken = list(good.broken())
     invented = lost = cycles = 0
-    for log in medium.logs(good.files):
-        for damaged in damages(good.files, log, foreign.get(log.name, b""), chance, flips=medium.flips_max):
-            judgement = judge(medium, good, damaged)
-            cycles += 1
-            counts += Counter(judgement.counts)
-            invented += judgement.invented
-            lost += judgement.lost
-            broken += judgement.broken if len(broken) < _BROKEN_MAX else ()
+    for damaged in medium.damages(good.files, foreign, chance):
+        judgement = judge(medium, good, damaged)
+        cycles += 1
+        counts += Counter(judgement.counts)
+        invented += judgement.invented
+        lost += judgement.lost
+        broken += judgement.broken if len(broken) < _BROKEN_MAX else ()
     return RunOutcome(
         seed, cycles, lost_durable=lost, invented=invented, broken=tuple(broken[:_BROKEN_MAX]), counts=counts
     )
@@ -115,10 +127,10 @@ class GoodStore(NamedTuple):
             yield BrokenPromise(I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
 
 
-def good_store(seed: int, medium: Medium) -> GoodStore:
-    """Make the store of a seed."""
+def good_store(seed: int, medium: Medium, story: Story | None = None) -> GoodStore:
+    """Make the store of a seed, and tell how in a story."""
     chance = Random(seed)  # noqa: S311 - as above
-    story = Story()
+    story = Story() if story is None else story
     files = medium.write(lambda store: write_story(store, chance, story), is_closed=chance.random() < 0.5)
     with closing(medium.open(files)) as store:
         truth = open_cursor(store)[1].state
@@ -135,7 +147,7 @@ class Judgement(NamedTuple):
         lost: Acked messages that were lost without a word.
     """
 
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     broken: tuple[BrokenPromise, ...] = ()
     invented: int = 0
     lost: int = 0
@@ -160,7 +172,7 @@ def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damag
     invented = (opened.state.messages & ~good.story.asked).bit_count()
     if invented:
         return Judgement({}, (_broken(I1, f"{invented} messages", medium, good, damaged),), invented=invented)
-    fate = _fate(opened.state, good, damaged, is_reported=is_reported)
+    fate = _fate(opened.state, medium, good, damaged, is_reported=is_reported)
     if fate is not None:
         return Judgement({fate.value: 1})
     if opened.state.is_new:
@@ -171,38 +183,47 @@ def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damag
 
 
 def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> Judgement:
-    broken, invented_total = [], 0
+    broken: list[BrokenPromise] = []
+    counts = Counter({Fate.REFUSED.value: 1})
+    invented_total = 0
     for repair in error.repairs:
         try:
-            opened, _ = _opened(medium, damaged.files, repair)
-        except _REFUSALS:
-            continue
+            with _no_longer_than(_HANGS_AFTER_S):
+                state, least = repaired(medium, damaged.files, repair)
+                wrong = what_it_gave_up(repair, state, least, good.story) or what_fails_after(medium, state)
         except Exception as unexpected:
-            broken.append(_broken(TYPED, f"{unexpected!r} with {repair}", medium, good, damaged))
+            what = f"{repair.name}: {type(unexpected).__name__}: {unexpected}"
+            broken.append(_broken(REPAIRED, what, medium, good, damaged))
             continue
-        invented = (opened.state.messages & ~good.story.asked).bit_count()
+        counts += Counter({"repaired": 1, repair.name.lower(): 1})
+        invented = (state.messages & ~good.story.asked).bit_count()
         invented_total += invented
         if invented:
-            broken.append(_broken(I1, f"{invented} messages with {repair}", medium, good, damaged))
-    counts = {Fate.REFUSED.value: 1, "repaired": len(error.repairs)}
+            broken.append(_broken(I1, f"{invented} messages with {repair.name}", medium, good, damaged))
+        if wrong:
+            broken.append(_broken(REPAIRED, f"{repair.name}: {wrong}", medium, good, damaged))
     return Judgement(counts, tuple(broken), invented=invented_total)
 
 
-def _opened(medium: Medium, files: Files, repair: Repair | None = None) -> tuple[Opened, bool]:
+def _opened(medium: Medium, files: Files) -> tuple[Opened, bool]:
     """Return what the cursor knows, and whether it was said that something was left out."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
-        _, opened = open_cursor(store) if repair is None else open_cursor(store, repair=repair)
-        return opened, bool(opened.bytes_discarded or medium.bytes_discarded(store))
+        _, opened = open_cursor(store)
+        return opened, opened.is_reported or medium.bytes_discarded(store) > 0
 
 
-def _fate(state: AckedState, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Fate | None:
+def _fate(state: AckedState, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Fate | None:
     """Return what became of a copy in which no ack is invented; None if a promise is broken."""
     if state == good.truth:
         return Fate.HARMLESS
-    newest_first = list(reversed(good.story.states))
+    newest_first: list[object] = list(reversed(good.story.states))
+    known: object = state
+    if not medium.loses_newest_first:
+        # The record keeps its cursor properties where an entry is lost that was written before them.
+        known, newest_first = state.messages, list(dict.fromkeys(each.messages for each in reversed(good.story.states)))
     # A last record that was torn was never promised to anybody.
     reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
-    if state not in newest_first[: min(len(newest_first), 1 + reach)]:
+    if known not in newest_first[: min(len(newest_first), 1 + reach)]:
         return None
     return Fate.REPORTED if is_reported else Fate.BORDER_CUT
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
-from analysis.crash.layers.damage.kinds import LogFile
+from analysis.crash.layers.damage.kinds import LogFile, damages
 from analysis.crash.simulated_disk import SimulatedDisk
 from cursor.stores import sqlite_database
 from cursor.stores.file import FileStore
@@ -16,8 +16,10 @@ from cursor.stores.file_log import MAGIC
 from cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from random import Random
 
+    from analysis.crash.layers.damage.kinds import Damage
     from cursor.store import Store
 
 Files = dict[str, bytes]
@@ -49,12 +51,27 @@ class Medium(Protocol):
         """Open a store with these files; others that were opened so are closed."""
         ...
 
+    def reopen(self) -> Store:
+        """Open what was opened last, and was closed since, as it is now."""
+        ...
+
+    @property
+    def loses_newest_first(self) -> bool:
+        """Whether what is cut off is what was written last; else records and entries go each by itself."""
+        ...
+
     def bytes_discarded(self, store: Store) -> int:
         """Return what an opened store says it has left out."""
         ...
 
-    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """Return what each file consists of."""
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """Yield damaged copies of a store.
+
+        Args:
+            files: The store.
+            foreign: Another, also valid store.
+            chance: Chooses a sample where there are many.
+        """
         ...
 
 
@@ -63,13 +80,18 @@ class FileMedium:
     """`FileStore` on a disk in memory."""
 
     name = "FileStore"
+    loses_newest_first = True
     flips_max = 3_000
+
+    def __init__(self) -> None:
+        self._disk = SimulatedDisk()
 
     def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
         """See `Medium.write`."""
         disk = SimulatedDisk()
         # The one that is killed has been compacted, and more than once.
-        store = FileStore.over(disk.directory(), **({} if is_closed else {"compaction_size_min": 800}))
+        size_min = 1 << 20 if is_closed else 800
+        store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=b"simulate")
         work(store)
         if is_closed:
             store.close()
@@ -77,21 +99,37 @@ class FileMedium:
 
     def open(self, files: Mapping[str, bytes]) -> Store:
         """See `Medium.open`."""
-        return FileStore.over(SimulatedDisk.from_state(files).directory())
+        self._disk = SimulatedDisk.from_state(files)
+        return self.reopen()
+
+    def reopen(self) -> Store:
+        """See `Medium.reopen`."""
+        return FileStore.over(self._disk.directory())
 
     def bytes_discarded(self, store: Store) -> int:
         """See `Medium.bytes_discarded`."""
         assert isinstance(store, FileStore)
         return 0 if store.discarded is None else store.discarded.byte_count
 
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """See `Medium.damages`."""
+        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
+
     def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """See `Medium.logs`."""
+        """Return what each file consists of."""
         found = []
         for name, data in files.items():
             borders = _group_borders(data)
             # A log is renamed into place when the state that it begins with is whole.
             found.append(LogFile(name, borders, cut_size_min=(*borders, len(data))[1], hides_last=False))
         return found
+
+
+def _damaged_logs(
+    logs: Sequence[LogFile], files: Files, foreign: Files, chance: Random, *, flips: int
+) -> Iterator[Damage]:
+    for log in logs:
+        yield from damages(files, log, foreign.get(log.name, b""), chance, flips=flips)
 
 
 def _group_borders(content: bytes) -> list[int]:
@@ -112,6 +150,7 @@ class SqliteMedium:
     """
 
     name = "SqliteStore"
+    loses_newest_first = True
     flips_max = 60
 
     def __init__(self, directory: Path) -> None:
@@ -131,15 +170,23 @@ class SqliteMedium:
         directory = self._empty_directory()
         for name, data in files.items():
             (directory / name).write_bytes(data)
-        self._opened = SqliteStore(directory)
+        return self.reopen()
+
+    def reopen(self) -> Store:
+        """See `Medium.reopen`."""
+        self._opened = SqliteStore(self._directory / "store")
         return self._opened
 
     def bytes_discarded(self, store: Store) -> int:  # noqa: ARG002
         """Return 0: SQLite does not say what it drops."""
         return 0
 
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """See `Medium.damages`."""
+        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
+
     def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """See `Medium.logs`."""
+        """Return what each file consists of."""
         found = []
         for name, data in files.items():
             if name == _DATABASE:

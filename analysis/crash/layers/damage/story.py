@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.wire.pulsar import Compression, RangeForm
+from analysis.crash.flaky_store import FlakyStore
 from cursor.config import CursorConfig
 from cursor.journal_format import Format, Repair
 from cursor.managed import ManagedCursor
-from cursor.outcome import Source
-from cursor.store import StoreError
+from cursor.outcome import Route, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from random import Random
 
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from cursor.store import Store
 
 LEDGERS = {3: 30, 5: 40, 8: 24}
 """The message log: the number of entries of each ledger, by id."""
 TOPIC = "orders"
 SUBSCRIPTION = "billing"
+_COUNTED = {
+    Route.NOTHING: "nothing",
+    Route.DELTA: "deltas",
+    Route.WHOLE: "whole_states",
+    Route.SNAPSHOT: "snapshots",
+    Route.METADATA: "fallbacks",
+}
+_COUNTED_STEPS = {"ack": "acks", "batch": "batches", "mark_delete": "mark_deletes"}
 _BATCH_MESSAGES = 8  # Of each entry.
 _ALL_UNACKED = (1 << _BATCH_MESSAGES) - 1
 _FIRST_MESSAGE = {
@@ -60,11 +69,11 @@ class Opened(NamedTuple):
 
     Attributes:
         state: What it knows.
-        bytes_discarded: What its recovery report says that was left out.
+        is_reported: Whether its recovery report says that something was left out.
     """
 
     state: AckedState
-    bytes_discarded: int
+    is_reported: bool
 
 
 @final
@@ -76,11 +85,13 @@ class Story:
         asked: A bit for each message that anybody asked to ack, as in `AckedState`.
         states: All that was durable, after each step that changed it; the first is of a cursor that was never made.
         steps: What was done, in words.
+        counts: What really happened, by name.
     """
 
     asked: int = 0
     states: list[AckedState] = field(default_factory=lambda: [AckedState(0, (), is_new=True)])
     steps: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def note(self, state: AckedState) -> None:
         """Note what is durable now."""
@@ -97,16 +108,12 @@ def open_cursor(
         store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=ledgers, config=config, repair=repair, now_ms=0
     )
     report = cursor.recovery_report
-    return cursor, Opened(acked_state(cursor, is_new=report.source is Source.NEW), report.bytes_discarded)
+    return cursor, Opened(acked_state(cursor, is_new=report.source is Source.NEW), bool(report.discarded_reason))
 
 
 def acked_state(cursor: ManagedCursor, *, is_new: bool = False) -> AckedState:
     """Return what a cursor knows, durable or not."""
-    messages = 0
-    ledger_id, entry_id = cursor.mark_delete_position
-    for lower_id, count in LEDGERS.items():
-        passed = count if lower_id < ledger_id else entry_id + 1 if lower_id == ledger_id else 0
-        messages |= _bits(lower_id, 0, passed)
+    messages = messages_up_to(cursor.mark_delete_position)
     for run in cursor.deleted.runs():
         messages |= _bits(*run)
     for position in cursor.batch:
@@ -116,21 +123,31 @@ def acked_state(cursor: ManagedCursor, *, is_new: bool = False) -> AckedState:
     return AckedState(messages, properties, is_new)
 
 
+def messages_up_to(position: Position) -> int:
+    """Return the bits of the messages of all entries up to one, included."""
+    messages = 0
+    for ledger_id, count in LEDGERS.items():
+        passed = count if ledger_id < position.ledger_id else position.entry_id + 1
+        messages |= _bits(ledger_id, 0, passed) if ledger_id <= position.ledger_id else 0
+    return messages
+
+
 def write_story(store: Store, chance: Random, story: Story) -> None:
     """Let a cursor work on an empty store, and another one beside it; nothing is left undone, or closed."""
     config = _config(chance)
-    flaky = _FlakyStore(store)
+    flaky = FlakyStore(store)
     other = ManagedCursor.open(
         flaky, topic=TOPIC, subscription="audit", ledgers=LedgerMap.from_counts(LEDGERS), config=config, now_ms=0
     )
     cursor, opened = open_cursor(flaky, config=config)
     story.note(opened.state._replace(is_new=False))
     story.steps.append(f"{config.format.name} cursor made")
+    story.counts[f"{config.format.value.lower()}_stores"] += 1
     for now_ms in range(60_000, 60_000 * chance.randint(5, 12), 60_000):
         _step(cursor, chance, story)
-        flaky.ledgers.is_broken = chance.random() < 0.1
-        persisted = cursor.persist(now_ms=now_ms)
-        flaky.ledgers.is_broken = False
+        with flaky.refusing_appends() if chance.random() < 0.1 else nullcontext():
+            persisted = cursor.persist(now_ms=now_ms)
+        story.counts[_COUNTED[persisted.route]] += persisted.route is not Route.NOTHING
         story.steps.append(f"persisted: {persisted.route.value}")
         story.note(acked_state(cursor))
         if chance.random() < 0.4:
@@ -176,6 +193,7 @@ def _step(cursor: ManagedCursor, chance: Random, story: Story) -> None:
         cursor.set_cursor_properties({"team": "billing", "note": "x" * chance.randrange(60)})
         story.note(acked_state(cursor))
     story.steps.append(kind)
+    story.counts[_COUNTED_STEPS.get(kind, kind)] += 1
 
 
 def _bits(ledger_id: int, first: int, end: int) -> int:
@@ -187,35 +205,3 @@ def _bits(ledger_id: int, first: int, end: int) -> int:
 
 def _first_message(position: Position) -> int:
     return _FIRST_MESSAGE[position.ledger_id] + _BATCH_MESSAGES * position.entry_id
-
-
-@final
-class _FlakyStore:
-    """A store whose ledgers cannot be appended to for a while, so that a cursor falls back to the metadata."""
-
-    def __init__(self, store: Store) -> None:
-        self.ledgers = _FlakyLedgers(store.ledgers)
-        self.metadata: MetadataStore = store.metadata
-
-    def close(self) -> None:
-        """Leave it to the owner of the store."""
-
-
-@final
-class _FlakyLedgers:
-    def __init__(self, ledgers: LedgerStore) -> None:
-        self._ledgers = ledgers
-        self.is_broken = False
-
-    def append(self, ledger_id: int, entry: bytes) -> int:
-        if self.is_broken:
-            raise StoreError("the ledgers are out of order")
-        return self._ledgers.append(ledger_id, entry)
-
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        if self.is_broken:
-            raise StoreError("the ledgers are out of order")
-        return self._ledgers.append_all(entries)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledgers, name)

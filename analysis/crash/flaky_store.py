@@ -1,0 +1,62 @@
+"""A store whose ledgers cannot be appended to for a while, so that a cursor falls back to the metadata store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
+
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cursor.store import LedgerStore, MetadataStore, Store
+
+
+@final
+class FlakyStore:
+    """Hands every call on to a store, but for appends while these are refused.
+
+    Args:
+        store: Is closed with this one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.ledgers = _FlakyLedgers(store.ledgers)
+        self.metadata: MetadataStore = store.metadata
+
+    @contextmanager
+    def refusing_appends(self) -> Iterator[None]:
+        """Refuse every append meanwhile, with `StoreError`."""
+        self.ledgers.is_broken = True
+        try:
+            yield
+        finally:
+            self.ledgers.is_broken = False
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+@final
+class _FlakyLedgers:
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self.is_broken = False
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        self._check()
+        return self._ledgers.append(ledger_id, entry)
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        self._check()
+        return self._ledgers.append_all(entries)
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise StoreError("the ledgers are out of order")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledgers, name)

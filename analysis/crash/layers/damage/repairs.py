@@ -1,0 +1,77 @@
+"""Does a repair that was offered do what it says, and does the cursor work after it?"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ackstate.position import Position
+from analysis.crash.layers.damage.story import LEDGERS, SUBSCRIPTION, TOPIC, messages_up_to, open_cursor
+from cursor.journal import cursor_path
+from cursor.journal_format import Repair
+from cursor.recovery import decode_record
+
+if TYPE_CHECKING:
+    from analysis.crash.layers.damage.media import Files, Medium
+    from analysis.crash.layers.damage.story import AckedState, Story
+    from cursor.managed import ManagedCursor
+    from cursor.store import Store
+
+_PATH = cursor_path(TOPIC, SUBSCRIPTION)
+
+
+def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[AckedState, int]:
+    """Open a damaged copy with a repair, and return what the cursor knows, and what it must know at least.
+
+    Raises:
+        AckStateError: It is refused.
+    """
+    with closing(medium.open(files)) as store:
+        least = _least(store, repair)
+        return open_cursor(store, repair=repair)[1].state, least
+
+
+def what_fails_after(medium: Medium, state: AckedState) -> str:
+    """Return what is wrong with a cursor that was just repaired, once it is opened again; empty if nothing is.
+
+    It must be as it was left, and one ack that is written there must be there when it is opened once more.
+
+    Raises:
+        AckStateError: It cannot be opened, or not written.
+    """
+    with closing(medium.reopen()) as store:
+        cursor, opened = open_cursor(store)
+        if opened.state != state._replace(is_new=False):
+            return f"{opened.state} when it is opened again, and it was {state}"
+        position = _first_unacked(cursor)
+        receipt = cursor.ack(position, now_ms=600_000)
+        cursor.persist(now_ms=600_000)
+        if not cursor.durable(receipt):
+            return f"the ack of {position} cannot be made durable"
+    with closing(medium.reopen()) as store:
+        cursor, opened = open_cursor(store)
+        is_there = not opened.state.is_new and not opened.is_reported and cursor.is_acked(position)
+        is_kept = opened.state.messages & state.messages == state.messages
+        return "" if is_there and is_kept else f"{opened.state} after {position} was acked on top of {state}"
+
+
+def what_it_gave_up(repair: Repair, state: AckedState, least: int, story: Story) -> str:
+    """Return what is wrong with the state that a repair found; empty if it gives up what it says and no more."""
+    if state.messages & least != least:
+        return f"{(least & ~state.messages).bit_count()} messages below the mark-delete of the record are lost"
+    if repair is Repair.START_ANEW:
+        return f"it begins with {state}" if state.messages else ""
+    is_older = repair in {Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_ORPHAN_JOURNAL}
+    was_durable = any(state.messages == earlier.messages for earlier in story.states)
+    return f"{state}, which never was durable" if is_older and not was_durable else ""
+
+
+def _least(store: Store, repair: Repair) -> int:
+    value = store.metadata.get(_PATH) if repair is Repair.USE_METADATA_SNAPSHOT else None
+    mark_delete = None if value is None else decode_record(value.data).record.mark_delete
+    return 0 if mark_delete is None else messages_up_to(mark_delete)
+
+
+def _first_unacked(cursor: ManagedCursor) -> Position:
+    positions = (Position(ledger_id, entry_id) for ledger_id, count in LEDGERS.items() for entry_id in range(count))
+    return next(position for position in positions if not cursor.is_acked(position))

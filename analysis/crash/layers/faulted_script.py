@@ -1,0 +1,161 @@
+"""What a program does whose system calls fail: steps that a seed decides, on one cursor or two of one store."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from ackstate.position import Position
+from cursor.config import CursorConfig
+from cursor.journal_format import Format
+
+LEDGERS = {1: 40, 2: 0, 4: 30}
+"""The message log: the number of entries of each ledger, by id."""
+STEP_MS = 1_000
+"""How much later each step of a script comes than the one before."""
+# Compacted all the time, in ledgers that are short: each of these is met by a fault.
+_NATIVE = CursorConfig(compaction_bytes_min=150, ledger_entry_count_max=12, ledger_retry_ms=0)
+
+
+class Setting(Enum):
+    """How the cursors are opened."""
+
+    NATIVE = "native"
+    YOUNG = "young"
+    """Native, and what was delivered within two steps is not persisted before the cursor is closed."""
+    PULSAR = "pulsar"
+    """In Pulsar's format, with fewer ranges than are acked: what is durable gives way to lower ranges."""
+
+    @property
+    def config(self) -> CursorConfig:
+        """As a cursor takes it."""
+        return _CONFIGS[self]
+
+
+_CONFIGS = {
+    Setting.NATIVE: _NATIVE,
+    Setting.YOUNG: replace(_NATIVE, become_old_ack_record_seconds=2 * STEP_MS // 1_000),
+    Setting.PULSAR: replace(_NATIVE, format=Format.PULSAR, range_count_max=3, metadata_range_count_max=2),
+}
+
+
+class StepKind(Enum):
+    """What a step does."""
+
+    ACK = "ack"
+    BATCH = "ack some messages of the batch"
+    MARK_DELETE = "mark-delete"
+    PERSIST = "persist"
+    PERSIST_ALL = "persist all"
+    RESET = "reset to"
+    PROPERTIES = "set the cursor's properties"
+    REOPEN = "reopen"
+
+
+class Step(NamedTuple):
+    """A step of a script.
+
+    Attributes:
+        kind: What.
+        cursor: Of which cursor, 0 or 1; no matter to PERSIST_ALL and REOPEN.
+        position: ACK, BATCH, MARK_DELETE, RESET: of what.
+        value: BATCH: the messages left unacked, as bits. MARK_DELETE: a property that it carries, 0 for none.
+            PROPERTIES: the text of one.
+        setting: REOPEN: with what from then on.
+    """
+
+    kind: StepKind
+    cursor: int = 0
+    position: Position = Position(-1, -1)
+    value: int = 0
+    setting: Setting = Setting.NATIVE
+
+    def __str__(self) -> str:
+        """In words."""
+        match self.kind:
+            case StepKind.REOPEN:
+                return f"{self.kind.value}: {self.setting.value}"
+            case StepKind.PERSIST_ALL:
+                return str(self.kind.value)
+            case StepKind.PERSIST:
+                return f"cursor {self.cursor}: {self.kind.value}"
+            case StepKind.PROPERTIES:
+                return f"cursor {self.cursor}: {self.kind.value}: {self.value}"
+        ledger_id, entry_id = self.position
+        carried = f" with {self.value}" if self.value else ""
+        return f"cursor {self.cursor}: {self.kind.value} {ledger_id}:{entry_id}{carried}"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a program does.
+
+    Attributes:
+        steps: One after another.
+        setting: How the cursors are opened at first.
+        cursor_count: How many cursors it has.
+        endures: Whether it tries again with what it has open before it opens everything anew.
+    """
+
+    steps: tuple[Step, ...]
+    setting: Setting = Setting.NATIVE
+    cursor_count: int = 1
+    endures: bool = False
+
+    def cut(self, step_count: int) -> Script:
+        """Return the script with its first steps only."""
+        return replace(self, steps=self.steps[:step_count])
+
+
+_WEIGHTS = {
+    StepKind.ACK: 40,
+    StepKind.BATCH: 8,
+    StepKind.MARK_DELETE: 10,
+    StepKind.PERSIST: 24,
+    StepKind.PERSIST_ALL: 16,
+    StepKind.RESET: 4,
+    StepKind.PROPERTIES: 6,
+    StepKind.REOPEN: 6,
+}
+
+
+def script(seed: int) -> Script:
+    """Return a script of 7 to 43 steps that a seed decides, with a reopening in its midst."""
+    chance = random.Random(f"script {seed}")  # noqa: S311 - a workload, not a secret
+    cursor_count = chance.choice((1, 2, 2))
+    setting = chance.choice((Setting.NATIVE, *Setting))
+    kinds = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()], k=chance.randint(6, 14))
+    kinds.insert(len(kinds) // 2, StepKind.REOPEN)
+    # A position that moves on by itself would soon leave nothing to ack.
+    steps, reached = [], 0
+    for kind in kinds:
+        reached += kind is StepKind.MARK_DELETE
+        if kind is StepKind.PERSIST_ALL:
+            # Of something, or no two would be written with one sync.
+            steps += [_step(chance, StepKind.ACK, cursor, reached) for cursor in range(cursor_count)]
+        steps.append(_step(chance, kind, chance.randrange(cursor_count), reached))
+    return Script(tuple(steps), setting, cursor_count, endures=chance.random() < 0.5)
+
+
+def _step(chance: random.Random, kind: StepKind, cursor: int, reached: int) -> Step:
+    match kind:
+        case StepKind.ACK | StepKind.RESET:
+            return Step(kind, cursor, _entry(chance))
+        case StepKind.BATCH:
+            # Few entries, so that one comes again: the messages that both leave are none.
+            return Step(kind, cursor, Position(4, chance.randrange(3)), chance.choice((0b0101, 0b1010)))
+        case StepKind.MARK_DELETE:
+            return Step(kind, cursor, Position(1, chance.randrange(min(LEDGERS[1], 8 * reached))), chance.randrange(3))
+        case StepKind.PROPERTIES:
+            return Step(kind, cursor, value=chance.randrange(100))
+        case StepKind.REOPEN:
+            return Step(kind, setting=chance.choice(tuple(Setting)))
+        case _:
+            return Step(kind, cursor)
+
+
+def _entry(chance: random.Random) -> Position:
+    ledger_id = chance.choice((1, 4))
+    return Position(ledger_id, chance.randrange(LEDGERS[ledger_id]))

@@ -1,0 +1,103 @@
+"""A broker that does not know that it is dead: what it still writes counts until the next owner has fenced it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import CursorFencedError
+from analysis.crash.model.promise import Promise, hold
+from cursor.outcome import Route
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from analysis.crash.model.side import Side
+    from cursor.managed import ManagedCursor
+    from cursor.outcome import Receipt
+
+_ACKS_MAX = 3
+
+
+@final
+class EarlierOwner:
+    """A cursor that was open when its broker died, with the store of that broker.
+
+    Args:
+        side: The subscription, just before it is opened anew.
+        race_count: How often it writes once more while the next owner takes the cursor over.
+    """
+
+    def __init__(self, side: Side, *, race_count: int) -> None:
+        self.cursor: ManagedCursor = side.cursor
+        self.store = side.store
+        self.race_count = race_count
+        self._log_end = len(side.schedule.log)  # it does not see the log grow any more
+        self.cursor.unwatch(side)
+        self.store.forget_faults()
+
+    def race(self, side: Side) -> None:
+        """Ack and persist while the next owner opens the cursor: what ends well, that one has to know."""
+        if not self.race_count or self.store.is_over:
+            return
+        self.race_count -= 1
+        receipts = self._ack(side)
+        side.model.ack(list(receipts))
+        try:
+            result = self.cursor.persist(now_ms=side.schedule.now_ms)
+        except (StoreError, CursorFencedError) as error:
+            side.schedule.note(f"{side.name} before: -> {error}")
+            side.is_certain = side.left_ledgers_clean = False
+            return
+        side.schedule.note(f"{side.name} before: persists", receipts)
+        if result.route is not Route.NOTHING:
+            side.schedule.counts["raced"] += 1
+            side.wrote_before()
+        for number, receipt in receipts.items():
+            is_lie = self.cursor.durable(receipt) and number not in side.model.durable
+            hold(Promise.I2, not is_lie, f"the receipt of {side.schedule.log.positions[number]} lied")
+
+    def go_on(self, side: Side) -> None:
+        """Do what an owner does, after the next one has opened the cursor: nothing of it may count.
+
+        Raises:
+            PromiseBrokenError: It counts, or is said to.
+        """
+        if self.store.is_over:
+            return
+        schedule, cursor = side.schedule, self.cursor
+        before, receipts = side.written.raw(), self._ack(side)
+        schedule.note("the owner before goes on", receipts)
+        acts: list[Callable[[], object]] = [
+            lambda: cursor.persist(now_ms=schedule.now_ms) if cursor.is_dirty() else self._refused(),
+            lambda: cursor.set_cursor_properties({"owner": "before"}),
+            lambda: cursor.tick(now_ms=schedule.now_ms) or self._refused(),
+            lambda: cursor.reset(schedule.log.positions[0], now_ms=schedule.now_ms) if receipts else self._refused(),
+        ]
+        schedule.random.shuffle(acts)
+        for act in acts[:3]:
+            self._must_fail(side, act)
+            hold(Promise.I14, side.written.raw() == before, "an earlier owner changed what is durable")
+        for number, receipt in receipts.items():
+            found = f"{schedule.log.positions[number]} is durable, says an earlier owner"
+            hold(Promise.I14, not cursor.durable(receipt), found)
+
+    def _must_fail(self, side: Side, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except CursorFencedError:
+            side.schedule.counts["fenced"] += 1
+        except StoreError as error:
+            side.schedule.note(f"-> {error}")
+        else:
+            hold(Promise.I14, False, "a write of an earlier owner ended well")
+
+    def _refused(self) -> object:
+        raise StoreError("there was nothing to do")
+
+    def _ack(self, side: Side) -> dict[int, Receipt]:
+        """Ack a few entries, and return the receipts by number."""
+        schedule, positions = side.schedule, side.schedule.log.positions
+        numbers = [number for number in range(self._log_end) if not self.cursor.is_acked(positions[number])]
+        numbers = schedule.random.sample(numbers, min(len(numbers), schedule.random.randint(1, _ACKS_MAX)))
+        return {number: self.cursor.ack(positions[number], now_ms=schedule.now_ms) for number in numbers}

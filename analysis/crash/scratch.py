@@ -1,0 +1,46 @@
+"""Directories that last as long as a run, named after its process: a later run removes what a killed one left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
+
+
+def fast_parent() -> Path:
+    """Return where directories lie in memory, if there is a file system for that, or else where temporary ones do."""
+    is_usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    return _MEMORY if is_usable else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path]:
+    """Make a directory ``ackstate-PURPOSE-PID-*`` and remove it with all below it at the end.
+
+    First, those of the same purpose whose process has ended are removed.
+
+    Args:
+        purpose: A word.
+        parent: Where; `fast_parent` if it is not given.
+    """
+    parent = parent or fast_parent()
+    remove_leftovers(purpose, parent)
+    with tempfile.TemporaryDirectory(prefix=f"ackstate-{purpose}-{os.getpid()}-", dir=parent) as directory:
+        yield Path(directory).resolve()
+
+
+def remove_leftovers(purpose: str, parent: Path | None = None) -> None:
+    """Remove the scratch directories of a purpose whose process has ended; what cannot be removed stays."""
+    prefix = f"ackstate-{purpose}-"
+    for left in (parent or fast_parent()).glob(f"{prefix}*-*"):
+        pid = left.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""How is a database that is gone told from one that never was?
+
+``MADE`` stands in a store's directory from when its database has its name: a directory that holds it and no database is
+a store that lost it, not a new one. Its bytes say that the store is in SQLite; a `FileStore` has a mark of that name,
+too, with others.
+
+12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from cursor.store import StoreError
+from cursor.stores.directory_lock import sync_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MADE = "MADE"
+"""The name of the mark in a store's directory."""
+UNFINISHED_MARK = "MADE.new"
+"""What a crash while the mark is made leaves."""
+
+_MAGIC = b"ACKQ"
+_VERSION = 1
+_MARK_BYTES = 12
+_MARK_BYTES_MAX = 1024  # A newer one, or that of another kind of store, may be longer.
+
+
+def is_marked(directory: Path) -> bool:
+    """Tell whether a store in SQLite was made in a directory.
+
+    Raises:
+        StoreError: There is a mark of another kind of store.
+        CorruptStateError: The mark is damaged.
+        UnsupportedVersionError: A newer release made it.
+        OSError: It cannot be read.
+    """
+    try:
+        with (directory / MADE).open("rb") as file:
+            found = file.read(_MARK_BYTES_MAX)
+    except FileNotFoundError:
+        return False
+    if found == _mark(_VERSION):
+        return True
+    if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
+        raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_VERSION), found=found)
+    if found[:4] != _MAGIC:
+        raise StoreError(f"{directory} is not an ackstate store of this kind: its {MADE} is another's")
+    version = int.from_bytes(found[4:8], "little")
+    if version > _VERSION:
+        raise UnsupportedVersionError(
+            f"{directory / MADE} has version {version}; this release reads up to version {_VERSION}"
+        )
+    raise CorruptStateError(str(directory / MADE), offset=4, expected=_VERSION, found=version)
+
+
+def bears_our_mark(directory: Path) -> bool:
+    """Tell whether the mark in a directory, if there is one, was made by a store in SQLite, of whatever version."""
+    try:
+        with (directory / MADE).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def make_mark(directory: Path) -> None:
+    """Note, all or nothing, that a store was made here; the name of its database was synced before.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    unfinished = directory / UNFINISHED_MARK
+    unfinished.write_bytes(_mark(_VERSION))
+    sync_path(unfinished)
+    unfinished.rename(directory / MADE)
+    sync_path(directory)
+
+
+def _mark(version: int) -> bytes:
+    head = _MAGIC + version.to_bytes(4, "little")
+    checksum: int = google_crc32c.value(head)
+    return head + checksum.to_bytes(4, "little")

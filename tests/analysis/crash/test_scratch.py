@@ -1,0 +1,39 @@
+"""Directories of a run, and what runs that were killed have left."""
+
+from __future__ import annotations
+
+import os
+
+from analysis.crash.scratch import remove_leftovers, scratch_directory
+
+
+def ended_pid():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_a_directory_is_there_for_as_long_as_it_is_used(tmp_path):
+    with scratch_directory("calls", tmp_path) as directory:
+        (directory / "below").mkdir()
+        assert directory.name.startswith(f"ackstate-calls-{os.getpid()}-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_processes_that_have_ended_left_of_this_purpose_is_removed(tmp_path):
+    pid = ended_pid()
+    left = tmp_path / f"ackstate-calls-{pid}-x"
+    (left / "below").mkdir(parents=True)
+    kept = [f"ackstate-calls-{os.getpid()}-x", f"ackstate-damage-{pid}-x", "ackstate-calls-other", f"calls-{pid}-x"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+    remove_leftovers("calls", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_the_next_directory_removes_what_was_left(tmp_path):
+    (tmp_path / f"ackstate-calls-{ended_pid()}-x").mkdir()
+    with scratch_directory("calls", tmp_path) as directory:
+        assert list(tmp_path.iterdir()) == [directory]

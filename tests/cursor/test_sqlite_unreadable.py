@@ -1,0 +1,79 @@
+"""What an SQLite store makes of bytes that the disk has not, or that cannot be read."""
+
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from ackstate.errors import CorruptStateError
+from cursor.store import StoreError
+from cursor.stores import sqlite_database
+from cursor.stores.sqlite import SqliteStore
+
+
+def die_after_appending(directory, entries):
+    """Let a process append and die, which leaves its log."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            store = SqliteStore(directory)
+            ledger_id = store.ledgers.create("orders")
+            for entry in entries:
+                store.ledgers.append(ledger_id, entry)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def entries_once_the_log_is_dropped_from_the_cache(directory, monkeypatch):
+    """Open a store whose log is 40 bytes shorter on the disk than in the cache; return its entries."""
+    log = directory / f"{sqlite_database.DATABASE}-wal"
+
+    def drop(descriptor, offset, size, advice):
+        assert Path(f"/proc/self/fd/{descriptor}").readlink().name == log.name
+        assert (offset, size, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        os.truncate(log, log.stat().st_size - 40)
+
+    monkeypatch.setattr(os, "posix_fadvise", drop)
+    with closing(SqliteStore(directory)) as store:
+        return store.ledgers.read(1, 0, store.ledgers.last(1) + 1)
+
+
+def test_opening_takes_what_the_disk_has_of_the_log_and_not_what_the_cache_has(tmp_path, monkeypatch):
+    die_after_appending(tmp_path, [b"kept", b"lost by a failed sync"])
+    assert entries_once_the_log_is_dropped_from_the_cache(tmp_path, monkeypatch) == [b"kept"]
+
+
+def test_an_opening_that_takes_what_the_cache_has_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_database, "_settle", lambda _log: None)
+    die_after_appending(tmp_path, [b"kept", b"lost by a failed sync"])
+    found = entries_once_the_log_is_dropped_from_the_cache(tmp_path, monkeypatch)
+    assert found == [b"kept", b"lost by a failed sync"]
+
+
+class Says:
+    """A connection whose checks say one thing."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def execute(self, _check):
+        return self
+
+    def fetchone(self):
+        return (self.found,)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (sqlite3.SQLITE_IOERR_CORRUPTFS, StoreError),  # EIO
+        (sqlite3.SQLITE_IOERR_READ, StoreError),
+        (sqlite3.SQLITE_CORRUPT, CorruptStateError),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_no_damage(code, error):
+    with pytest.raises(error, match="error code"):
+        sqlite_database._check_pages(Path("x"), Says(f"Tree 3 page 3: unable to get the page. error code={code}"))
