@@ -41,6 +41,12 @@ _READ = (
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
     " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
 )
+# For the same reason: what a damaged index names may be a row of another ledger.
+_DELETE = (
+    "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
+    " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
+    " WHERE sought.ledger_id = ? AND found.ledger_id = ?)"
+)
 
 
 @final
@@ -189,7 +195,7 @@ class _SqliteLedgers:
             return
 
         def _change(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM entries WHERE ledger_id = ?", (ledger_id,))
+            connection.execute(_DELETE, (ledger_id, ledger_id))
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
 
         self._database.write(_change)

@@ -42,6 +42,9 @@ _DAMAGE = frozenset(
     }
 )
 
+# On a damaged file SQLite may complain in a text that is no UTF-8, and Python then about that.
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
 _INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
 
 
@@ -61,7 +64,7 @@ class SqliteConnection:
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         try:
             self._lock_file, self._connection = open_database(directory, check_pages=check_pages)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise self._in_our_words(error) from error
         leave_to_parent_at_fork(self)
         try:
@@ -79,7 +82,7 @@ class SqliteConnection:
                 raise StoreError(self._refusal)
             try:
                 yield self._connection
-            except sqlite3.Error as error:
+            except _ERRORS as error:
                 raise self._in_our_words(error) from error
 
     def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
@@ -182,7 +185,7 @@ class SqliteConnection:
         try:
             call.result = call.change(self._connection)
         except Exception as error:
-            call.error = self._in_our_words(error) if isinstance(error, sqlite3.Error) else error
+            call.error = self._in_our_words(error) if isinstance(error, _ERRORS) else error
             if self._ends_group(error):
                 raise
             self._connection.execute(undo)
@@ -223,7 +226,7 @@ class SqliteConnection:
         # The cached pages may differ from those on the disk now; opening anew reads and syncs them again.
         self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
 
-    def _in_our_words(self, error: sqlite3.Error) -> AckStateError:
+    def _in_our_words(self, error: sqlite3.Error | UnicodeDecodeError) -> AckStateError:
         code = _primary_code(error)
         if code in _DAMAGE:
             return self.damage(str(error))
@@ -237,7 +240,7 @@ class SqliteConnection:
         return StoreError(f"{self._directory}: {error}")
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
     # Without a code it is not SQLite that complains but Python, about a text that is no UTF-8.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF
