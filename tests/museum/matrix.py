@@ -13,11 +13,11 @@ from pathlib import Path
 from analysis.crash.campaign import read_totals
 from analysis.crash.layers.crash_states import crash_states
 from analysis.crash.layers.damage import damage
-from analysis.crash.layers.fault_shim import compiled, environment, loaded
 from analysis.crash.layers.kills import kills
 from analysis.crash.layers.power_cuts import power_cuts
 from analysis.crash.layers.schedules import schedules
 from analysis.crash.layers.system_calls import system_calls
+from analysis.crash.layers.system_calls.shim import compiled, environment, loaded
 from museum.cell import Budget, Cell, Fate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.page import LAYERS, PRODUCT, is_good, render

@@ -16,10 +16,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from ackstate.position import Position
-from analysis.crash.layers import system_calls
-from analysis.crash.layers.fault_shim import Action, Fault, loaded
-from analysis.crash.layers.faulted_script import Script, Step, StepKind
-from analysis.crash.layers.system_calls import MISFORTUNES, Misfortune, faulted_runs, small_file_store
+from analysis.crash.layers.system_calls import layer as system_calls
+from analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
+from analysis.crash.layers.system_calls.script import Script, Step, StepKind
+from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from cursor import group_persist
 from cursor.store import StoreError
 from cursor.stores import sqlite_database

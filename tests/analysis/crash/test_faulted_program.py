@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from ackstate.position import Position
-from analysis.crash.layers.faulted_program import FaultedProgram
-from analysis.crash.layers.faulted_script import Script, Setting, Step, StepKind, script
-from analysis.crash.layers.faulted_witness import NAMES_PROMISE, WHOLE_PROMISE, Witness
+from analysis.crash.layers.system_calls.program import FaultedProgram
+from analysis.crash.layers.system_calls.script import Script, Setting, Step, StepKind, script
+from analysis.crash.layers.system_calls.witness import NAMES_PROMISE, WHOLE_PROMISE, Witness
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 
 SEEDS = 32

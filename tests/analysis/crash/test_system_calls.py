@@ -14,10 +14,10 @@ from signal import SIGKILL
 import pytest
 
 from analysis.crash.layer import LayerSkippedError, RunOutcome
-from analysis.crash.layers import fault_shim
-from analysis.crash.layers import system_calls as system_calls_module
-from analysis.crash.layers.fault_shim import Action, compiled, environment, loaded
+from analysis.crash.layers.system_calls import layer as system_calls_module
+from analysis.crash.layers.system_calls import shim as fault_shim
 from analysis.crash.layers.system_calls import system_calls
+from analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from analysis.crash.scratch import fast_parent
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
-from analysis.crash.layers.fault_shim import Action, Call, Fault, FaultShim
-from analysis.crash.layers.faulted_program import (
+from analysis.crash.layers.system_calls.program import (
     HONEST_PROMISE,
     OPENS_PROMISE,
     TYPED_PROMISE,
@@ -22,15 +21,16 @@ from analysis.crash.layers.faulted_program import (
     open_cursor,
     runs_of,
 )
-from analysis.crash.layers.faulted_script import LEDGERS
-from analysis.crash.layers.faulted_witness import Witness
+from analysis.crash.layers.system_calls.script import LEDGERS
+from analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
+from analysis.crash.layers.system_calls.witness import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from analysis.crash.layers.faulted_program import Held
-    from analysis.crash.layers.faulted_script import Script
+    from analysis.crash.layers.system_calls.program import Held
+    from analysis.crash.layers.system_calls.script import Script
     from cursor.store import Store
 
 NEVER = 1 << 40

@@ -1,4 +1,4 @@
-/* What was written and is not on the disk: an undo log of each file since its last good sync, for fault_shim.c.
+/* What was written and is not on the disk: an undo log of each file since its last good sync, for shim.c.
  *
  * When a sync fails, the kernel's rule holds: the pages count as clean, can still be read, and are not on the disk,
  * whatever later syncs say (https://wiki.postgresql.org/wiki/Fsync_Errors); only writing them again brings them there.

@@ -1,6 +1,6 @@
 """Let the n-th system call of this process that stores below a directory fail, stop half way, or kill.
 
-The work is done by a small C library (``fault_shim.c``, which says what it sees and what it keeps of unsynced bytes).
+The work is done by a small C library (``shim.c``, which says what it sees and what it keeps of unsynced bytes).
 It must be there when the process starts, by ``LD_PRELOAD``; `compiled` makes it, `environment` names it, and
 `loaded` is how a process that was started so controls it.
 """
@@ -21,12 +21,12 @@ from analysis.crash.layer import LayerSkippedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SOURCE = Path(__file__).with_name("fault_shim.c")
+_SOURCE = Path(__file__).with_name("shim.c")
 _COMPILE_S_MAX = 60.0
 
 
 class Action(IntEnum):
-    """What happens to a call; numbered as in ``fault_shim.c``."""
+    """What happens to a call; numbered as in ``shim.c``."""
 
     FAIL = 0
     """It fails and does nothing. A sync that fails loses what it was for, as the kernel does."""

@@ -13,7 +13,7 @@ from analysis.trace.entry_set import EntrySet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.crash.layers.faulted_program import Held
+    from analysis.crash.layers.system_calls.program import Held
 
 WHOLE_PROMISE = "I9: a persist is there as a whole or not at all"
 NAMES_PROMISE = "I9: the cursor's properties are the last ones, or those before"

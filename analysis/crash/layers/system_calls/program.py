@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
-from analysis.crash.layers.faulted_script import LEDGERS, STEP_MS, Setting, StepKind
+from analysis.crash.layers.system_calls.script import LEDGERS, STEP_MS, Setting, StepKind
 from analysis.trace.entry_set import EntrySet
 from cursor.journal_format import Format
 from cursor.managed import ManagedCursor, persist_all
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.position import Position
-    from analysis.crash.layers.faulted_script import Script, Step
+    from analysis.crash.layers.system_calls.script import Script, Step
     from cursor.outcome import PersistResult, Receipt
     from cursor.store import Store
 

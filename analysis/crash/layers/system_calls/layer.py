@@ -4,7 +4,7 @@ A seed decides what a program does, on which store, and what befalls it; then it
 where it does not outlive that. It uses a cursor as a real program would, goes on after an error, and says what it was
 promised. What it left is recovered without faults, several times, and held against that. A power cut follows most
 faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover
-(`analysis.crash.layers.fault_shim`).
+(`shim`).
 
 After SQLite's own anomaly testing, https://www.sqlite.org/testing.html section 3.
 """
@@ -21,15 +21,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
 from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.fault_shim import Action, compiled, environment, loaded
-from analysis.crash.layers.faulted_attempt import NEVER, Misfortune, Stage, attempt
-from analysis.crash.layers.faulted_script import LEDGERS, script
+from analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
+from analysis.crash.layers.system_calls.script import LEDGERS, script
+from analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from analysis.crash.scratch import remove_leftovers, scratch_directory
 from cursor.stores.file import FileStore
 from cursor.stores.sqlite import SqliteStore
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from analysis.crash.layers.fault_shim import FaultShim
-    from analysis.crash.layers.faulted_attempt import Attempt
-    from analysis.crash.layers.faulted_script import Script
+    from analysis.crash.layers.system_calls.attempt import Attempt
+    from analysis.crash.layers.system_calls.script import Script
+    from analysis.crash.layers.system_calls.shim import FaultShim
     from cursor.store import Store
 
     OpenStore = Callable[[Path], Store]
@@ -91,7 +91,7 @@ def system_calls(first_seed: int) -> Iterator[RunOutcome]:
     with scratch_directory("shim") as directory:
         worker = subprocess.Popen(  # noqa: S603 - ourselves
             # Without -P a directory `cursor` in the current one would hide ours.
-            [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(first_seed)],
+            [sys.executable, "-P", "-m", __package__, str(os.getpid()), str(first_seed)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env=environment(compiled(directory)),
@@ -238,7 +238,7 @@ def _outcome(line: bytes) -> RunOutcome:
     return RunOutcome(**fields, broken=broken)
 
 
-def _work(parent_pid: int, first_seed: int) -> None:
+def work(parent_pid: int, first_seed: int) -> None:
     """Stream the outcomes to standard output until the parent asks no more, or dies."""
     from analysis.crash.child import die_with  # noqa: PLC0415 - it brings the command line, which a fork need not have
 
@@ -255,8 +255,3 @@ def _work(parent_pid: int, first_seed: int) -> None:
                 return
             sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
             sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    with suppress(BrokenPipeError):
-        _work(int(sys.argv[1]), int(sys.argv[2]))

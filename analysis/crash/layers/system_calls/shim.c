@@ -5,7 +5,7 @@
  * rename, unlink, mkdir), or, for a fault of reading, those that read (read, pread). Not seen: mmap, copy_file_range,
  * sendfile, fallocate, aio and io_uring.
  *
- * Beside that it keeps what was written and not synced (fault_undo.h), so that a power cut can follow.
+ * Beside that it keeps what was written and not synced (undo.h), so that a power cut can follow.
  *
  * All of it lies in memory shared with forked children, so that the parent can read what a killed child did.
  */
@@ -30,9 +30,9 @@
 #error "needs a 64-bit Linux: the calls below pass offsets in one register"
 #endif
 
-#include "fault_undo.h"
+#include "undo.h"
 
-/* As `Action` in fault_shim.py. */
+/* As `Action` in shim.py. */
 enum action { FAIL = 0, FAIL_READ = 1, SHORT = 2, TORN_KILL = 3, KILL_BEFORE = 4, KILL_AFTER = 5 };
 enum fate { PASSES, FAILS, IS_HALVED, IS_TORN, DIES_AFTER };
 

@@ -1,0 +1,15 @@
+"""The worker that has the fault shim: it streams what it finds to the process that started it.
+
+python -P -m analysis.crash.layers.system_calls PARENT_PID FIRST_SEED
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+from analysis.crash.layers.system_calls.layer import work
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        work(int(sys.argv[1]), int(sys.argv[2]))
