@@ -77,3 +77,31 @@ class Says:
 def test_a_page_that_cannot_be_read_is_no_damage(code, error):
     with pytest.raises(error, match="error code"):
         sqlite_database._check_pages(Path("x"), Says(f"Tree 3 page 3: unable to get the page. error code={code}"))
+
+
+def changed(store, old, new):
+    """Change bytes of a closed store's database, which holds them once."""
+    database = store / sqlite_database.DATABASE
+    data = database.read_bytes()
+    assert data.count(old) == 1
+    database.write_bytes(data.replace(old, new))
+
+
+def test_a_complaint_that_quotes_damaged_bytes_is_damage(tmp_path):
+    """SQLite says which table it cannot make sense of, and Python cannot read the name."""
+    SqliteStore(tmp_path).close()
+    changed(tmp_path, b"tableidentityidentity", b"tableiden\xf4ityidentity")
+    with pytest.raises(CorruptStateError, match="sound pages"):
+        SqliteStore(tmp_path)
+
+
+def test_a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names(tmp_path):
+    with closing(SqliteStore(tmp_path)) as store:
+        one, other = [store.ledgers.create("owner") for _ in range(6)][-2:]
+        for ledger_id in (one, other):
+            store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in range(4)])
+    # An entry of the index: four bytes of header, ledger id, entry id, row id.
+    changed(tmp_path, bytes([4, 1, 1, 1, one, 2, 3]), bytes([4, 1, 1, 1, one, 2, 7]))
+    with closing(SqliteStore(tmp_path)) as store:
+        store.ledgers.delete(one)
+        assert store.ledgers.read(other, 0, 4) == [b"entry %d" % number for number in range(4)]

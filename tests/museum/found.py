@@ -67,4 +67,36 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "Opening syncs, drops the kernel's cache of the log, and reads what the disk has.",
         "`tests/analysis/crash/test_system_calls.py`",
     ),
+    OwnBug(
+        "L2",
+        "A page that SQLite's check could not read was called damage, though the next opening could read it.",
+        "It is a failed read, `StoreError`, as everywhere else.",
+        "`tests/cursor/test_sqlite_unreadable.py`",
+    ),
+    OwnBug(
+        "L5",
+        "Of the repairs that an unreadable cursor was offered, every second on SQLite was refused when it was tried: "
+        "the ledger to be done without was damaged, and fencing it failed.",
+        "A repair does without such a ledger; a call that meets damage is undone alone, and ends no store for others.",
+        "`tests/cursor/test_offered_repairs.py`",
+    ),
+    OwnBug(
+        "L5",
+        "With a page of another store in its table of entries, SQLite deleted a ledger's rows by its index, one row of "
+        "the new ledger among them.",
+        "Rows are deleted by what they say themselves.",
+        "`tests/cursor/test_sqlite_unreadable.py`",
+    ),
+    OwnBug(
+        "L5",
+        "SQLite quoted damaged bytes in an error, which Python could not read: a `UnicodeDecodeError` left the store.",
+        "It is damage, `CorruptStateError`.",
+        "`tests/cursor/test_sqlite_unreadable.py`",
+    ),
+    OwnBug(
+        "L5",
+        "The first group of another `FileStore` in the place of its own invented 88 acks.",
+        "Every group says which store it belongs to, and where in its log.",
+        "`tests/cursor/test_file_store_damage.py`",
+    ),
 )
