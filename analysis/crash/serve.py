@@ -164,6 +164,7 @@ class _Service:
         self._persister: threading.Thread | None = None
 
     def run(self, requests: Iterable[bytes]) -> None:
+        """Answer requests until there are no more, or the subject cannot go on."""
         try:
             _check_complete(self._subject)
             for line in requests:

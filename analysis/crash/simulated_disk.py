@@ -141,6 +141,7 @@ class _SimulatedDirectory:
         return sorted(self._open().numbers)
 
     def create(self, name: str) -> StoreFile:
+        """See `StoreDirectory.create`."""
         disk = self._open()
         if not name or "/" in name or name in {".", ".."}:
             raise ValueError(f"not a plain file name: {name!r}")
@@ -156,6 +157,7 @@ class _SimulatedDirectory:
         return _SimulatedFile(self._open(), self._number(name), name)
 
     def rename(self, name: str, new_name: str) -> None:
+        """See `StoreDirectory.rename`."""
         disk, number = self._open(), self._number(name)
         if not new_name or "/" in new_name:
             raise ValueError(f"not a plain file name: {new_name!r}")
@@ -208,6 +210,7 @@ class _SimulatedFile:
         return self._open().contents[self._number][offset : offset + size]
 
     def truncate(self, size: int) -> None:
+        """See `StoreFile.truncate`."""
         contents = self._open().contents
         if not 0 <= size <= len(contents[self._number]):
             raise ValueError(f"cannot cut a file of {len(contents[self._number])} bytes to {size}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
-from unittest.mock import patch
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,9 +46,9 @@ class Exhibit:
 
 @contextmanager
 def _replaced(replacements: tuple[Replacement, ...]) -> Iterator[None]:
-    with ExitStack() as planted:
+    with pytest.MonkeyPatch.context() as planted:
         for owner, name, by in replacements:
             # An inherited or renamed attribute would be planted where nobody looks.
             assert name in vars(owner), f"{owner!r} has no {name!r} of its own: the exhibit has to follow the product"
-            planted.enter_context(patch.object(owner, name, by))
+            planted.setattr(owner, name, by)
         yield

@@ -9,7 +9,6 @@ import errno
 import os
 import tempfile
 from contextlib import closing
-from unittest.mock import patch
 
 import pytest
 
@@ -125,7 +124,8 @@ def a_sync_that_fails_once():
     outcomes = iter([OSError(errno.EIO, "the disk failed")])
     with tempfile.TemporaryDirectory() as directory, closing(FileStore(directory)) as store:
         version = store.metadata.put("/a", b"1", expected_version=ABSENT)
-        with patch.object(os, "fdatasync", side_effect=lambda _: fail(next(outcomes, None))):
+        with pytest.MonkeyPatch.context() as failing:
+            failing.setattr(os, "fdatasync", lambda _: fail(next(outcomes, None)))
             try:
                 store.metadata.put("/a", b"2", expected_version=version)
             except StoreError:

@@ -96,6 +96,7 @@ class _Ledgers:
         return self._store.write([side], lambda: session.ledgers.append(ledger_id, entry))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> Any:
+        """See `LedgerStore.append_all`; watched by every side that has an entry in it."""
         joined = [self._store.of_ledger(ledger_id) for ledger_id, _ in entries]
         for (side, _), (_, entry) in zip(joined, entries, strict=True):
             self._store.attempt(side, Encoded.ENTRY, entry)
@@ -132,6 +133,7 @@ class _Metadata:
         return self._store.of_path(path)[1].metadata.get(path)
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
+        """See `MetadataStore.put`; watched."""
         side, session = self._store.of_path(path)
         self._store.take_over(side)
         self._store.attempt(side, Encoded.RECORD, data)

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from itertools import islice
 from random import Random
-from unittest.mock import patch
 
 import pytest
 
@@ -56,7 +55,8 @@ def let_sync_no_file(monkeypatch, owner, name):
     function = getattr(owner, name)
 
     def call(*args):
-        with patch.object(simulated_disk._SimulatedFile, "sync", nothing):
+        with monkeypatch.context() as forgetting:
+            forgetting.setattr(simulated_disk._SimulatedFile, "sync", nothing)
             return function(*args)
 
     monkeypatch.setattr(owner, name, call)

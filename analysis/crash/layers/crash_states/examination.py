@@ -125,6 +125,7 @@ class _Judging:
         return self._judged + self._recoveries.counts.states_of_recoveries
 
     def counts(self) -> dict[str, int]:
+        """Return what was counted, by name."""
         counts = self._recoveries.counts
         return {
             "distinct_states": counts.distinct_states,
@@ -133,6 +134,7 @@ class _Judging:
         }
 
     def first_failure(self) -> Failure | None:
+        """Judge the states after each call, and return the first that breaks a promise."""
         history = DiskHistory(self._disk.start)
         for made in range(len(self._disk.calls) + 1):
             if made:

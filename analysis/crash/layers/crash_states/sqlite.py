@@ -140,6 +140,7 @@ class _Recorder:
         return 2 * max(0, len(self.copies) - 1)
 
     def open(self) -> Store:
+        """Open the store, recorded from here on."""
         if not self.copies:
             SqliteStore(self.place).close()
             self.changed()
@@ -240,6 +241,7 @@ class _Judging:
         self.judged = self.recoveries = 0
 
     def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> Failure | None:
+        """Judge what a power cut could leave between two copies, and return the first that breaks a promise."""
         for number in range(1, len(copies)):
             before, after = copies[number - 1], copies[number]
             torn = list(states_between(before, after))
