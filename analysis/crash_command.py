@@ -184,12 +184,12 @@ class CrashCommand:
         )
         _open_standard_descriptors()
         with _terminated_as_interrupted():
-            found = campaign.run(seed)
+            found, is_clean = campaign.run(seed)
         if json:
             self.write_json(_json(found))
         else:
             self.show(_table(found), *_remarks(found, options))
-        if not all(each.is_clean for each in found.values()):
+        if not is_clean:
             raise typer.Exit(1)
         if any(each.untested for each in found.values()):
             raise typer.Exit(2)
@@ -203,8 +203,8 @@ class _Campaign:
     subject: str
     progress: Callable[[], Progress]
 
-    def run(self, seed: int | None) -> dict[str, Totals]:
-        """Run each layer for its budget, and return the totals of these."""
+    def run(self, seed: int | None) -> tuple[dict[str, Totals], bool]:
+        """Run each layer for its budget; return their totals, and whether this campaign saw no promise broken."""
         kept = read_totals(self.totals_file, subject=self.subject) if self.totals_file is not None else {}
         known = sorted(kept.keys() & self.layers.keys())
         if known and seed is not None:
@@ -213,10 +213,12 @@ class _Campaign:
             kept.setdefault(name, Totals(1 if seed is None else seed))
         # Hours of runs are not to end where they cannot be written.
         self._keep(kept)
+        failed_before = {name: kept[name].failed_runs for name in self.layers}
         with self.progress() as progress:
             for name, layer in self.layers.items():
                 self._run_one(name, layer, kept, progress)
-        return {name: kept[name] for name in self.layers}
+        found = {name: kept[name] for name in self.layers}
+        return found, all(each.failed_runs == failed_before[name] for name, each in found.items())
 
     def _run_one(self, name: str, layer: Layer, kept: dict[str, Totals], progress: Progress) -> None:
         task = progress.add_task(name, total=1.0)

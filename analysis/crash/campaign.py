@@ -70,13 +70,14 @@ class Totals:
     """What a layer was run and found, over any number of campaigns.
 
     Attributes:
-        next_seed: The first that was not run.
-        runs: How many seeds were run.
+        next_seed: The first that was not run to its end: one that was interrupted is run again, from its beginning.
+        runs: How many seeds were run to their end.
         cycles: Crashes that were survived and judged.
         lost_durable: As `RunOutcome`, summed; so are the next two.
         invented: See above.
         gauge_mismatch: See above.
-        failed_runs: Runs that saw any promise broken.
+        failed_runs: Seeds that saw any promise broken.
+        last_failed_seed: The last of these; -1 without any.
         seconds: How long they took.
         counts: As `RunOutcome`, summed by name.
         failures: The first `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story``.
@@ -90,15 +91,11 @@ class Totals:
     invented: int = 0
     gauge_mismatch: int = 0
     failed_runs: int = 0
+    last_failed_seed: int = -1
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     skipped: str = ""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether no promise was seen broken."""
-        return not (self.failed_runs or self.lost_durable or self.invented or self.gauge_mismatch)
 
     @property
     def untested(self) -> str:
@@ -110,13 +107,16 @@ class Totals:
 
     def add(self, outcome: RunOutcome) -> None:
         """Take one more run in."""
-        self.next_seed = outcome.seed + 1
-        self.runs += 1
+        if outcome.is_last:
+            self.next_seed = outcome.seed + 1
+            self.runs += 1
         self.cycles += outcome.cycles
         self.lost_durable += outcome.lost_durable
         self.invented += outcome.invented
         self.gauge_mismatch += outcome.gauge_mismatch
-        self.failed_runs += not is_clean(outcome)
+        if not is_clean(outcome) and outcome.seed != self.last_failed_seed:
+            self.failed_runs += 1
+            self.last_failed_seed = outcome.seed
         self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
         for broken in _told(outcome)[: FAILURES_MAX - len(self.failures)]:
             self.failures.append({"seed": outcome.seed, **asdict(broken)})
@@ -144,7 +144,7 @@ def run_layer(
             totals.skipped = ""
             for outcome in outcomes:
                 totals.add(outcome)
-                runs += 1
+                runs += outcome.is_last
                 lasted = time.monotonic() - begun
                 totals.seconds = round(earlier + lasted, 3)
                 watch(totals, min(lasted / budget.seconds, 1.0))

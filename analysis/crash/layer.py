@@ -47,6 +47,7 @@ class RunOutcome:
             came back.
         broken: Every promise seen broken, these three among them; empty for a clean run.
         counts: What else was counted, by name; summed over runs: ``{"distinct_states": 40}``.
+        is_last: Whether the run of this seed is over; a long run is told in pieces, so that a budget can be kept.
     """
 
     seed: int
@@ -56,6 +57,7 @@ class RunOutcome:
     gauge_mismatch: int = 0
     broken: tuple[BrokenPromise, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    is_last: bool = True
 
 
 class Layer(Protocol):

@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from analysis.crash.campaign import read_totals
+from analysis.crash.layer import LayerSkippedError
 from analysis.crash.layers.crash_states import crash_states
 from analysis.crash.layers.damage import damage
 from analysis.crash.layers.kills import kills
@@ -57,13 +59,15 @@ def main(arguments=None):
     options = _options(arguments)
     if "L2" in options.layers and loaded() is None:
         # Calls are counted by a library that must be there when a process starts.
-        with tempfile.TemporaryDirectory(prefix="ackstate-museum-") as directory:
+        with tempfile.TemporaryDirectory(prefix="ackstate-museum-") as directory, suppress(LayerSkippedError):
             command = [sys.executable, "-P", "-m", "museum.matrix", *sys.argv[1:]]
             return subprocess.run(command, env=environment(compiled(Path(directory))), check=False).returncode
     exhibits = {exhibit.name: exhibit for exhibit in EXHIBITS}
     for name in options.exhibits:
         for layer in options.layers:
-            budget = Budget(SECONDS[layer] * options.scale, first_seed=options.seed)
+            # That the product survives says the more, the longer it was tried.
+            patience = 3 if name == PRODUCT else 1
+            budget = Budget(SECONDS[layer] * options.scale * patience, first_seed=options.seed)
             cell = run_cell(RUNS[layer], exhibits.get(name), budget)
             _tell(name, layer, cell)
             # Read anew: two of these may be at work on different layers.

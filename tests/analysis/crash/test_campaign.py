@@ -49,7 +49,7 @@ def test_at_least_one_run_is_made_and_the_layer_is_closed():
     layer, totals = FakeLayer(), Totals(7)
     run_layer(layer, totals, NO_TIME)
     assert (totals.runs, totals.cycles, totals.next_seed, totals.counts, layer.closed) == (1, 10, 8, {"kills": 2}, 1)
-    assert totals.is_clean
+    assert totals.failed_runs == 0
 
 
 def test_runs_are_added_up_seed_by_seed():
@@ -61,7 +61,6 @@ def test_runs_are_added_up_seed_by_seed():
     assert totals.counts == {"kills": 6}
     assert totals.failures == [{"seed": 3, "promise": LOST.promise, "found": LOST.found, "story": LOST.story}]
     assert shares == [1, 2, 3]
-    assert not totals.is_clean
 
 
 def test_a_run_that_only_counts_is_a_failure_with_a_name():
@@ -76,6 +75,28 @@ def test_only_the_first_failures_are_told_and_all_are_counted():
     told = {f"seed_{seed}": {"cycles": 1, "broken": (LOST,)} for seed in range(30)}
     run_layer(FakeLayer(**told), totals, Budget(3_600, run_count_max=30))
     assert (len(totals.failures), totals.failed_runs) == (FAILURES_MAX, 30)
+
+
+def in_pieces(first_seed):
+    """Three outcomes a seed, of which the third of seed 4 is broken."""
+    for seed in itertools.count(first_seed):
+        for piece in range(3):
+            broken = (LOST,) if (seed, piece) == (4, 2) else ()
+            yield RunOutcome(seed, 10, broken=broken, is_last=piece == 2)
+
+
+def test_a_run_that_is_told_in_pieces_is_one_run_and_one_failure():
+    totals = Totals(4)
+    run_layer(in_pieces, totals, Budget(3_600, run_count_max=1))
+    assert (totals.runs, totals.cycles, totals.next_seed, totals.failed_runs) == (1, 30, 5, 1)
+
+
+def test_a_run_that_is_cut_short_is_begun_anew_by_the_next_campaign():
+    totals = Totals(5)
+    run_layer(in_pieces, totals, NO_TIME)
+    assert (totals.runs, totals.cycles, totals.next_seed) == (0, 10, 5)
+    run_layer(in_pieces, totals, Budget(3_600, run_count_max=1))
+    assert (totals.runs, totals.cycles, totals.next_seed) == (1, 40, 6)
 
 
 def test_an_interruption_closes_the_layer_and_keeps_what_was_added():
@@ -93,7 +114,7 @@ def test_an_interruption_closes_the_layer_and_keeps_what_was_added():
 def test_a_layer_that_cannot_run_says_why_and_is_clean():
     totals = Totals(1)
     run_layer(skipping, totals, MUCH_TIME)
-    assert (totals.skipped, totals.runs, totals.is_clean) == ("L4 needs root", 0, True)
+    assert (totals.skipped, totals.runs, totals.failed_runs) == ("L4 needs root", 0, 0)
 
 
 def test_totals_come_back_from_their_file(tmp_path):
@@ -189,6 +210,14 @@ def test_totals_go_on_where_the_last_campaign_ended(layers, capsys, tmp_path):
     status, _, err = crash(capsys, *options, "--seed", "9")
     assert status == 2
     assert "omit --seed" in err
+
+
+def test_only_what_this_campaign_saw_makes_its_status(layers, capsys, tmp_path):
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (LOST,)}))
+    options = ("--layer", "L3", "--runs", "1", "--totals", str(tmp_path / "totals.json"), "--json")
+    assert crash(capsys, *options).status == 1
+    again = crash(capsys, *options)
+    assert (again.status, json.loads(again.out)["failed_runs"]) == (0, 1)
 
 
 def test_an_interrupted_campaign_leaves_its_totals(layers, capsys, tmp_path):

@@ -154,16 +154,18 @@ class _Run:
         broken = self._told(undisturbed, NEVER)
         befallen = iter(()) if broken else self._befallen(undisturbed)
         counts, is_over = undisturbed.witness.counts + Counter(calls=undisturbed.calls), False
+        tally: Counter[str] = Counter()
+        _add(tally, undisturbed)
         while not is_over:
-            tally = Counter(cycles=0)
-            for tried, found in islice(befallen, _CYCLES_AT_ONCE):
+            some = list(islice(befallen, _CYCLES_AT_ONCE))
+            for tried, found in some:
                 _add(tally, tried)
                 counts += tried.witness.counts
                 broken = found
-            is_over = bool(broken) or tally["cycles"] < _CYCLES_AT_ONCE
+            is_over = bool(broken) or len(some) < _CYCLES_AT_ONCE
             counts["completed_programs"] = int(is_over and not broken)
-            yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts))
-            counts = Counter()
+            yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts), is_last=is_over)
+            counts, tally = Counter(), Counter(cycles=0)
 
     def _befallen(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
         """Yield the attempt of each n that a call is met by, with what it broke; the last is the first that broke."""
