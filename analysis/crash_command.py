@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -183,8 +184,8 @@ class CrashCommand:
             self.progress,
         )
         _open_standard_descriptors()
-        with _terminated_as_interrupted():
-            found, is_clean = campaign.run(seed)
+        with _terminated_as_interrupted() as check:
+            found, is_clean = campaign.run(seed, check)
         if json:
             self.write_json(_json(found))
         else:
@@ -203,8 +204,13 @@ class _Campaign:
     subject: str
     progress: Callable[[], Progress]
 
-    def run(self, seed: int | None) -> tuple[dict[str, Totals], bool]:
-        """Run each layer for its budget; return their totals, and whether this campaign saw no promise broken."""
+    def run(self, seed: int | None, check: Callable[[], None]) -> tuple[dict[str, Totals], bool]:
+        """Run each layer for its budget; return their totals, and whether this campaign saw no promise broken.
+
+        Args:
+            seed: Of the first run.
+            check: Called after each run; what it raises ends the campaign.
+        """
         kept = read_totals(self.totals_file, subject=self.subject) if self.totals_file is not None else {}
         known = sorted(kept.keys() & self.layers.keys())
         if known and seed is not None:
@@ -216,16 +222,19 @@ class _Campaign:
         failed_before = {name: kept[name].failed_runs for name in self.layers}
         with self.progress() as progress:
             for name, layer in self.layers.items():
-                self._run_one(name, layer, kept, progress)
+                self._run_one(name, layer, kept, progress, check)
         found = {name: kept[name] for name in self.layers}
         return found, all(each.failed_runs == failed_before[name] for name, each in found.items())
 
-    def _run_one(self, name: str, layer: Layer, kept: dict[str, Totals], progress: Progress) -> None:
+    def _run_one(
+        self, name: str, layer: Layer, kept: dict[str, Totals], progress: Progress, check: Callable[[], None]
+    ) -> None:
         task = progress.add_task(name, total=1.0)
         last_kept_s = time.monotonic()
 
         def watch(totals: Totals, share: float) -> None:
             nonlocal last_kept_s
+            check()
             progress.update(task, description=_line(name, totals), completed=share, refresh=True)
             if time.monotonic() - last_kept_s > _KEEP_EVERY_S:
                 self._keep(kept)
@@ -249,20 +258,36 @@ def _open_standard_descriptors() -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, and neither of them, or a second one, disturb what cleans up."""
+def _terminated_as_interrupted() -> Iterator[Callable[[], None]]:
+    """Have SIGTERM end the block as Ctrl-C does, and neither of them, or a second one, disturb what cleans up.
+
+    Yields what is to be called now and then: an exception that a signal raises in a callback of Python's own, such as
+    those of a fork, is forgotten there.
+    """
+    was_asked: list[int] = []
     # Elsewhere signals cannot be had.
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
 
-    def interrupt(*_: object) -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
+    def interrupt(number: int, _: object) -> None:
+        was_asked.append(number)
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    def check() -> None:
+        if was_asked:
+            raise KeyboardInterrupt
+
+    def forget(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            unraisable(what)
+
     before = {number: signal.signal(number, interrupt) for number in signals}
+    unraisable, sys.unraisablehook = sys.unraisablehook, forget
     try:
-        yield
+        yield check
     finally:
+        sys.unraisablehook = unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
 
