@@ -63,6 +63,15 @@ class PersistLimits(NamedTuple):
 UNLIMITED = PersistLimits()
 
 
+class _Batches(NamedTuple):
+    """What an `AckState` knew of batches before a persist; see there."""
+
+    changed: set[Position]
+    cut: set[Position]
+    passed_by: set[Position]
+    completed: BatchIndexes
+
+
 @final
 class AckState:
     """Acks and their accounting; one call at a time, no I/O, no lock.
@@ -93,6 +102,8 @@ class AckState:
         # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
         # out must not take the acks before the last with it.
         self._completed = BatchIndexes()
+        # Of batches, what a persist that is withdrawn gives back.
+        self._batches_before = _Batches(set(), set(), set(), BatchIndexes())
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
 
@@ -388,6 +399,10 @@ class AckState:
             record_bytes_max=record_bytes_max,
         )
         self._durable_count -= len(undurable.displaced)
+        self._batches_before = _Batches(
+            self._changed_batches, self._batches_cut, self._batches_passed_by.copy(),
+            self._completed.copy() if self._batches_cut else self._completed,
+        )  # fmt: skip
         self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
         for position in self._batches_cut:
             self._completed.discard(position)  # Nothing of it is durable.
@@ -439,8 +454,14 @@ class AckState:
         self._batches_in_flight = set()
 
     def withdraw_persist(self) -> None:
-        """Put back what was just taken: it will not be tried, so what is durable stays so."""
+        """Put back what was just taken: it will not be tried, so what is durable stays so.
+
+        To be called right after `begin_persist`, or `whole`.
+        """
         self.abandon_persist()
+        before = self._batches_before
+        self._changed_batches, self._batches_cut = before.changed, before.cut
+        self._batches_passed_by, self._completed = before.passed_by, before.completed
         self._undurable.withdraw_displacement()
         self._durable_count += len(self._undurable.displaced)
 

@@ -62,6 +62,10 @@ def _plan(persister: Persister, *, now_ms: int) -> Plan | None:
     return persister.plan(persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
 
+def _persist(persister: Persister, *, now_ms: int) -> PersistResult:
+    return persister.persist(persister.frontier(now_ms=now_ms), now_ms=now_ms)
+
+
 def _carry_out(persister: Persister, plan: Plan | None, *, now_ms: int) -> PersistResult:
     return persister.carry_out(plan, persister.frontier(now_ms=now_ms), now_ms=now_ms)
 
@@ -78,7 +82,7 @@ def _or_error(act: Callable[[], _Outcome]) -> _Outcome | AckStateError:
 
 
 def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Persister, PersistResult | AckStateError]:
-    """Append all with one sync; one by one if one of the ledgers is no longer its cursor's."""
+    """Append all with one sync; one by one if one of the ledgers is damaged or no longer its cursor's."""
     if not appends:
         return {}
     prepared = {persister: persister.journal.prepare(plan.content) for persister, plan in appends.items()}
@@ -90,7 +94,12 @@ def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Per
             persister.journal.not_appended(ledger_id)
         again = {persister: partial(_carry_out, persister, plan, now_ms=now_ms) for persister, plan in appends.items()}
         return {persister: _or_error(act) for persister, act in again.items()}
-    except (StoreError, CorruptStateError) as error:
+    except CorruptStateError:
+        # Each with a ledger of its own that is new: what was appended is not known for certain.
+        for persister in appends:
+            persister.abandon()
+        return {persister: _or_error(partial(_persist, persister, now_ms=now_ms)) for persister in appends}
+    except StoreError as error:
         return {persister: _or_error(partial(_fall_back, persister, error, now_ms=now_ms)) for persister in appends}
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)

@@ -337,6 +337,18 @@ class Journal:
         """Put a record, delete the ledgers that it does not name, and return its size."""
         encoded = form.encode_record(record)
         try:
+            self._put(encoded)
+        except CorruptStateError as error:
+            raise StoreError(f"{self.path}: the record cannot be written: {error}") from error
+        if self._pointed_at is not None:
+            self._made.add(self._pointed_at)
+        self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
+        self._record_form = form
+        self._delete((self._made | self._leftovers) - {self._pointed_at})
+        return len(encoded)
+
+    def _put(self, encoded: bytes) -> None:
+        try:
             self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier swing of ours may have happened although the store reported a failure. Then the version is
@@ -345,12 +357,6 @@ class Journal:
             if found is None or not self._is_ours(found.data):
                 raise self._fenced() from error
             self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
-        if self._pointed_at is not None:
-            self._made.add(self._pointed_at)
-        self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
-        self._record_form = form
-        self._delete((self._made | self._leftovers) - {self._pointed_at})
-        return len(encoded)
 
     def _is_ours(self, encoded: bytes) -> bool:
         record = decode_record(encoded).record

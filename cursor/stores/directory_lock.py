@@ -13,7 +13,7 @@ import fcntl
 import os
 import weakref
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, final
 
 from cursor.store import StoreLockedError
 
@@ -105,6 +105,101 @@ def closed_to_others(directory: Path) -> Iterator[None]:
         yield
     finally:
         unlock(lock)
+
+
+def lock_directory(path: Path, kind: int) -> int:
+    """Lock a directory itself and return its descriptor, which holds the lock.
+
+    Args:
+        path: The directory.
+        kind: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
+
+    Raises:
+        StoreLockedError: A store is open in it or, for `LOCK_EX`, is being copied.
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreLockedError(f"{path} is being copied, or is open though its {LOCK} was removed") from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def let_go(descriptor: int) -> None:
+    """Unlock a directory: closing alone would leave it locked for as long as a forked child has it open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def shared(directory: Path) -> Iterator[None]:
+    """Keep what is in a directory from being opened, but not from being copied, and leave no trace.
+
+    Raises:
+        As `lock_directory`.
+    """
+    descriptor = lock_directory(directory, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        let_go(descriptor)
+
+
+@final
+class DirectoryClaim:
+    """A store's directory, and the one that its files really are in: first the latter is locked, then ``LOCK``.
+
+    Args:
+        directory: The store's.
+        place: Where its files are.
+
+    Raises:
+        StoreLockedError: Either is open already, in another process or in this one; nothing was changed.
+        OSError: The latter cannot be read.
+    """
+
+    def __init__(self, directory: Path, place: Path) -> None:
+        self._directory = directory
+        self._lock: BinaryIO | None = None
+        self._descriptor = -1
+        try:
+            self._descriptor = lock_directory(place, fcntl.LOCK_EX)
+        except StoreLockedError:
+            # LOCK says who has it, if it is there.
+            with closed_to_others(directory):
+                raise
+
+    def take_lock(self) -> None:
+        """Take ``LOCK``, too; see `claim`."""
+        self._lock = claim(self._directory)
+
+    def let_go(self) -> None:
+        """Unlock both; doing it twice does nothing."""
+        if self._lock is not None:
+            unlock(self._lock)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            let_go(descriptor)
+
+    def leave_to_parent(self) -> None:
+        """Close both in a forked child, and leave them locked."""
+        with suppress(OSError):
+            if self._lock is not None:
+                self._lock.close()
+        self.__del__()
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 def _lock_file(lock: BinaryIO, kind: int, directory: Path) -> None:

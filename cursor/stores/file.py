@@ -20,11 +20,11 @@ from cursor.stores.kernel_directory import KernelDirectory
 
 if TYPE_CHECKING:
     import os
-    import tempfile
     from collections.abc import Sequence
 
     from cursor.stores.file_log import DiscardedTail
     from cursor.stores.store_directory import StoreDirectory
+    from cursor.stores.temporary_copy import TemporaryCopy
 
 _BEHIND_SLASH = chr(ord("/") + 1)
 _COMPACTION_SIZE_MIN = 1 << 20
@@ -114,7 +114,7 @@ class FileStore:
         return store
 
     def _begin(self, directory: StoreDirectory, compaction_size_min: int, identity: bytes | None = None) -> None:
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._copy: TemporaryCopy | None = None
         self._log = FileLog(directory, compaction_size_min=compaction_size_min, identity=identity)
         self._ledgers = _FileLedgers(self._log)
         self._metadata = _FileMetadata(self._log)

@@ -21,7 +21,7 @@ from cursor.stores.directory_lock import leave_to_parent_at_fork
 from cursor.stores.file_draft import Draft
 from cursor.stores.file_generation import (
     FULL,
-    NoRoomForCopyError,
+    NotCopiedError,
     log_name,
     open_generation,
     read_entries,
@@ -66,7 +66,7 @@ class FileLog:
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         self._is_closed = False
         self._is_cutting = False  # The log was not yet synced since it was cut.
-        self._size_without_room = 0  # What the log had when there was no room to write it anew.
+        self._size_not_copied = 0  # What the log had when it could not be written anew.
         self.discarded: DiscardedTail | None
         try:
             self._generation, self.discarded = open_generation(directory, lambda: _drawn(identity))
@@ -118,7 +118,10 @@ class FileLog:
     def leave_to_parent(self) -> None:
         """See `cursor.stores.directory_lock.Opened`; the directory leaves its own."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
-        self._refusal = f"{self._directory}: the process that opened the store has forked this one; open it anew here"
+        if not self._is_closed:
+            self._refusal = (
+                f"{self._directory}: the process that opened the store has forked this one; open it anew here"
+            )
         self._is_closed = True
         with suppress(OSError):
             self._generation.file.close()
@@ -193,17 +196,17 @@ class FileLog:
         """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
         old = self._generation
         size, live_size = old.file.size, old.index.live_size
-        size_min = max(self._compaction_size_min, 2 * self._size_without_room)
+        size_min = max(self._compaction_size_min, 2 * self._size_not_copied)
         if self._refusal or size < size_min or size <= 2 * live_size:
             return
         try:
             self._generation = write_generation(self._directory, old.number + 1, old)
             old.file.close()
             self._directory.remove(log_name(old.number))
-            self._size_without_room = 0
-        except NoRoomForCopyError:
+            self._size_not_copied = 0
+        except NotCopiedError:
             # The old log goes on; tried again when it has doubled.
-            self._size_without_room = size
+            self._size_not_copied = size
         except (OSError, AckStateError) as error:
             # The calls are done; what this leaves is for the next opening to find out.
             self._refusal = str(self._failed(error))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from cursor.store import StoreError
-from cursor.stores.directory_lock import closed_to_others
+from cursor.stores.directory_lock import closed_to_others, lock_directory
 from cursor.stores.file_commit import system_errors_in_our_words
 from cursor.stores.file_generation import holds_store, is_read_by_opening
-from cursor.stores.kernel_directory import lock_directory
+from cursor.stores.temporary_copy import TemporaryCopy
 
 
-def copy_files(directory: Path) -> tempfile.TemporaryDirectory[str]:
+def copy_files(directory: Path) -> TemporaryCopy:
     """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
 
     It can be copied, but not opened, while it is being copied.
@@ -26,7 +25,7 @@ def copy_files(directory: Path) -> tempfile.TemporaryDirectory[str]:
     with system_errors_in_our_words(directory):
         if not directory.is_dir():
             raise StoreError(f"{directory} is not an ackstate store: there is no such directory")
-        copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
+        copy = TemporaryCopy(directory)
         try:
             with closed_to_others(directory):
                 # Whoever has it open may have lost the lock's name.

@@ -148,8 +148,8 @@ def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int])
     return opened
 
 
-class NoRoomForCopyError(OSError):
-    """There was no room to write a log anew; the old one is as good as before."""
+class NotCopiedError(OSError):
+    """A log could not be written anew, for want of room or of anything else; the old one is as good as before."""
 
 
 def write_generation(directory: StoreDirectory, number: int, source: Generation | Place) -> Generation:
@@ -162,30 +162,40 @@ def write_generation(directory: StoreDirectory, number: int, source: Generation 
 
     Raises:
         CorruptStateError: An entry is not what was written; the new log does not count.
-        NoRoomForCopyError: The new log does not count, and was removed.
+        NotCopiedError: The new log does not count, and was removed if that could be.
         OSError: It may count or not.
     """
     name = log_name(number)
-    with suppress(FileNotFoundError):
-        directory.remove(f"{name}{_NEW}")
-    file = directory.create(f"{name}{_NEW}")
+    file, copy = _write_copy(directory, number, source)
     try:
-        before, place = (source, source.place) if isinstance(source, Generation) else (None, source)
-        copy = _Copy(number, file, place)
-        try:
-            copy.write_state(before, f"{directory}/{log_name(number - 1)}")
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            directory.remove(f"{name}{_NEW}")
-            raise NoRoomForCopyError(error.errno, error.strerror) from error
-        file.sync()
         directory.rename(f"{name}{_NEW}", name)
         directory.sync()
     except BaseException:
         file.close()
         raise
     return Generation(number, file, copy.index, copy.place)
+
+
+def _write_copy(directory: StoreDirectory, number: int, source: Generation | Place) -> tuple[StoreFile, _Copy]:
+    """Write a log and sync it; it has not its name yet."""
+    new, file = f"{log_name(number)}{_NEW}", None
+    before, place = (source, source.place) if isinstance(source, Generation) else (None, source)
+    try:
+        with suppress(FileNotFoundError):
+            directory.remove(new)
+        file = directory.create(new)
+        copy = _Copy(number, file, place)
+        copy.write_state(before, f"{directory}/{log_name(number - 1)}")
+        file.sync()
+    except BaseException as error:
+        if file is not None:
+            file.close()
+        if not isinstance(error, OSError):
+            raise
+        with suppress(OSError):
+            directory.remove(new)
+        raise NotCopiedError(*error.args) from error
+    return file, copy
 
 
 def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *, name: str) -> list[bytes]:

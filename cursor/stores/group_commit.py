@@ -3,7 +3,8 @@
 A mutating call joins the group that is open. The first of a group to get the group's lock leads it: it waits for the
 store, closes the group, and carries all of it out with one sync. Calls that come meanwhile make the next group. So a
 lone call waits for nobody, and calls that would wait for each other's syncs share one. The others of a group then find
-it over and go, each with its own outcome, without waiting for the store.
+it over and go, each with its own outcome, without waiting for the store; but what the leader does for the store after
+the sync, such as the compaction of a `FileStore`, they wait for as it does.
 
 Locks are taken in this order: a group's, the store's own, the one for joining. A leader that is interrupted
 (`KeyboardInterrupt`) lets go of them; unless the group is over by then, the next of it leads it.

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import StoreLockedError
 from cursor.stores.directory_lock import (
     LOCK,
     claim,
     leave_to_parent_at_fork,
+    lock_directory,
     sync_names_above,
     sync_path,
     unlock,
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cursor.stores.store_directory import StoreDirectory
-
-
-def lock_directory(path: Path, kind: int) -> int:
-    """Lock a directory itself and return its descriptor, which holds the lock.
-
-    Args:
-        path: The directory.
-        kind: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
-
-    Raises:
-        StoreLockedError: A store is open in it.
-        OSError: It cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StoreLockedError(f"{path} is open, though its {LOCK} was removed") from None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 @final

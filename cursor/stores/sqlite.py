@@ -32,8 +32,9 @@ from cursor.stores.sqlite_database import copy_database
 if TYPE_CHECKING:
     import os
     import sqlite3
-    import tempfile
     from collections.abc import Sequence
+
+    from cursor.stores.temporary_copy import TemporaryCopy
 
 # Found through the index, and named by the rows themselves: so a damaged index never passes one entry off as another.
 _READ = (
@@ -41,7 +42,12 @@ _READ = (
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
     " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
 )
-# For the same reason: what a damaged index names may be a row of another ledger.
+# For the same reason: who asks for its ledgers deletes some of them. A row that is not there has no owner.
+_OWNED = (
+    "SELECT found.owner, sought.id FROM ledgers AS sought LEFT JOIN ledgers AS found ON found.id = sought.id"
+    " WHERE sought.owner = ? ORDER BY sought.id"
+)
+# And again: what a damaged index names may be a row of another ledger.
 _DELETE = (
     "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
@@ -76,7 +82,7 @@ class SqliteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, check_pages: bool = True) -> None:
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._copy: TemporaryCopy | None = None
         self._database = SqliteConnection(Path(path), check_pages=check_pages)
         self._ledgers = _SqliteLedgers(self._database)
         self._metadata = _SqliteMetadata(self._database)
@@ -214,8 +220,11 @@ class _SqliteLedgers:
         """See `LedgerStore.owned_by`."""
         check_owner(owner)
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT id FROM ledgers WHERE owner = ? ORDER BY id", (owner,))
-            return [self._database.integer(ledger_id) for (ledger_id,) in rows]
+            rows = connection.execute(_OWNED, (owner,)).fetchall()
+            for found, ledger_id in rows:
+                if found != owner:
+                    raise self._database.damage(f"ledger {ledger_id!r} of {found!r} where one of {owner} belongs")
+            return [self._database.integer(ledger_id) for _, ledger_id in rows]
 
     def owners(self) -> list[str]:
         """See `LedgerStore.owners`."""

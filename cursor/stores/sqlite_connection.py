@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.errors import AckStateError, CorruptStateError
 from cursor.store import StoreError, StoreFullError, StoreLockedError
-from cursor.stores.directory_lock import leave_to_parent_at_fork, unlock
+from cursor.stores.directory_lock import leave_to_parent_at_fork
 from cursor.stores.group_commit import GroupCommit, fail
 from cursor.stores.sqlite_database import DATABASE, open_database
 from cursor.stores.sqlite_seal import RowSeal
@@ -61,9 +61,10 @@ class SqliteConnection:
         self._lock = threading.Lock()  # Held by whoever uses the connection.
         self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
         self._is_ours = True  # Not in a forked child.
+        self._is_closed = False  # And nothing is left that a forked child could harm.
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         try:
-            self._lock_file, self._connection = open_database(directory, check_pages=check_pages)
+            self._claim, self._connection = open_database(directory, check_pages=check_pages)
         except _ERRORS as error:
             raise self._in_our_words(error) from error
         leave_to_parent_at_fork(self)
@@ -101,17 +102,20 @@ class SqliteConnection:
                 # What does not fit on a full disk stays in the log for the next opening.
                 with suppress(sqlite3.Error):
                     self._connection.close()
-            unlock(self._lock_file)
+            self._is_closed = True
+            self._claim.let_go()
 
     def leave_to_parent(self) -> None:
         """See `cursor.stores.directory_lock.Opened`."""
+        self._lock, self._groups = threading.Lock(), GroupCommit()
+        self._claim.leave_to_parent()
+        if self._is_closed:
+            return
         # SQLite would close the connection with the interpreter, and then copy the log to the database and remove it,
         # while the parent goes on writing to it. An object with one reference too many is never closed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._is_ours = False
-        self._lock, self._groups = threading.Lock(), GroupCommit()
         self._refusal = f"{self._directory}: the store was open when this process was forked; its parent has it"
-        self._lock_file.close()
         _INHERITED.add(self._directory.absolute())
 
     def damage(self, found: str) -> CorruptStateError:

@@ -4,6 +4,10 @@ The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open o
 one without the other), ``MADE`` (`cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it
 open. ``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
 
+``LOCK`` may be removed, and links of two directories may lead to one database. SQLite's own locks do not stand against
+that: they are the process's, and fall when it closes any descriptor of the file. So before the database is first opened
+the directory that it really is in is locked, too: of the databases in one directory one is open at a time.
+
 The log is synced, read from the disk and not from the kernel's cache, which after a failed sync shows what the disk has
 not, and checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
 syncs it. So what a killed process wrote and never synced is on the disk before a caller can read it. The price: a store
@@ -26,17 +30,24 @@ import re
 import shutil
 import sqlite3
 import struct
-import tempfile
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor.store import StoreError, StoreFullError
-from cursor.stores.directory_lock import LOCK, claim, closed_to_others, sync_names_above, sync_path, unlock
+from cursor.stores.directory_lock import (
+    LOCK,
+    DirectoryClaim,
+    closed_to_others,
+    shared,
+    sync_names_above,
+    sync_path,
+)
 from cursor.stores.sqlite_log import check_log
-from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, is_marked, make_mark
+from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
 from cursor.stores.sqlite_seal import RowSeal
+from cursor.stores.temporary_copy import TemporaryCopy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,17 +101,17 @@ _PRAGMAS = (
     "wal_checkpoint(TRUNCATE)",
 )
 
-# The small tables with their indexes, too: one that disagrees would make a cursor look absent.
-# What they say of a page that cannot be read, which is no damage.
+# What the checks say of a page that cannot be read, which is no damage.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
+# The small tables with their indexes, too: one that disagrees would make a cursor look absent.
 _PAGE_CHECKS = ("quick_check", "integrity_check(metadata)", "integrity_check(ledgers)")
 
 
-def open_database(directory: Path, *, check_pages: bool) -> tuple[BinaryIO, sqlite3.Connection]:
+def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, sqlite3.Connection]:
     """Lock a directory, make its database if there is none, check it, and connect.
 
     Returns:
-        What holds the lock until it is closed, and the connection.
+        What holds the locks until it is let go of, and the connection.
 
     Raises:
         AckStateError: See `cursor.stores.sqlite.SqliteStore`.
@@ -108,15 +119,20 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[BinaryIO, sqli
     """
     with _system_errors_in_our_words(directory):
         _prepare(directory)
-        lock = claim(directory)
+        database = directory / DATABASE
+        claim = DirectoryClaim(directory, _real(database).parent)
         try:
-            return lock, _open_claimed(directory, check_pages=check_pages)
+            # Before LOCK is made: what is not ours is left as it is. A link that leads nowhere exists too.
+            if os.path.lexists(database):
+                _check_header(database)
+            claim.take_lock()
+            return claim, _open_claimed(directory, check_pages=check_pages)
         except BaseException:
-            unlock(lock)
+            claim.let_go()
             raise
 
 
-def copy_database(directory: Path) -> tempfile.TemporaryDirectory[str]:
+def copy_database(directory: Path) -> TemporaryCopy:
     """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
 
     It can be copied, but not opened, while it is being copied.
@@ -129,10 +145,10 @@ def copy_database(directory: Path) -> tempfile.TemporaryDirectory[str]:
             _check_not_lost(directory)
             raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
         # SQLite keeps the log beside the file that a link leads to.
-        database = (directory / DATABASE).resolve(strict=True)
-        copy = tempfile.TemporaryDirectory(prefix=f"copy-of-{directory.resolve().name[:40]}-")
+        database = Path(os.path.realpath(directory / DATABASE, strict=True))
+        copy = TemporaryCopy(directory)
         try:
-            with closed_to_others(directory):
+            with closed_to_others(directory), shared(database.parent):
                 is_marked(directory)
                 _check_header(database)
                 shutil.copyfile(database, Path(copy.name, DATABASE))
@@ -145,23 +161,27 @@ def copy_database(directory: Path) -> tempfile.TemporaryDirectory[str]:
         return copy
 
 
+def _real(database: Path) -> Path:
+    """Return what a link leads to; of links in a circle one of them, which nobody can open."""
+    return Path(os.path.realpath(database))
+
+
 @contextmanager
 def _system_errors_in_our_words(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refusal = StoreFullError if error.errno == errno.ENOSPC else StoreError
+        refusal = StoreFullError if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
         raise refusal(f"{directory}: cannot open the store: {error.strerror}") from error
 
 
 def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
-    """Make a database if there is none, and connect."""
+    """Make a database if there is none, and connect; the header of one that there is was found good."""
     database = directory / DATABASE
     # A link that leads nowhere exists too: only an absent name is a new store.
     if os.path.lexists(database):
-        _check_header(database)
         # SQLite keeps the log beside the file that a link leads to.
-        file = database.resolve()
+        file = _real(database)
         log = file.with_name(f"{file.name}-wal")
         _settle(log)
         check_log(log, file)
@@ -207,11 +227,10 @@ def _prepare(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     names = {path.name for path in directory.iterdir()}
     if DATABASE in names:
-        # Without LOCK nobody has it open, so its header may be read. Otherwise that waits for the lock:
-        # closing the file would drop the locks that SQLite holds on it elsewhere in this process.
-        if LOCK not in names:
-            _check_header(directory / DATABASE)
-    elif MADE in names and names <= STORE_FILES:
+        # Its header waits for the lock: closing the file would drop the locks that SQLite holds on it elsewhere in this
+        # process.
+        return
+    if MADE in names and (names <= STORE_FILES or bears_our_mark(directory)):
         _check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 
 from ackstate import LedgerMap, Position
 from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
+from cursor.ack_state import AckState, PersistLimits
+from cursor.store import PayloadTooLargeError
 from cursor.stores.memory import Fault, FaultKind
 
 ONE_BATCH = CursorConfig(format=Format.PULSAR, batch_count_max=1)
@@ -71,3 +74,41 @@ def test_nor_does_a_mark_delete_over_a_batch_whose_last_ack_was_too_young(store)
     assert not cursor.durable(receipt)
     cursor.persist(now_ms=0)
     assert cursor.durable(receipt)
+
+
+def test_a_persist_that_is_given_up_before_it_writes_makes_a_durable_one_no_less_durable(store):
+    """The lowest batch goes first, but the metadata store is not given even that."""
+    cursor = open_cursor(store, replace(ONE_BATCH, metadata_bytes_max=20, ledger_retry_ms=10_000))
+    receipt = cursor.ack_batch(Position(1, 5), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
+    store.break_ledgers()
+    for now_ms in (1, 2):  # The second failure in a row begins the pause.
+        cursor.ack(Position(1, 6 + now_ms), now_ms=now_ms)
+        with pytest.raises(StoreError):
+            cursor.persist(now_ms=now_ms)
+    cursor.ack_batch(Position(1, 3), [0b10], now_ms=3)
+    cursor._state._check()
+    before, is_durable = store.mutation_count, cursor.durable(receipt)
+    with pytest.raises(PayloadTooLargeError):
+        cursor.persist(now_ms=3)
+    assert store.mutation_count == before
+    assert is_durable
+    assert cursor.durable(receipt)
+
+
+def test_what_is_withdrawn_leaves_batches_as_they_were():
+    state = AckState(LedgerMap.from_counts({1: 9}))
+    for entry_id in (3, 5, 7):
+        state.ack_batch(Position(1, entry_id), [0b10])
+    limits = PersistLimits(batch_count_max=1)
+    state.end_persist(state.begin_persist(limits=limits))
+    state.ack_batch(Position(1, 5), [0])
+    state.ack_batch(Position(1, 1), [0b10])
+    names = ("_changed_batches", "_batches_cut", "_batches_passed_by", "_completed")
+    before = {name: deepcopy(getattr(state, name)) for name in names}
+    assert all(before.values())
+    state.begin_persist(limits=limits)
+    assert {name: getattr(state, name) for name in names} != before
+    state.withdraw_persist()
+    assert {name: getattr(state, name) for name in names} == before
+    state._check()

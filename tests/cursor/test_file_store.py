@@ -243,6 +243,34 @@ def test_a_compaction_without_room_is_given_up_for_now():
     assert state_in(files)[0] == {1: [b"kept"]}
 
 
+@pytest.mark.parametrize("called", ["create", "append", "sync"])
+def test_a_compaction_that_does_not_get_as_far_as_the_name_leaves_the_old_log_in_use(called):
+    """For want of a descriptor or of an inode, say."""
+    files = {}
+    store, directory = used(files)
+    store.close()
+    store = FileStore.over(directory, compaction_size_min=1_000)
+    real, failed = directory.step, []
+
+    def step(what, name, partial=lambda: None):
+        if name.endswith(".new") and what in {called, "remove"}:
+            failed.append(what)
+            raise broken()
+        real(what, name, partial)
+
+    directory.step = step
+    for number in range(20):
+        store.metadata.put("/a", bytes(200), expected_version=number - 1)
+    assert called in failed or "remove" in failed
+    assert LOG in files
+    del directory.step
+    for number in range(20, 60):
+        store.metadata.put("/a", bytes(200), expected_version=number - 1)
+    assert LOG not in files
+    store.close()
+    assert state_in(files)[0] == {1: [b"kept"]}
+
+
 def test_the_log_stays_within_twice_what_is_alive_and_compacting_is_amortised():
     directory = FakeDirectory()
     appended = 0

@@ -1,6 +1,8 @@
 """What only a store on a real disk can meet: foreign directories, other processes, kills, damage, no room."""
 
 import contextlib
+import errno
+import gc
 import itertools
 import os
 import random
@@ -19,6 +21,7 @@ import pytest
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
+from cursor.stores import sqlite_database
 from cursor.stores.sqlite import SqliteStore
 
 DATABASE = "ackstate.sqlite3"
@@ -170,6 +173,35 @@ def test_a_link_to_nowhere_is_not_a_new_store(tmp_path):
         SqliteStore(tmp_path)
 
 
+def test_links_in_a_circle_are_refused(tmp_path):
+    (tmp_path / DATABASE).symlink_to(tmp_path / DATABASE)
+    for another in (SqliteStore, SqliteStore.open_copy):
+        with pytest.raises(StoreError, match="Too many levels of symbolic links"):
+            another(tmp_path)
+    assert names_in(tmp_path) == [DATABASE]
+
+
+def test_a_lost_database_is_told_beside_a_foreign_file_too(tmp_path):
+    assert_works(tmp_path)
+    (tmp_path / DATABASE).unlink()
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    with pytest.raises(CorruptStateError, match="the database of a store that was made"):
+        SqliteStore(tmp_path)
+    (tmp_path / "MADE").write_bytes(b"mine too")
+    with pytest.raises(StoreError, match="is not an ackstate store"):
+        SqliteStore(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_is_used_up_is_a_full_disk(tmp_path, monkeypatch, number):
+    def no_room(_directory):
+        raise OSError(number, "no room")
+
+    monkeypatch.setattr(sqlite_database, "_create", no_room)
+    with pytest.raises(StoreFullError):
+        SqliteStore(tmp_path)
+
+
 # One process at a time
 
 
@@ -182,6 +214,57 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
         store.ledgers.append(ledger_id, b"x")
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path)
+    assert_works(tmp_path)
+
+
+OPENER = """
+import sys
+from cursor.stores.sqlite import SqliteStore
+from cursor.store import StoreLockedError
+try:
+    SqliteStore(sys.argv[1])
+except StoreLockedError as error:
+    print("refused")
+else:
+    print("opened")
+"""
+
+
+@pytest.mark.slow
+def test_nobody_else_opens_a_store_whose_lock_was_removed_whatever_this_process_tries(tmp_path):
+    """SQLite's own locks fall when this process closes any descriptor of the database."""
+    with closing(SqliteStore(tmp_path)) as store:
+        ledger_id = store.ledgers.create("billing")
+        (tmp_path / "LOCK").unlink()
+        for another in (SqliteStore.open_copy, SqliteStore):
+            with pytest.raises(StoreLockedError, match="though its LOCK was removed"):
+                another(tmp_path)
+            assert not (tmp_path / "LOCK").exists()
+        with start(OPENER, tmp_path) as opener:
+            assert opener.wait() == 0
+        assert not (tmp_path / "LOCK").exists()  # It came no further than the directory.
+        assert store.ledgers.append(ledger_id, b"x") == 0
+    assert_works(tmp_path)
+
+
+def test_of_two_directories_with_links_to_one_database_one_is_open_at_a_time(tmp_path):
+    (tmp_path / "link").mkdir()
+    with closing(SqliteStore(tmp_path / "store")):
+        (tmp_path / "link" / DATABASE).symlink_to(tmp_path / "store" / DATABASE)
+        for another in (SqliteStore, SqliteStore.open_copy):
+            with pytest.raises(StoreLockedError):
+                another(tmp_path / "link")
+        assert names_in(tmp_path / "link") == [DATABASE]
+    with closing(SqliteStore(tmp_path / "link")), pytest.raises(StoreLockedError):
+        SqliteStore(tmp_path / "store")
+    assert_works(tmp_path / "store")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # For the file of the lock.
+def test_a_store_that_is_dropped_unlocks(tmp_path):
+    SqliteStore(tmp_path)
+    gc.collect()
+    (tmp_path / "LOCK").unlink()
     assert_works(tmp_path)
 
 
@@ -574,6 +657,20 @@ def test_an_index_that_disagrees_with_its_table_is_refused(damaged):
         assert store.metadata.get("/values/2") is None
 
 
+def test_a_ledger_that_a_damaged_index_gives_to_another_owner_is_damage(damaged):
+    """Its owner would delete it."""
+    content = (damaged("closed") / DATABASE).read_bytes()
+    (page,) = pages_of(damaged("closed"))["ledgers_by_owner"]
+    at = content.index(b"owner-1\x02", (page - 1) * 4096)
+    assert at < page * 4096
+    directory = damaged("closed")
+    overwrite(directory / DATABASE, at, b"owner-0")
+    with closing(SqliteStore(directory, check_pages=False)) as store:
+        with pytest.raises(CorruptStateError, match="ledger 2 of 'owner-1' where one of owner-0 belongs"):
+            store.ledgers.owned_by("owner-0")
+        assert store.ledgers.owned_by("owner-1") == [4]
+
+
 def test_without_the_check_of_pages_damage_is_found_when_it_is_read(damaged):
     page = pages_of(damaged("closed"))["entries"][-1]
     directory = damaged("closed")
@@ -680,21 +777,22 @@ def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeyp
         assert_works(directory)
 
 
-def test_a_store_without_a_lock_file_that_is_opened_while_it_is_copied_is_refused(damaged, monkeypatch):
+def test_nor_can_a_store_without_a_lock_file(damaged, monkeypatch):
     directory = damaged("closed")
     (directory / "LOCK").unlink()
-    copyfile = shutil.copyfile
+    copyfile, refused = shutil.copyfile, []
 
     def open_and_copy(*paths):
-        assert_works(directory)
+        with pytest.raises(StoreLockedError, match="is being copied"):
+            SqliteStore(directory)
+        refused.append(names_in(directory))
         return copyfile(*paths)
 
     monkeypatch.setattr(shutil, "copyfile", open_and_copy)
-    monkeypatch.setattr(tempfile, "tempdir", str(directory.parent))
-    before = names_in(directory.parent)
-    with pytest.raises(StoreLockedError, match="while it was copied"):
-        SqliteStore.open_copy(directory)
-    assert names_in(directory.parent) == before
+    SqliteStore.open_copy(directory).close()
+    assert refused == [["MADE", DATABASE]] * len(refused)
+    assert refused
+    assert_works(directory)
 
 
 @pytest.mark.parametrize("content", [None, {}, {"notes.txt": b"mine"}, {"LOCK": b"", UNFINISHED: b"x"}])

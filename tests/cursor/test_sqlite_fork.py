@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from cursor import FileStore
 from cursor.store import ABSENT, StoreError, StoreLockedError
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.sqlite_connection import SqliteConnection
@@ -158,7 +160,7 @@ def test_a_lock_is_let_go_of_even_if_a_child_has_its_file_open(tmp_path, monkeyp
         SqliteStore(tmp_path).close()
     store = SqliteStore(tmp_path)
     with living_child():
-        store._database._lock_file.close()
+        store._database._claim.leave_to_parent()  # Closes, and unlocks nothing.
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path)
     store.close()
@@ -185,3 +187,30 @@ def test_a_child_is_told_why_it_cannot_open_the_store_of_its_parent(tmp_path):
     os.close(outside)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     SqliteStore(tmp_path).close()
+
+
+@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_a_child_does_not_remove_the_copy_that_its_parent_has_open(tmp_path, kind, end):
+    kind(tmp_path).close()
+    with closing(kind.open_copy(tmp_path)) as copy:
+        lies_in = Path(copy._copy.name)
+
+        def end_child():
+            if end == "close":
+                copy.close()
+            else:
+                weakref.finalize._exitfunc()  # As an interpreter does at its end.
+
+        in_child(end_child)
+        assert lies_in.exists()
+        copy.ledgers.create("goes on")
+    assert not lies_in.exists()
+
+
+@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
+def test_a_store_that_was_closed_before_the_fork_says_that_it_is_closed(tmp_path, kind):
+    store = kind(tmp_path)
+    store.close()
+    assert "the store is closed" in in_child(lambda: refusal_of(store.ledgers.owners))
+    assert in_child(lambda: kind(tmp_path).close()) == "None"
