@@ -92,9 +92,11 @@ def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(librar
     outcomes = run_with_shim(library, "clean")
     assert [outcome["broken"] for outcome in outcomes] == [[]] * len(outcomes)
     counts = sum((Counter(outcome["counts"]) for outcome in outcomes), Counter())
-    assert sum(outcome["cycles"] for outcome in outcomes) == counts["calls"] > 100
+    # One for each call of a program, and one that is not befallen.
     assert counts["completed_programs"] == len(Action) + 1
-    assert max(outcome["cycles"] for outcome in outcomes) <= 12
+    assert sum(outcome["cycles"] for outcome in outcomes) == counts["calls"] + counts["completed_programs"] > 100
+    assert sum(outcome["is_last"] for outcome in outcomes) == counts["completed_programs"]
+    assert max(outcome["cycles"] for outcome in outcomes) <= 13
 
 
 @pytest.mark.slow
