@@ -56,7 +56,7 @@ kill-matrix: setup ## every crash layer on every bug of the museum, into docs/ki
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
-	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/results/crash.json
+	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz

@@ -51,7 +51,7 @@ _EVIDENCE_HEAD = """\
 ## The product under all of them
 
 What `make soak` has added up so far, from one seed after another
-([crash.json](../benchmarks/results/crash.json)): promises broken, and how many crashes were judged for it. *Lost* are
+([crash.json](../benchmarks/crash.json)): promises broken, and how many crashes were judged for it. *Lost* are
 entries with a durable receipt, *invented* such as nobody had acked; the *gauge* is wrong where what came back is not
 what it said: in L0 and L1 exactly that many after the worst crash, in L2 to L4 at most.
 """
