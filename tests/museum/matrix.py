@@ -37,7 +37,7 @@ SECONDS = {"L0": 20.0, "L1": 12.0, "L2": 15.0, "L3": 12.0, "L4": 30.0, "L5": 12.
 MEASURED = Path(__file__).with_name("matrix.json")
 """What was measured; the page shows it."""
 PAGE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
-TOTALS = Path(__file__).parents[2] / "benchmarks" / "results" / "crash.json"
+TOTALS = Path(__file__).parents[2] / "benchmarks" / "crash.json"
 """What `make soak` adds up."""
 
 
