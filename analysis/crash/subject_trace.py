@@ -8,8 +8,8 @@ and the later one ends for both: persists follow one another in a trace, and one
 
 A subject is judged by what it recovers, but a trace by what it says of the time before. So an operation that was
 recovered counts as accepted, heard or not, and if the first operations that were recovered are more than were said to
-be durable, a persist had begun that covers those and was under way when the process died; unless it would have begun
-before the end of another, then it is left out.
+be durable, a persist had begun that covers those and was under way when the process died. It began after the end of the
+one before if nothing else had been accepted by then; else that one is left out, as above.
 """
 
 from __future__ import annotations
@@ -188,10 +188,20 @@ class _Timeline:
                     persists.pop()
                 persists.append((begin, index))
         if self._recovered_count > covered:
-            begin = self._positions[self._recovered_count - 1]
-            if not persists or begin > persists[-1][1]:
-                persists.append((begin, len(self._rows)))
+            persists.append((self._begin_under_way(persists), len(self._rows)))
         return persists
+
+    def _begin_under_way(self, persists: list[tuple[int, int]]) -> int:
+        """Return the row after which the persist began that was under way; an earlier one in its way is taken out."""
+        count = self._recovered_count
+        begin = self._positions[count - 1]
+        if not persists or begin > persists[-1][1]:
+            return begin
+        ended = persists[-1][1]
+        if all(position > ended for position in self._positions[count : count + 1]):
+            return ended
+        persists.pop()
+        return begin
 
     def _is_recovered(self, operation: Operation) -> bool:
         left = EntrySet()

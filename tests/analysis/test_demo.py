@@ -40,6 +40,6 @@ def test_every_prediction_comes_true(tmp_path, flush_interval_ms):
         assert outcome["acked"] == outcome["durable"] + outcome["observed"] > 300
         assert outcome["predicted_at_kill"] == outcome["observed"]
         assert outcome["max"] >= outcome["p99"] >= outcome["p50"]
-        assert flush_interval_ms == 1 or outcome["expected"] > 100
+        assert flush_interval_ms == 1 or 0 < outcome["expected"] < outcome["max"]
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "trace.parquet").is_dir()

@@ -7,7 +7,8 @@ from itertools import islice
 import pytest
 
 from analysis.crash.conversation import Accepted, Durable
-from analysis.crash.layers.kills import Kills, RunSize
+from analysis.crash.layers.kills import Kills
+from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import EntryRun, Operation, OperationKind
 from analysis.crash.subject_process import subject_launch
 from analysis.crash.subject_trace import Lived, SubjectTrace
@@ -59,6 +60,23 @@ def test_more_was_recovered_than_said_so_a_persist_was_under_way(tmp_path):
     assert recorded(tmp_path, steps, 0, 1) == [
         (2, "ACK", 0), (3, "ACK", 1), (3, "PERSIST_BEGUN", 1), (4, "ACK", 2),
         (99, "CRASH", 0), (99, "RECOVER", 0), (99, "REDELIVER", 2),
+    ]  # fmt: skip
+
+
+def test_the_persist_under_way_began_after_the_one_before_had_ended(tmp_path):
+    steps = four(*((2, Accepted(number)) for number in range(4)), (3, Durable((0, 1))))
+    assert recorded(tmp_path, steps, 0, 1, 2, 3) == [
+        (2, "ACK", 0), (2, "ACK", 1), (2, "PERSIST_BEGUN", 1), (2, "ACK", 2), (2, "ACK", 3), (3, "PERSIST_ENDED", 1),
+        (3, "PERSIST_BEGUN", 2), (99, "CRASH", 0), (99, "RECOVER", 0),
+    ]  # fmt: skip
+
+
+def test_the_persist_under_way_stands_for_one_that_ended_after_it_had_begun(tmp_path):
+    """The fourth was accepted by then and not recovered, so no persist that began later can be the one under way."""
+    steps = four(*((2, Accepted(number)) for number in range(4)), (3, Durable((0, 1))))
+    assert recorded(tmp_path, steps, 0, 1, 2) == [
+        (2, "ACK", 0), (2, "ACK", 1), (2, "ACK", 2), (2, "PERSIST_BEGUN", 1), (2, "ACK", 3),
+        (99, "CRASH", 0), (99, "RECOVER", 0), (99, "REDELIVER", 3),
     ]  # fmt: skip
 
 
