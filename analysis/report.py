@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from analysis import html_page
+from analysis.html_page import section, table
 
-    from analysis.demo import DemoRun, SubscriptionOutcome
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.demo.job import DemoRun, SubscriptionOutcome
 
 # Each line has a panel of its own, so colour only decorates; these three stand out from white and from black.
 _COLOURS = ("#2f81c7", "#c2692a", "#3b9150")
@@ -24,74 +27,17 @@ _PANEL, _NAME_STRIP, _TOP, _BOTTOM = 130, 44, 64, 62
 # A name that is longer is cut in the plot, where a telephone has no room for it; the tables have it whole.
 _NAME_LENGTH_MAX = 24
 
-# A table of more columns does not fit on a telephone.
-_NARROW_COLUMNS = 5
-
-# The policy forbids every request, so that the page cannot even try one. Plotly writes its colours into the elements;
-# text and grid follow the colour scheme all the same, because an important rule beats them.
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>ackstate demo: redelivery if crashed</title>
-<style>
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #4d5761; --line: #d5dae0; --paper: #fff; --mark: #f3f5f7;
-  --good: #1a7f37; --bad: #c5221f; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --soft: #a9b3bd; --line: #353d46; --paper: #14181d; --mark: #1d232a;
-    --good: #4cc26a; --bad: #ff7b72; }
-}
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 66rem; padding: 1rem; color: var(--ink);
-  background: var(--paper); }
-h1 { font-size: 1.6rem; margin: .5rem 0; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-p, figcaption { max-width: 46rem; color: var(--soft); overflow-wrap: anywhere; }
-#verdict { max-width: none; padding: .6rem .9rem; background: var(--mark); border-left: .35rem solid;
-  font-weight: 600; }
-.holds { color: var(--good); }
-.fails { color: var(--bad); }
-#verdict.holds::before { content: "✓ "; }
-#verdict.fails::before { content: "✗ "; }
-figure { margin: 1rem 0; }
-figcaption { margin-top: .5rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { padding-left: 0; text-align: left; max-width: 20rem; overflow-wrap: break-word; }
-thead th { border-bottom: 2px solid var(--soft); vertical-align: bottom; }
-tr.fails td { font-weight: 700; }
-@media (max-width: 40rem) {
-  .wide thead { display: none; }
-  .wide :is(table, tbody, tr) { display: block; }
-  .wide tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
-  .wide td { display: flex; justify-content: space-between; gap: 1rem; max-width: none; border: 0; padding: .1rem 0; }
-  .wide td::before { content: attr(data-column); color: var(--soft); font-weight: 400; text-align: left; }
-  .wide td:first-child { font-weight: 600; }
-}
-@media (pointer: coarse) { .mouse { display: none; } }
-#curve .main-svg > g:not(.hoverlayer) text { fill: var(--ink) !important; }
-#curve :is(.gridlayer, .zerolinelayer) path { stroke: var(--line) !important; }
-</style>
-</head>
-<body>
-<h1>Redelivery if crashed</h1>
-<p id="verdict" class="$tone">$verdict</p>
+_BODY = Template("""<h1>Redelivery if crashed</h1>
+<p id="verdict" class="lead $tone">$verdict</p>
 <p>At every instant of the run: how many acked messages would have come back had the broker died then. The line rises
 with every ack that is not durable yet and falls when a persist completes. $killed</p>
 <figure>
-<div id="plot">$plot</div>
+<div id="plot" class="plot">$plot</div>
 <figcaption>Messages that a crash would bring back, over time. At the kill, ○ is what Spark
 predicts from the trace, ✕ what a second process observed. <span class="mouse">Drag to look
 closer, double-click to see all.</span></figcaption>
 </figure>
-$sections
-</body>
-</html>
-""")
+$sections""")
 
 # On a touch screen a finger scrolls the page; it must not be caught by the plot.
 _LET_FINGERS_SCROLL = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false})"
@@ -106,19 +52,20 @@ def render(runs: Sequence[DemoRun]) -> str:
     run = runs[-1]
     settings = {**asdict(run.settings), "kill_ts_ms": run.kill.kill_ts_ms, "lived_ms": run.kill.lived_ms}
     sections = [
-        _section("At the kill", "outcomes", _outcomes(run), notes=_inside_persist(run)),
-        _section("Every run: predicted / observed", "runs", _runs(runs)) if len(runs) > 1 else "",
-        _section("Over the whole run", "distribution", _distribution(run)),
-        _section("Recovery", "recoveries", _recoveries(run)),
-        _section("Settings", "settings", _table(("setting", "value"), settings.items())),
+        section("At the kill", "outcomes", _outcomes(run), notes=_inside_persist(run)),
+        section("Every run: predicted / observed", "runs", _runs(runs)) if len(runs) > 1 else "",
+        section("Over the whole run", "distribution", _distribution(run)),
+        section("Recovery", "recoveries", _recoveries(run)),
+        section("Settings", "settings", table(("setting", "value"), settings.items())),
     ]
-    return _PAGE.substitute(
+    body = _BODY.substitute(
         tone="holds" if all(run.holds for run in runs) else "fails",
         verdict=escape(verdict(runs)),
         killed=f"The broker was killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed}).",
         plot=_plot(run),
-        sections="\n".join(section for section in sections if section),
+        sections="\n".join(part for part in sections if part),
     )
+    return html_page.document("ackstate demo: redelivery if crashed", body, scripts="'unsafe-inline'")
 
 
 def verdict(runs: Sequence[DemoRun]) -> str:
@@ -236,7 +183,7 @@ def _mark_kill(figure: Any, kill_s: float, *, height: int) -> None:
 
 
 def _outcomes(run: DemoRun) -> str:
-    return _table(
+    return table(
         ("subscription", "acked", "persisted", "predicted at the kill", "observed", "lost acks", "invented acks"),
         [(o.name, o.acked, o.durable, o.prediction, o.observed, o.lost, o.invented) for o in run.subscriptions],
         failing=[index for index, outcome in enumerate(run.subscriptions) if not outcome.holds],
@@ -273,7 +220,7 @@ def _runs(runs: Sequence[DemoRun]) -> str:
         lived = f"{run.kill.lived_ms / 1_000:.2f} s"
         rows.append((run.seed, lived, *(pairs.get(name, "-") for name in names), _run_verdict(run)))
     header = ("seed", "killed after", *names, "verdict")
-    return _table(header, rows, failing=[index for index, run in enumerate(runs) if not run.holds])
+    return table(header, rows, failing=[index for index, run in enumerate(runs) if not run.holds])
 
 
 def _run_verdict(run: DemoRun) -> str:
@@ -293,7 +240,7 @@ def _distribution(run: DemoRun) -> str:
         (o.name, *("-" if value is None else value for value in (o.expected, o.p50, o.p99, o.max)))
         for o in run.subscriptions
     ]
-    return _table(("subscription", "expected", "p50", "p99", "max"), rows)
+    return table(("subscription", "expected", "p50", "p99", "max"), rows)
 
 
 def _recoveries(run: DemoRun) -> str:
@@ -307,31 +254,4 @@ def _recoveries(run: DemoRun) -> str:
             recovered["subscription"], report["source"], report["records_replayed"], discarded,
             recovered["mark_delete"], report["range_count"],
         ))  # fmt: skip
-    return _table(("subscription", "source", "records replayed", "bytes discarded", "mark-delete", "ranges"), rows)
-
-
-def _section(title: str, identity: str, table: str, *, notes: Sequence[str] = ()) -> str:
-    told = "".join(f"\n<p>{escape(note)}</p>" for note in notes)
-    # What scrolls must be reachable by keyboard.
-    return (
-        f'<section id="{identity}">\n<h2>{escape(title)}</h2>\n'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>{told}\n</section>'
-    )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]], *, failing: Sequence[int] = ()) -> str:
-    """Return a table; the rows whose index is in `failing` stand out.
-
-    Each cell knows its column, because on a narrow page the rows of a wide table become lists.
-    """
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = []
-    for index, row in enumerate(rows):
-        cells = "".join(
-            f'<td data-column="{escape(column)}">{escape(str(cell))}</td>'
-            for column, cell in zip(header, row, strict=True)
-        )
-        tone = ' class="fails"' if index in failing else ""
-        body.append(f"<tr{tone}>{cells}</tr>")
-    shape = ' class="wide"' if len(header) > _NARROW_COLUMNS else ""
-    return f"<div{shape}><table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    return table(("subscription", "source", "records replayed", "bytes discarded", "mark-delete", "ranges"), rows)

@@ -11,8 +11,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.crash.recover import Recovered
-    from analysis.demo import DemoRun
+    from analysis.demo.job import DemoRun
+    from analysis.demo.recovery import Recovered
 
 # Of a subscription at a terminal; a longer one goes on in the next line.
 _NAME_WIDTH_MAX = 17

@@ -7,8 +7,8 @@ import sys
 from typing import NamedTuple
 
 from analysis.cli import main
-from analysis.crash.broker import Broker, BrokerSettings
-from analysis.crash.directory import BrokerDirectory
+from analysis.demo.broker import Broker, BrokerSettings
+from analysis.demo.directory import BrokerDirectory
 from analysis.trace.recorder import Recorder
 from cursor import SqliteStore
 

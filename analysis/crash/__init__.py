@@ -1,1 +1,1 @@
-"""Kill a live broker, recover what it left, and compare sets."""
+"""A crash harness: whatever holds acks is crashed in many ways, recovered, and judged by set difference."""

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
 from analysis.crash.layer import LayerSkippedError
+from analysis.crash.scratch import leftovers, scratch_prefix
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 SIZE_BYTES = 24 * 1024 * 1024
-_PREFIX = "ackstate-disk-"
+_PURPOSE = "disk"
 # linux/loop.h; the configuration is fd, block size, then loop_info64 whose flags are the one field that is not 0.
 _LOOP_CONTROL = Path("/dev/loop-control")
 _LOOP_CTL_GET_FREE = 0x4C82
@@ -63,7 +64,7 @@ class LoopDisk:
         self._options = options
         self._image = _empty_image()
         self._device = -1
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_visible_pid()}-"))
+        self._directory = Path(tempfile.mkdtemp(prefix=scratch_prefix(_PURPOSE, _visible_pid())))
         try:
             self._attach()
             _make_file_system(self._device_path)
@@ -196,7 +197,7 @@ def _make_file_system(device: str) -> None:
 
 def _empty_image() -> int:
     # In memory, so that nothing is left on a disk however we end, and that a sync costs microseconds.
-    image = os.memfd_create(f"{_PREFIX}{_visible_pid()}-")
+    image = os.memfd_create(scratch_prefix(_PURPOSE, _visible_pid()))
     os.truncate(image, SIZE_BYTES)
     return image
 
@@ -216,11 +217,10 @@ def _copy(image: int) -> int:
 
 def _remove_leftovers() -> None:
     """Remove the mount points of processes that were killed. They are empty, else they are not removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            with suppress(OSError):
-                left.rmdir()
+    for left in leftovers(_PURPOSE, Path(tempfile.gettempdir())):
+        # Nothing below it: where one is mounted still, that is somebody's disk.
+        with suppress(OSError):
+            left.rmdir()
 
 
 def _call(name: str, *arguments: str | Path | int | None) -> None:

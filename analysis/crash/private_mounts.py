@@ -20,8 +20,8 @@ import traceback
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
-from analysis.crash.child import die_with
 from analysis.crash.conversation import SubjectError
+from analysis.crash.dying import die_with
 from analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:

@@ -33,14 +33,24 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
     """
     parent = parent or fast_parent()
     remove_leftovers(purpose, parent)
-    with tempfile.TemporaryDirectory(prefix=f"ackstate-{purpose}-{os.getpid()}-", dir=parent) as directory:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(purpose, os.getpid()), dir=parent) as directory:
         yield Path(directory).resolve()
 
 
 def remove_leftovers(purpose: str, parent: Path | None = None) -> None:
     """Remove the scratch directories of a purpose whose process has ended; what cannot be removed stays."""
-    prefix = f"ackstate-{purpose}-"
-    for left in (parent or fast_parent()).glob(f"{prefix}*-*"):
-        pid = left.name.removeprefix(prefix).partition("-")[0]
+    for left in leftovers(purpose, parent or fast_parent()):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def scratch_prefix(purpose: str, pid: int) -> str:
+    """Return how the names of a process's directories of a purpose begin."""
+    return f"ackstate-{purpose}-{pid}-"
+
+
+def leftovers(purpose: str, parent: Path) -> Iterator[Path]:
+    """Yield the directories of a purpose, named by `scratch_prefix`, whose process has ended."""
+    for left in parent.glob(f"ackstate-{purpose}-*-*"):
+        pid = left.name.removeprefix(f"ackstate-{purpose}-").partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+            yield left

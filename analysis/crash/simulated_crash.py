@@ -47,20 +47,29 @@ class Loss(NamedTuple):
         return f"{self.where}: {self.what.format(*self.numbers)}"
 
 
+# What a `Loss` is made of: there are too many to make each.
+_LossParts = tuple[str, str, tuple[object, ...]]
+_Version = tuple[bytes, _LossParts]
+Outline = tuple["Sequence[str]", Loss, "Sequence[_Version]"]
+"""A state in parts: the names, what was lost of them, and what each file under them holds."""
+
+
 class CrashState(NamedTuple):
     """What a power cut left.
 
     Attributes:
         files: Names and bytes, sorted by name; bytes are shared between states.
-        losses: What became of the directory, and of each file.
+        outline: What it was put together from.
     """
 
     files: tuple[tuple[str, bytes], ...]
-    losses: tuple[Loss, ...]
+    outline: Outline
 
     def __str__(self) -> str:
-        said = "; ".join(str(loss) for loss in self.losses if loss.what != NOTHING)
-        return said or NOTHING
+        """Say what became of the directory, and of each file."""
+        _, directory, contents = self.outline
+        losses = [directory, *(Loss(*loss) for _, loss in contents)]
+        return "; ".join(str(loss) for loss in losses if loss.what != NOTHING) or NOTHING
 
 
 @final
@@ -111,13 +120,16 @@ class DiskHistory:
         No two that differ in nothing but what was lost of a file's own bytes or of the names are yielded: equal
         contents of a file count once, and so do equal listings.
         """
+        return map(put_together, self.outlines())
+
+    def outlines(self) -> Iterator[Outline]:
+        """Yield the same states in the same order, each to be put together by who wants to see it."""
         self._listings = self._listings or list(self._possible_listings())
         for listing, loss in self._listings:
             names = [name for name, _ in listing]
             versions = [self._files[number].versions(name) for name, number in listing]
             for contents in _choices(versions):
-                files = zip(names, [content for content, _ in contents], strict=True)
-                yield CrashState(tuple(files), (loss, *[of_file for _, of_file in contents]))
+                yield names, loss, contents
 
     def _possible_listings(self) -> Iterator[tuple[tuple[tuple[str, int], ...], Loss]]:
         seen = set()
@@ -129,7 +141,10 @@ class DiskHistory:
                 yield listing, _lost("directory", self._unsynced, kept)
 
 
-_Version = tuple[bytes, Loss]
+def put_together(outline: Outline) -> CrashState:
+    """Return a state of which only the parts were named."""
+    names, _, contents = outline
+    return CrashState(tuple(zip(names, [content for content, _ in contents], strict=True)), outline)
 
 
 @final
@@ -139,7 +154,7 @@ class _FileHistory:
     def __init__(self, content: bytes) -> None:
         self._certain = self._whole = content
         self._changes: list[DiskCall] = []
-        self._torn: dict[bytes, Loss] = {}
+        self._torn: dict[bytes, _LossParts] = {}
         self._versions: list[_Version] = []
 
     def write(self, call: DiskCall) -> None:
@@ -156,7 +171,7 @@ class _FileHistory:
     def versions(self, name: str) -> Sequence[_Version]:
         """Return what a reader could find, once each: what is certain first, the torn writes last."""
         if not self._versions:
-            found: dict[bytes, Loss] = {}
+            found: dict[bytes, _LossParts] = {}
             for kept in _subsets(len(self._changes)):
                 content = self._certain
                 for index in kept:
@@ -186,7 +201,7 @@ def _torn(before: bytes, call: DiskCall) -> Iterator[_Version]:
     size = len(call.data)
     for kept in range(1, size, max(1, -(-size // _CUTS_MAX))):
         what = "of the {} bytes written at {} the first {} are there"
-        yield before + call.data[:kept], Loss(call.name, what, (size, call.offset, kept))
+        yield before + call.data[:kept], (call.name, what, (size, call.offset, kept))
     first, end = call.offset // SECTOR_BYTES, -(-(call.offset + size) // SECTOR_BYTES)
     for zeroed in _subsets(end - first):
         data = bytearray(call.data)
@@ -197,7 +212,7 @@ def _torn(before: bytes, call: DiskCall) -> Iterator[_Version]:
         if zeroed:
             what = "of the {} bytes written at {} those in the sectors {} are zeros"
             sectors = [first + sector for sector in zeroed]
-            yield before + bytes(data), Loss(call.name, what, (size, call.offset, sectors))
+            yield before + bytes(data), (call.name, what, (size, call.offset, sectors))
 
 
 def _listed(names: Mapping[str, int], calls: Iterable[DiskCall]) -> dict[str, int]:

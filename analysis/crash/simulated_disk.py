@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from cursor.store import StoreLockedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cursor.stores.store_directory import StoreDirectory, StoreFile
 
@@ -71,7 +71,7 @@ class SimulatedDisk:
     """One directory of files, as the running system sees it, and the calls that made it so.
 
     Args:
-        files: What it holds at first, all of it certain.
+        files: What it holds at first, by name, all of it certain.
 
     >>> disk = SimulatedDisk()
     >>> directory = disk.directory()
@@ -83,16 +83,16 @@ class SimulatedDisk:
     {'log': b'one'}
     """
 
-    def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
-        self.start: dict[str, bytes] = dict(files or {})
+    def __init__(self, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]] = ()) -> None:
+        self.start: dict[str, bytes] = dict(files)
         self.calls: list[DiskCall] = []
-        self.numbers: dict[str, int] = {name: number for number, name in enumerate(self.start)}
+        self.numbers: dict[str, int] = dict(zip(self.start, range(len(self.start)), strict=True))
         self.contents: list[bytes] = list(self.start.values())
         self.owner: object = None  # The directory that has it open.
         self._calls_left: int | None = None  # How many more the process that has it open lives to make.
 
     @classmethod
-    def from_state(cls, state: Mapping[str, bytes]) -> SimulatedDisk:
+    def from_state(cls, state: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> SimulatedDisk:
         """Return the disk on which the machine comes up again. Complexity: O(files); the bytes are shared."""
         return cls(state)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import selectors
@@ -14,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
 
 from analysis.crash.conversation import Failure, SubjectError, Turns, printable, quoted, read_answer, request_line
+from analysis.crash.dying import die_with
 from analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.0002
 # For the rest of its process group to die.
 _DYING_S = 5.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 _A = TypeVar("_A")
 
@@ -370,7 +368,7 @@ def _run_child(
     """Be the subject's process until it ends; nothing of the parent is cleaned up in it."""
     try:
         os.setsid()
-        _die_with(parent_pid)
+        die_with(parent_pid)
         # Ctrl-C is for the harness; and what the harness does when it is terminated, a subject does not.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -382,14 +380,6 @@ def _run_child(
     except BaseException:
         end_with_traceback()
     os._exit(1)
-
-
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; Linux only."""
-    if (prctl := getattr(_LIBC, "prctl", None)) is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(2)
 
 
 def _how(status: int) -> str:

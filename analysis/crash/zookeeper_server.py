@@ -31,14 +31,6 @@ _JARS = (
     "metrics-core-*.jar",
     "snappy-java-*.jar",
 )
-# The kernel kills the server when the thread that started it ends, however it ends: PR_SET_PDEATHSIG is 1.
-_DIES_WITH_US = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("whoever started this has died")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 _STARTS_WITHIN_S = 30.0
 
 
@@ -113,7 +105,8 @@ class ZooKeeperServer:
         ]
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
-                [sys.executable, "-c", _DIES_WITH_US, str(os.getpid()), *command],
+                # Without -P a directory `analysis` in the current one would hide ours.
+                [sys.executable, "-P", "-m", "analysis.crash.dying", str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

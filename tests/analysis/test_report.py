@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from analysis.demo import summary_json
+from analysis.demo.job import summary_json
 from analysis.report import render, verdict
 from demo_runs import (
     BEGIN_MS,
@@ -170,9 +170,9 @@ def test_a_single_run_needs_no_list():
 def test_a_failure_is_marked_by_more_than_a_number():
     run = demo_run(["a", "b"])
     bad = replace(run, subscriptions=[run.subscriptions[0], replace(run.subscriptions[1], invented=1)])
-    assert ("p", "class", "holds") in Page(render([run])).attributes
+    assert ("p", "class", "lead holds") in Page(render([run])).attributes
     attributes = Page(render([bad])).attributes
-    assert ("p", "class", "fails") in attributes
+    assert ("p", "class", "lead fails") in attributes
     assert attributes.count(("tr", "class", "fails")) == 1
 
 

@@ -9,17 +9,14 @@ killed doing so; where nothing was asked in between, the next must recover the s
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
+from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shortest
 from analysis.crash.scratch import scratch_directory
 from analysis.crash.subject_process import PATIENCE_S, subject_launch
-from analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,19 +27,12 @@ if TYPE_CHECKING:
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
 """Crashed in turn, by seed."""
-_PURPOSE = "kills"
-_RECOVERED_TWICE_SHARE = 0.3
+SIZE = RunSize(lives=10, operations=120)
+"""Of a run."""
 # Short lives make many kills, long ones a large state: each life is asked the most divided by one of these.
 _SHARES = (1, 2, 4, 8)
 _SHRINK_TRIES = 24
 _SHRINK_S = 5.0
-
-
-class RunSize(NamedTuple):
-    """How long a run is: so many lives, and so many operations that a life is asked at most."""
-
-    lives: int = 10
-    operations: int = 120
 
 
 @final
@@ -64,7 +54,7 @@ class Kills:
         *,
         recording: Path | None = None,
         directory: Path | None = None,
-        size: RunSize = RunSize(),  # noqa: B008 - a constant
+        size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
         shrink_tries: int = _SHRINK_TRIES,
     ) -> None:
@@ -75,53 +65,45 @@ class Kills:
         self._settings = LivesSettings(patience_s=patience_s)
         self._shrink_tries = shrink_tries
 
+    run_name = "kills"
+
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
 
         Raises:
-            SubjectError: The subject cannot even do its work unhurt.
-            OSError: The trace cannot be written.
+            SubjectError, OSError: As `runs_of_lives`.
         """
-        with ExitStack() as opened:
-            recording = self._recording
-            trace = None if recording is None else opened.enter_context(SubjectTrace(recording))
-            self._check_beginning()
-            for seed in count(first_seed):
-                outcome = self._run(seed, self._size, trace)
-                yield self._shrunk(outcome) if outcome.broken else outcome
+        return runs_of_lives(self, first_seed, self._recording)
 
-    def _check_beginning(self) -> None:
+    def check_beginning(self) -> None:
+        """See `LivesLayer`."""
         for launch in self._launches:
-            with scratch_directory(_PURPOSE, self._parent) as directory:
+            with scratch_directory(self.run_name, self._parent) as directory:
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def _run(self, seed: int, size: RunSize, trace: SubjectTrace | None = None) -> RunOutcome:
+    def lived(self, seed: int, size: RunSize | None = None) -> Lives:
+        """See `LivesLayer`; in another size, if one is given."""
+        size = self._size if size is None else size
         launch = self._launches[seed % len(self._launches)]
-        with scratch_directory(_PURPOSE, self._parent) as directory:
+        chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
+        with scratch_directory(self.run_name, self._parent) as directory:
             lives = Lives(launch, directory, seed, Sigkill(), self._settings)
-            chance = _chance("run", seed)
-            for number in range(size.lives):
-                lives.live_once(max(size.operations // chance.choice(_SHARES), 1))
-                if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
-                    lives.recover()
-                if lives.broken:
-                    break
-            if trace is not None:
-                for lived in lives.lived:
-                    trace.record(f"kills-{seed}", lived)
-            return lives.outcome()
+            return live_through(
+                lives,
+                size.lives,
+                length=lambda: max(size.operations // chance.choice(_SHARES), 1),
+                chance=chance,
+            )
 
-    def _shrunk(self, outcome: RunOutcome) -> RunOutcome:
-        """Tell the story of the shortest of some repeats that break a promise, too: no kill hits the same again."""
-        size, broken = self._size, outcome.broken
-        until = time.monotonic() + _SHRINK_S
-        for attempt in range(self._shrink_tries):
-            if time.monotonic() > until:
-                break
-            lives, operations = size
-            smaller = RunSize(lives, (operations + 1) // 2) if attempt % 2 else RunSize((lives + 1) // 2, operations)
-            if smaller != size and (again := self._run(outcome.seed, smaller)).broken:
-                size, broken = smaller, again.broken
+    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
+        """See `LivesLayer`: of the shortest of some repeats that break a promise, too; no kill hits the same again."""
+        broken = shortest(
+            outcome.broken,
+            self._size,
+            lambda size: self.lived(outcome.seed, size).broken,
+            tries=self._shrink_tries,
+            seconds=_SHRINK_S,
+        )
         return replace(outcome, broken=broken)
 
 
@@ -139,7 +121,3 @@ def kills(first_seed: int, *, subject: str = "ours", recording: Path | None = No
     """
     launch = None if subject == OURS[0] else subject_launch(subject)
     return Kills(launch, recording=recording)(first_seed)
-
-
-def _chance(*what: str | int) -> Random:
-    return Random(" ".join(map(str, what)))  # noqa: S311 - a workload, not a secret

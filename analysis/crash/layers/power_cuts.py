@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from analysis.crash.lives import Lives, LivesSettings, check_beginning
 from analysis.crash.loop_disk import LoopDisk
 from analysis.crash.private_mounts import with_private_mounts
+from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
 from analysis.crash.subject_process import PATIENCE_S, subject_launch
-from analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,19 +40,13 @@ MOUNT_OPTIONS = (
     # Tried, and no better than the defaults: commit=60, because no life is as long, and nobarrier, because the loop
     # device has no cache to lose. data=journal hides most.
 )
+SIZE = RunSize(lives=6, operations=100)
+"""Of a run."""
 _ANOTHER_SYNCS_SHARE = 0.3
 _EARLY_S = 0.02
-_RECOVERED_TWICE_SHARE = 0.3
-_SHRUNK = ((1, 2), (1, 4), (2, 2), (1, 12), (2, 12), (3, 12), (2, 40))
+_SHRUNK = tuple(RunSize(*each) for each in ((1, 2), (1, 4), (2, 2), (1, 12), (2, 12), (3, 12), (2, 40)))
 _SHRINK_TRIES = 2
 _READ_S = 1.0
-
-
-class RunSize(NamedTuple):
-    """How long a run is: so many lives, and so many operations that a life is asked unless it is crashed before."""
-
-    lives: int = 6
-    operations: int = 100
 
 
 @final
@@ -75,7 +67,7 @@ class PowerCuts:
         *,
         recording: Path | None = None,
         mount_options: Sequence[str] = MOUNT_OPTIONS,
-        size: RunSize = RunSize(),  # noqa: B008 - a constant
+        size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
@@ -84,26 +76,19 @@ class PowerCuts:
         self._size = size
         self._settings = LivesSettings(early_s=_EARLY_S, patience_s=patience_s)
 
+    run_name = "power-cuts"
+
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
 
         Raises:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
-            SubjectError: The subject cannot even do its work unhurt.
-            OSError: The trace cannot be written.
+            SubjectError, OSError: As `runs_of_lives`.
         """
-        yield from with_private_mounts(partial(self._runs, first_seed))
+        yield from with_private_mounts(partial(runs_of_lives, self, first_seed, self._recording))
 
-    def _runs(self, first_seed: int) -> Iterator[RunOutcome]:
-        with ExitStack() as opened:
-            recording = self._recording
-            trace = None if recording is None else opened.enter_context(SubjectTrace(recording))
-            self._check_beginning()
-            for seed in count(first_seed):
-                outcome = self._run(seed, self._size, trace)
-                yield self._shrunk(outcome) if outcome.broken else outcome
-
-    def _check_beginning(self) -> None:
+    def check_beginning(self) -> None:
+        """See `LivesLayer`."""
         with LoopDisk() as disk:
             disk.cut_power()
             disk.power_on()
@@ -112,7 +97,9 @@ class PowerCuts:
                 directory.mkdir()
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def _run(self, seed: int, size: RunSize, trace: SubjectTrace | None = None) -> RunOutcome:
+    def lived(self, seed: int, size: RunSize | None = None) -> Lives:
+        """See `LivesLayer`; in another size, if one is given."""
+        size = self._size if size is None else size
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
         launch = self._launches[seed % len(self._launches)]
         with LoopDisk(chance.choice(self._mount_options)) as disk:
@@ -121,23 +108,14 @@ class PowerCuts:
             # That it has a directory at all is nothing that the subject should have to see to.
             _sync(disk.directory)
             lives = Lives(launch, directory, seed, PowerCut(disk, chance), self._settings)
-            for number in range(size.lives):
-                lives.live_once(size.operations)
-                if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
-                    lives.recover()
-                if lives.broken:
-                    break
-            if trace is not None:
-                for lived in lives.lived:
-                    trace.record(f"power-cuts-{seed}", lived)
-            return lives.outcome()
+            return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
-    def _shrunk(self, outcome: RunOutcome) -> RunOutcome:
-        """Tell the story of the smallest run that breaks a promise, too; no cut hits the same again."""
+    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
+        """See `LivesLayer`: of the smallest run that breaks a promise, too; no cut hits the same again."""
         for size in _SHRUNK:
             for _ in range(_SHRINK_TRIES):
-                if again := self._run(outcome.seed, RunSize(*size)).broken:
-                    return replace(outcome, broken=again)
+                if broken := self.lived(outcome.seed, size).broken:
+                    return replace(outcome, broken=broken)
         return outcome
 
 

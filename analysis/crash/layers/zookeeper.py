@@ -9,13 +9,14 @@ that ended because a client gave up.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.errors import AckStateError, CursorFencedError
@@ -23,6 +24,8 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from analysis.crash.layers.damage.story import keep_quiet
+from analysis.crash.runs_of_lives import RunSize, shortest
+from analysis.crash.scratch import scratch_directory
 from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from analysis.crash.verdict import Life, entries
 from analysis.crash.zookeeper_server import running_server
@@ -47,6 +50,11 @@ _SESSION_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
 _HANGING_CALL_TIMEOUT_S = 0.2
 
+SIZE = RunSize(lives=4, operations=8)
+"""So many things happen in a run at most, with so many acks before each at most."""
+_SHRINK_TRIES = 12
+_SHRINK_S = 10.0
+
 I1 = "I1: an unacked message is never treated as acked"
 I2 = "I2: a durable receipt survives any crash"
 I5 = "I5: recovering twice gives the same"
@@ -68,26 +76,46 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
     keep_quiet("kazoo", "cursor")
     seeds = count(first_seed)
     while True:
-        with TemporaryDirectory(prefix="ackstate-zookeeper-") as directory, running_server(Path(directory)) as server:
+        # On a disk: where memory is scarce, the logs that a server makes room for in advance would fill it.
+        on_disk = Path(tempfile.gettempdir())
+        with scratch_directory("zookeeper", on_disk) as directory, running_server(directory) as server:
             for _ in range(_RUNS_OF_A_SERVER):
-                yield run(next(seeds), server, ZooKeeperStore)
+                outcome = run(next(seeds), server, ZooKeeperStore)
+                yield shrunk(outcome, server, ZooKeeperStore) if outcome.broken else outcome
 
 
-def run(seed: int, server: ZooKeeperServer, open_store: Callable[..., Store]) -> RunOutcome:
+def shrunk(outcome: RunOutcome, server: ZooKeeperServer, open_store: Callable[..., Store]) -> RunOutcome:
+    """Tell the story of the shortest of some repeats that break a promise, too; arguments as of `run`."""
+    numbers = count(1)
+    broken = shortest(
+        outcome.broken,
+        SIZE,
+        lambda size: run(outcome.seed, server, open_store, size=size, repeat=next(numbers)).broken,
+        tries=_SHRINK_TRIES,
+        seconds=_SHRINK_S,
+    )
+    return replace(outcome, broken=broken)
+
+
+def run(
+    seed: int, server: ZooKeeperServer, open_store: Callable[..., Store], *, size: RunSize = SIZE, repeat: int = 0
+) -> RunOutcome:
     """Let a few things happen to one cursor.
 
     Args:
         seed: Decides what happens.
         server: Where; it is running again at the end.
         open_store: `ZooKeeperStore`, or what a test puts in its place.
+        size: How many things at most, and how many acks at most before each.
+        repeat: Another for each run of a seed on the same server: its cursor has a place of its own.
     """
     with ExitStack() as stack:
         try:
-            story = _Story(seed, server, open_store, stack)
+            story = _Story(seed, server, open_store, stack, size=size, root=f"/run-{seed}-{repeat}")
         except StoreError:
             # Within a client's rights, as in `next_cycle`: it gave up before anything was promised.
             return RunOutcome(seed, 0, counts={"unavailable": 1})
-        for _ in range(story.chance.randint(2, 4)):
+        for _ in range(min(story.chance.randint(2, SIZE.lives), size.lives)):
             if story.broken or not story.next_cycle():
                 break
         return RunOutcome(
@@ -100,13 +128,22 @@ def run(seed: int, server: ZooKeeperServer, open_store: Callable[..., Store]) ->
 class _Story:
     """One run: the owners of a cursor, and all that they asked, accepted and promised."""
 
-    def __init__(self, seed: int, server: ZooKeeperServer, open_store: Callable[..., Store], stack: ExitStack) -> None:
+    def __init__(  # noqa: PLR0913 - the last two are named
+        self,
+        seed: int,
+        server: ZooKeeperServer,
+        open_store: Callable[..., Store],
+        stack: ExitStack,
+        *,
+        size: RunSize,
+        root: str,
+    ) -> None:
         self.chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
         self.counts: Counter[str] = Counter()
         self.broken: list[BrokenPromise] = []
         self.cycles = self.lost = self.invented = 0
         self._server, self._open_store, self._stack = server, open_store, stack
-        self._root = f"/run-{seed}"
+        self._root, self._size = root, size
         self._config = CursorConfig(
             format=self.chance.choice(list(Format)),
             compaction_bytes_min=self.chance.choice([100, 1_000]),
@@ -135,7 +172,9 @@ class _Story:
 
     def go_on(self) -> None:
         """Let the owner work, and then one thing happen."""
-        for _ in range(self.chance.randint(1, 8)):
+        ack_count = min(self.chance.randint(1, SIZE.operations), self._size.operations)
+        self._steps.append(f"{ack_count} acks, each with a persist")
+        for _ in range(ack_count):
             self._owner.work()
         happening = self.chance.choices([self._stale, self._expired, self._stopped, self._killed], [6, 4, 2, 1])[0]
         happening()

@@ -13,6 +13,7 @@ from ackstate import Position
 from ackstate.errors import CorruptStateError
 from analysis.crash import simulated_disk
 from analysis.crash.layer import RunOutcome
+from analysis.crash.layers.crash_states import sqlite
 from analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
 from analysis.crash.layers.crash_states.execution import Execution
 from analysis.crash.layers.crash_states.processes import runs_side_by_side
@@ -96,7 +97,7 @@ def test_our_stores_survive_every_crash_state():
     assert sum(outcome.cycles for outcome in outcomes) > 4_000
     assert totals["distinct_states"] > 4_000
     assert totals["recoveries"] > 100
-    assert outcomes[0].counts["sqlite_states"] > 30
+    assert outcomes[0].counts["sqlite_states"] > 150
 
 
 def test_runs_come_in_order_from_two_processes_that_end_when_closed():
@@ -355,6 +356,60 @@ def test_pages_of_sqlite_are_copied_in_any_part_while_the_log_is_whole():
     assert {database for database, log in states if not log} == {after.database}
 
 
+def test_the_database_of_sqlite_grows_page_by_page():
+    page = 4096
+    before, after = Copy(b"a" * page, b"log"), Copy(b"A" * page + b"B" * page + b"C" * page, b"")
+    with_log = {database for database, log in (state.copy for state in states_between(before, after)) if log == b"log"}
+    assert with_log >= {before.database, *(after.database[:border] for border in (page, 2 * page, 3 * page))}
+
+
+@pytest.mark.slow
+def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
+    steps = []
+
+    def remembered(before, after):
+        steps.append((before, after))
+        yield from states_between(before, after)
+
+    monkeypatch.setattr(sqlite, "states_between", remembered)
+    reopened = Step(StepKind.REOPEN_STORE, "a")
+    killed = Step(StepKind.KILL, "a", amount=3)
+    examined = examine_sqlite(Workload(("a",), CursorConfig(), (*STEPS[:4], reopened, *STEPS[5:], killed)))
+    assert examined.failure is None
+    changed = [(before, after) for before, after in steps if before != after]
+    appended = [(before.log, after.log) for before, after in changed if before.database == after.database and after.log]
+    copied = [after.log for before, after in changed if before.database != after.database]
+    assert len(appended) > 8
+    assert len(copied) > 1
+    assert set(copied) == {b""}
+    assert len(appended) + len(copied) == len(changed)
+    for old, new in appended:
+        assert new.startswith(old)
+        frames = range(max(len(old), 32), len(new), FRAME)
+        commits = [frame for frame in frames if int.from_bytes(new[frame + 4 : frame + 8], "big")]
+        assert commits == [frames[-1]] == [len(new) - FRAME]
+
+
+@pytest.mark.slow
+def test_every_commit_of_sqlite_is_cut_at_every_border_and_judged(monkeypatch):
+    asked = []
+    judge_copy = sqlite._Judging._open
+
+    def noted(judging, copy):
+        asked.append(copy)
+        return judge_copy(judging, copy)
+
+    monkeypatch.setattr(sqlite._Judging, "_open", noted)
+    examined = examine_sqlite(Workload(("a",), CursorConfig(), STEPS[:2]))
+    assert examined.failure is None
+    assert examined.cycles == len(asked)
+    log = max((copy.log for copy in reversed(asked)), key=len)  # the last of them is whole
+    sizes = {len(copy.log) for copy in asked if log.startswith(copy.log)}
+    borders = range(32, len(log) + 1, FRAME)
+    assert len(borders) > 6
+    assert sizes >= {*borders, *(border + 24 for border in borders[:-1])}
+
+
 @pytest.mark.slow
 def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
     def refuses_half_a_frame(log, database):
@@ -365,6 +420,6 @@ def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
     workload = Workload(
         ("a",), CursorConfig(), (Step(StepKind.ACK, "a", Position(1, 3), 2), Step(StepKind.PERSIST, "a"))
     )
-    failure = examine_sqlite(workload, 1).failure
+    failure = examine_sqlite(workload).failure
     assert failure.broken.promise.startswith("I10")
     assert "the log ends at" in failure.disk[0]

@@ -1,5 +1,6 @@
 """L5 finds nothing in our stores, and does find what is planted: each planted bug is one that somebody has had."""
 
+from collections import Counter
 from itertools import islice
 from random import Random
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ def few(monkeypatch):
     """Fewer flips than in earnest."""
     monkeypatch.setattr(FileMedium, "flips_max", 400)
     monkeypatch.setattr(SqliteMedium, "flips_max", 20)
+    monkeypatch.setattr(layer, "_PERSISTS_OF_SMALL", 1)
 
 
 @pytest.fixture
@@ -46,9 +48,10 @@ def first_broken(medium, seeds):
 
 @pytest.mark.slow
 def test_a_slice_of_the_layer_finds_nothing():
-    outcomes = list(islice(damage(0), 6))
+    pieces = list(islice(damage(0), len(list(layer.every_bit(0))) + 6))
+    outcomes = [outcome for outcome in pieces if outcome.is_last]
     assert [outcome.seed for outcome in outcomes] == list(range(6))
-    assert promises(outcomes) == set()
+    assert promises(pieces) == set()
     assert sum(outcome.cycles for outcome in outcomes) > 1_000
     # Every fate was met, so none of them is waved through.
     met = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
@@ -71,6 +74,39 @@ def test_every_way_to_damage_a_file_is_a_change_of_one_file_and_can_be_done_agai
     cuts = [each for each in found if "cut" in each.text]
     assert {each.reach for each in cuts if len(each.files["log"]) < 20} == {Reach.NONE}
     assert {each.reach for each in cuts if len(each.files["log"]) >= 20} == {Reach.ANY}
+
+
+@pytest.mark.slow
+def test_every_bit_of_a_small_store_is_flipped_before_the_first_run_ends():
+    pieces = list(layer.every_bit(5))
+    assert promises(pieces) == set()
+    assert not any(piece.is_last for piece in pieces)
+    counts = sum((Counter(piece.counts) for piece in pieces), Counter())
+    files = good_store(5, FileMedium(), persist_count=1).files
+    bits = 8 * sum(map(len, files.values()))
+    assert len(files) == 2
+    assert (counts["bits_flipped"], counts["bits_flipped_of"], counts["stores_flipped_whole"]) == (bits, bits, 1)
+    assert counts["refused"] == sum(piece.cycles for piece in pieces) == bits
+    assert list(islice(damage(5), len(pieces))) == pieces
+
+
+@pytest.mark.slow
+def test_one_bit_that_makes_trouble_among_thousands_is_found_and_told(monkeypatch):
+    good = good_store(5, FileMedium(), persist_count=1)
+    log = max(good.files)
+    data = bytearray(good.files[log])
+    data[233] ^= 1 << 4
+    troubling, open_files = {**good.files, log: bytes(data)}, FileMedium.open
+
+    def stumbles(self, files):
+        if files == troubling:
+            raise KeyError("header")
+        return open_files(self, files)
+
+    monkeypatch.setattr(FileMedium, "open", stumbles)
+    broken = [broken for piece in layer.every_bit(5) for broken in piece.broken]
+    assert [each.promise for each in broken] == [layer.TYPED]
+    assert broken[0].story[-1] == f"then this alone is damaged: {log}: bit 4 of byte 233 flipped"
 
 
 @pytest.mark.slow
@@ -188,7 +224,7 @@ def test_a_repair_that_is_refused_is_a_broken_promise(monkeypatch, form):
         "start_anew": 1,
     }
 
-    def refuses(self, found):
+    def refuses(self, *_, **__):
         raise StoreError("not now")
 
     monkeypatch.setattr(Journal, "_take_over", refuses)
@@ -229,7 +265,7 @@ def test_a_repair_that_is_not_written_is_caught(monkeypatch):
 
 
 def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(monkeypatch):
-    def fails(self, content):
+    def fails(self, *_, **__):
         raise StoreError("the disk is gone")
 
     monkeypatch.setattr(Journal, "append", fails)

@@ -24,13 +24,15 @@ from analysis.crash.conversation import (
     Turns,
     printable,
 )
-from analysis.crash.layers.kills import Kills, RunSize
+from analysis.crash.layers.kills import Kills
 from analysis.crash.lives import TALKING, Lives, LivesSettings, Sigkill
+from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import Operation, OperationKind, Report
 from analysis.crash.subject_process import SubjectProcess
 from analysis.crash.subjects.naive import NaiveSubject
 from analysis.crash.verdict import DIFFERING, GAUGE
 from command_line import ENTRY, assert_one_line, run
+from waiting import wait_until
 
 LOG = {1: 100}
 PERSIST = Operation(1, OperationKind.PERSIST)
@@ -232,8 +234,7 @@ def test_a_subject_without_receipts_was_not_tested(tmp_path, monkeypatch, capsys
 def test_sigterm_is_an_interruption_and_nothing_is_left(tmp_path):
     command = [*ENTRY, "crash", "--layer", "L3", "--subject", "naive", "--budget", "1h", "--totals", "t"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as harness:
-        while not (tmp_path / "t").exists():
-            pass
+        wait_until(lambda: (tmp_path / "t").exists() or harness.poll() is not None)
         harness.terminate()
         assert harness.communicate(timeout=60)[1] == "ackstate: interrupted\n"
     assert harness.returncode == 130

@@ -11,8 +11,9 @@ import pytest
 
 from analysis.crash import workload
 from analysis.crash.conversation import SubjectError
-from analysis.crash.layers.kills import Kills, RunSize, kills
+from analysis.crash.layers.kills import Kills, kills
 from analysis.crash.lives import RECOVERABLE, TALKING
+from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import OperationKind, Report
 from analysis.crash.subject_process import SubjectProcess, subject_launch
 from analysis.crash.subjects.naive import NaiveSubject
@@ -130,7 +131,7 @@ def test_ours_survives_every_kill(make_subject):
     ],
 )
 def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted):
-    last = outcomes_of(make_subject, 30)[-1]
+    last = outcomes_of(make_subject, 100)[-1]
     assert promise in {broken.promise for broken in last.broken}
     assert all(broken.story for broken in last.broken)
     if counted:

@@ -14,8 +14,9 @@ import pytest
 from analysis.crash import private_mounts
 from analysis.crash.conversation import SubjectError
 from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.power_cuts import PowerCut, PowerCuts, RunSize
+from analysis.crash.layers.power_cuts import PowerCut, PowerCuts
 from analysis.crash.lives import RECOVERABLE
+from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import EntryRun, OperationKind, Report
 from analysis.crash.subject_process import SubjectProcess, subject_launch
 from analysis.crash.verdict import LOST

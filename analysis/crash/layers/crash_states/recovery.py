@@ -19,7 +19,7 @@ from analysis.crash.layers.crash_states.promises import (
     Broken,
 )
 from analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
-from analysis.crash.simulated_crash import fates
+from analysis.crash.simulated_crash import DiskHistory, put_together
 from analysis.crash.simulated_disk import SimulatedDisk
 from cursor import ManagedCursor
 from cursor.journal import cursor_owner, cursor_path
@@ -102,7 +102,7 @@ class Recoveries:
         return found
 
     def _opened(self, files: Files, memory: _Memory) -> Recovered:
-        disk = SimulatedDisk(dict(files))
+        disk = SimulatedDisk.from_state(files)
         # Whatever escapes is a finding: an honest crash is no reason for any error.
         try:
             store = self._open_store(disk.directory())
@@ -116,6 +116,9 @@ class Recoveries:
             leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
             return Recovered({}, Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}"))
+        finally:
+            # A disk and the directory that has it open know each other: hundreds of thousands of rings to collect.
+            disk.kill()
         if leftover is not None:
             recovered = Recovered(recovered.views, leftover)
         elif size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
@@ -146,12 +149,14 @@ def _acks(recovered: Recovered) -> dict[str, View]:
 
 def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
     """Yield what crashes could leave: after each call the worst, the mildest, and some of the others."""
-    made_before, place = -1, 0
-    for number, (made, state) in enumerate(fates(disk.calls, disk.start)):
-        place = place + 1 if made == made_before else 0
-        made_before = made
-        if place < 2 or number % _ONE_IN == 0:
-            yield state
+    history, number = DiskHistory(disk.start), 0
+    for call in (None, *disk.calls):
+        if call is not None:
+            history.follow(call)
+        for place, outline in enumerate(history.outlines()):
+            if place < 2 or number % _ONE_IN == 0:
+                yield put_together(outline)
+            number += 1
 
 
 def open_cursors(store: Store, workload: Workload) -> dict[str, View]:
@@ -176,11 +181,11 @@ def content_of(store: Store, subscriptions: Iterable[str]) -> Content:
     Not the entries themselves, which are read from the disk anew each time: of two stores on equal disks that answer
     the same here they are the same.
     """
-    ledgers, held = store.ledgers, []
+    ledgers, metadata, held = store.ledgers, store.metadata, []
     for subscription in subscriptions:
         path, owner = _names_of(subscription)
         ids = ledgers.owned_by(owner)
-        held.append((store.metadata.get(path), tuple((ledger_id, ledgers.last(ledger_id)) for ledger_id in ids)))
+        held.append((metadata.get(path), tuple([(ledger_id, ledgers.last(ledger_id)) for ledger_id in ids])))
     return tuple(held)
 
 

@@ -1,9 +1,11 @@
 """What a power cut could leave of an `SqliteStore`, as far as it can be built from copies of its two files.
 
-SQLite appends pages to its log (WAL), syncs it, and that is the commit; it copies them into the database when it is
-opened and when it is closed, syncs that, and cuts the log. So while a call is under way the log may end anywhere
-between its synced size and its new one, with any frame missing; while the log is copied any of the database's pages may
-be new, and the log is whole. The index of the log is never there, as if it had been lost.
+SQLite appends pages to its log (WAL), each with a header before it, syncs it, and that is the commit; it copies them
+into the database when it is opened and when it is closed, syncs that, and cuts the log. A call of the store does one or
+the other, so that what was there before it and what is there after it tell each write between: a frame's header, its
+page, a page of the database. While a call is under way the log may end after each of them and inside, from its synced
+size on, with any frame missing; while the log is copied any of the database's pages may be new, it may end after each,
+and the log is whole. The index of the log is never there, as if it had been lost. All of these states are judged.
 
 The copies are made in this process, in a temporary directory, in memory where there is one.
 """
@@ -15,7 +17,6 @@ import tempfile
 from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from analysis.crash.layers.crash_states.execution import Execution
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
 _FRAME = _FRAME_HEADER + _PAGE
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
-_STATES_OF_A_CALL = 6  # beside the one that is certain
 _TWICE_ONE_IN = 4
 
 
@@ -207,8 +207,8 @@ class _Recorded:
         return recorded
 
 
-def examine_sqlite(workload: Workload, seed: int) -> Examined:
-    """Carry a workload out on an `SqliteStore`, and judge some of its crash states, chosen by a seed."""
+def examine_sqlite(workload: Workload) -> Examined:
+    """Carry a workload out on an `SqliteStore`, and judge its crash states up to the first that breaks a promise."""
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
         recorder = _Recorder(Path(name))
         execution = Execution(
@@ -225,7 +225,7 @@ def examine_sqlite(workload: Workload, seed: int) -> Examined:
             except Exception as error:  # On a disk without faults nothing may escape.
                 broken = broken_by_error(error)
                 failure = Failure(broken, execution.step, (f"recovery: {broken.found}",))
-        judging = _Judging(Path(name), workload, Random(seed))  # noqa: S311 - repeatable, not secret
+        judging = _Judging(Path(name), workload)
         failure = judging.first_failure(recorder.copies, execution.moments) or failure
         counts = execution.counts + Counter(sqlite_states=judging.judged, recoveries=judging.recoveries)
         return Examined(judging.judged, counts, failure)
@@ -233,10 +233,9 @@ def examine_sqlite(workload: Workload, seed: int) -> Examined:
 
 @final
 class _Judging:
-    def __init__(self, directory: Path, workload: Workload, random: Random) -> None:
+    def __init__(self, directory: Path, workload: Workload) -> None:
         self._directory = directory
         self._workload = workload
-        self._random = random
         self._opened: dict[Copy, Mapping[str, View] | Broken] = {}
         self.judged = self.recoveries = 0
 
@@ -244,9 +243,8 @@ class _Judging:
         """Judge what a power cut could leave between two copies, and return the first that breaks a promise."""
         for number in range(1, len(copies)):
             before, after = copies[number - 1], copies[number]
-            torn = list(states_between(before, after))
-            some = self._random.sample(torn, min(_STATES_OF_A_CALL, len(torn)))
-            for made, states in ((2 * number - 1, some), (2 * number, [LeftOver(after, "nothing is lost")])):
+            torn, whole = states_between(before, after), [LeftOver(after, "nothing is lost")]
+            for made, states in ((2 * number - 1, torn), (2 * number, whole)):
                 here = [moment for moment in moments if moment.first_call <= made <= moment.last_call]
                 for state in states:
                     failure = self._failure_in(state, here, is_worst=made == 2 * number)

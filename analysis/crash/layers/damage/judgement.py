@@ -17,16 +17,16 @@ import signal
 import threading
 from collections import Counter
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import Enum
-from itertools import count
-from pathlib import Path
+from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.damage.kinds import Reach
-from analysis.crash.layers.damage.media import FileMedium, SqliteMedium, scratch_directory
+from analysis.crash.layers.damage.kinds import Reach, flipped
+from analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from analysis.crash.layers.damage.records import RecordMedium
 from analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
 from analysis.crash.layers.damage.story import (
@@ -38,15 +38,18 @@ from analysis.crash.layers.damage.story import (
     open_cursor,
     write_story,
 )
+from analysis.crash.scratch import scratch_directory
 from cursor.recovery import UnreadableCursorError
 from cursor.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from analysis.crash.layers.damage.kinds import Damage
     from analysis.crash.layers.damage.media import Files, Medium
 
+_PERSISTS_OF_SMALL = 3
+_PIECE = 500  # Of all flips, so that a budget can be kept.
 _BROKEN_MAX = 10  # Of a run; more would say the same.
 _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
@@ -76,10 +79,34 @@ class HangError(Exception):
 def damage(first_seed: int) -> Iterator[RunOutcome]:
     """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
     keep_quiet("cursor")
-    with scratch_directory() as directory:
-        media: Sequence[Medium] = (FileMedium(), SqliteMedium(Path(directory)), RecordMedium())
+    with scratch_directory("damage") as directory:
+        media: Sequence[Medium] = (FileMedium(), SqliteMedium(directory), RecordMedium())
+        yield from every_bit(first_seed)
         for seed in count(first_seed):
             yield run(seed, media[seed % len(media)])
+
+
+def every_bit(seed: int) -> Iterator[RunOutcome]:
+    """Flip every single bit of a small but complete `FileStore`, and judge each; told in pieces of the seed's run.
+
+    An `SqliteStore` has 300,000 bits when it is empty, and each takes 4 ms: of these a run takes a sample. Counts:
+    ``bits_flipped``, as every run, of ``bits_flipped_of`` that the store has, and ``stores_flipped_whole``.
+    """
+    medium, story = FileMedium(), Story()
+    try:
+        good = good_store(seed, medium, story, persist_count=_PERSISTS_OF_SMALL)
+    except Exception as error:  # Nothing was damaged yet.
+        yield replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
+        return
+    flips = (
+        damaged
+        for log in medium.logs(good.files)
+        for damaged in flipped(good.files, log.name, range(8 * len(good.files[log.name])), log.reach_of_change)
+    )
+    while piece := list(islice(flips, _PIECE)):
+        yield replace(_judged(seed, medium, good, piece), is_last=False)
+    counts = {"bits_flipped_of": _bit_count(good.files), "stores_flipped_whole": 1}
+    yield RunOutcome(seed, 0, broken=tuple(good.broken()), counts=counts, is_last=False)
 
 
 def run(seed: int, medium: Medium) -> RunOutcome:
@@ -91,21 +118,37 @@ def run(seed: int, medium: Medium) -> RunOutcome:
         foreign = good_store(seed + 1_000_003, medium, foreign_story).files
     except Exception as error:  # Nothing was damaged yet.
         steps = (f"{medium.name}, the store of seed {seed} and then that of {seed + 1_000_003}", *foreign_story.steps)
-        return RunOutcome(seed, 0, broken=(BrokenPromise(HONEST, f"{type(error).__name__}: {error}", steps),))
+        return _not_made(seed, error, steps)
     chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    counts = Counter(story.counts)
-    broken = list(good.broken())
+    judged = _judged(seed, medium, good, medium.damages(good.files, foreign, chance))
+    counts = Counter(story.counts) + Counter(judged.counts) + Counter(bits_flipped_of=_bit_count(good.files))
+    return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts)
+
+
+def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage]) -> RunOutcome:
+    """Judge damaged copies of one store, one after the other."""
+    counts: Counter[str] = Counter()
+    broken: list[BrokenPromise] = []
     invented = lost = cycles = 0
-    for damaged in medium.damages(good.files, foreign, chance):
+    for damaged in damages:
         judgement = judge(medium, good, damaged)
         cycles += 1
         counts += Counter(judgement.counts)
+        counts["bits_flipped"] += damaged.is_flip
         invented += judgement.invented
         lost += judgement.lost
         broken += judgement.broken if len(broken) < _BROKEN_MAX else ()
     return RunOutcome(
         seed, cycles, lost_durable=lost, invented=invented, broken=tuple(broken[:_BROKEN_MAX]), counts=counts
     )
+
+
+def _not_made(seed: int, error: Exception, steps: tuple[str, ...]) -> RunOutcome:
+    return RunOutcome(seed, 0, broken=(BrokenPromise(HONEST, f"{type(error).__name__}: {error}", steps),))
+
+
+def _bit_count(files: Files) -> int:
+    return 8 * sum(map(len, files.values()))
 
 
 class GoodStore(NamedTuple):
@@ -127,11 +170,13 @@ class GoodStore(NamedTuple):
             yield BrokenPromise(I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
 
 
-def good_store(seed: int, medium: Medium, story: Story | None = None) -> GoodStore:
-    """Make the store of a seed, and tell how in a story."""
+def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist_count: int | None = None) -> GoodStore:
+    """Make the store of a seed, and tell how in a story; `persist_count` as of `write_story`."""
     chance = Random(seed)  # noqa: S311 - as above
     story = Story() if story is None else story
-    files = medium.write(lambda store: write_story(store, chance, story), is_closed=chance.random() < 0.5)
+    files = medium.write(
+        lambda store: write_story(store, chance, story, persist_count=persist_count), is_closed=chance.random() < 0.5
+    )
     with closing(medium.open(files)) as store:
         truth = open_cursor(store)[1].state
     return GoodStore(files, story, truth)
@@ -230,7 +275,9 @@ def _fate(state: AckedState, medium: Medium, good: GoodStore, damaged: Damage, *
 
 def _broken(promise: str, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
     log = f"a message log {LEDGERS}"
-    return BrokenPromise(promise, found, (f"{medium.name}, {log}", *good.story.steps, damaged.text))
+    return BrokenPromise(
+        promise, found, (f"{medium.name}, {log}", *good.story.steps, f"then this alone is damaged: {damaged.text}")
+    )
 
 
 @contextmanager

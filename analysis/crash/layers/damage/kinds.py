@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from random import Random
 
 _CUTS_MIN = 30
@@ -32,11 +32,13 @@ class Damage(NamedTuple):
         text: What was done to which file.
         files: All files of the copy, by name.
         reach: What it may take with it unseen.
+        is_flip: Whether it is one bit, and no more.
     """
 
     text: str
     files: dict[str, bytes]
     reach: Reach
+    is_flip: bool = False
 
 
 class LogFile(NamedTuple):
@@ -54,6 +56,11 @@ class LogFile(NamedTuple):
     cut_size_min: int | None
     hides_last: bool
 
+    @property
+    def reach_of_change(self) -> Reach:
+        """What a changed byte in it may take with it unseen."""
+        return Reach.LAST if self.hides_last else Reach.NONE
+
 
 def damages(
     files: Mapping[str, bytes], log: LogFile, foreign: bytes, chance: Random, *, flips: int
@@ -68,10 +75,11 @@ def damages(
         flips: How many bits are flipped at most.
     """
     content = files[log.name]
-    changed = Reach.LAST if log.hides_last else Reach.NONE
     moved = Reach.LAST_TWO if log.hides_last else Reach.NONE
+    bits: Sequence[int] = range(len(content) * 8)
+    bits = bits if len(bits) <= flips else sorted(chance.sample(bits, flips))
+    yield from flipped(files, log.name, bits, log.reach_of_change)
     for text, data, reach in (
-        *_flips(content, chance, flips, changed),
         *_cuts(content, log, chance, max(_CUTS_MIN, flips // 10)),
         *_appended(content, chance),
         *_moved_units(content, log.borders, chance, moved),
@@ -84,15 +92,20 @@ def damages(
     yield Damage(f"{log.name}: missing", rest, Reach.ANY if not rest or log.cut_size_min == 0 else Reach.NONE)
 
 
-_Changed = tuple[str, bytes, Reach]
+def flipped(files: Mapping[str, bytes], name: str, bits: Iterable[int], reach: Reach) -> Iterator[Damage]:
+    """Yield copies of a store with one bit of a file flipped; bits are counted from 0, of each byte the lowest first.
 
-
-def _flips(content: bytes, chance: Random, count: int, reach: Reach) -> Iterator[_Changed]:
-    bits: Sequence[int] = range(len(content) * 8)
-    for bit in bits if len(bits) <= count else sorted(chance.sample(bits, count)):
-        data = bytearray(content)
+    Raises:
+        IndexError: The file has no such bit.
+    """
+    for bit in bits:
+        data = bytearray(files[name])
         data[bit // 8] ^= 1 << bit % 8
-        yield f"bit {bit % 8} of byte {bit // 8} flipped", bytes(data), reach
+        text = f"{name}: bit {bit % 8} of byte {bit // 8} flipped"
+        yield Damage(text, {**files, name: bytes(data)}, reach, is_flip=True)
+
+
+_Changed = tuple[str, bytes, Reach]
 
 
 def _cuts(content: bytes, log: LogFile, chance: Random, count: int) -> Iterator[_Changed]:

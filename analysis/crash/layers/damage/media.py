@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
 from analysis.crash.layers.damage.kinds import LogFile, damages
@@ -17,6 +15,7 @@ from cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from random import Random
 
     from analysis.crash.layers.damage.kinds import Damage
@@ -210,9 +209,3 @@ def _files_in(directory: Path) -> Files:
     names = (name for name in (_DATABASE, _LOG) if (directory / name).exists())
     files = {name: (directory / name).read_bytes() for name in names}
     return {name: data for name, data in files.items() if data}
-
-
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Return a directory in memory, if there is one: what is damaged here has no power cut to survive."""
-    shared = Path("/dev/shm")  # noqa: S108 - a directory of its own is made in it
-    return tempfile.TemporaryDirectory(prefix="ackstate-damage-", dir=shared if shared.is_dir() else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.layers.damage.kinds import Damage, Reach
+from analysis.crash.layers.damage.kinds import Damage, Reach, flipped
 from analysis.crash.layers.damage.story import SUBSCRIPTION, TOPIC
 from cursor.journal import cursor_owner, cursor_path
 from cursor.recovery import decode_record
@@ -85,10 +85,8 @@ class RecordMedium:
 
     def _flips(self, files: Mapping[str, bytes], name: str, chance: Random) -> Iterator[Damage]:
         bits = range(len(files[name]) * 8)
-        for bit in sorted(chance.sample(bits, min(len(bits), self.flips_max))):
-            data = bytearray(files[name])
-            data[bit // 8] ^= 1 << bit % 8
-            yield Damage(f"{name}: bit {bit % 8} of byte {bit // 8} flipped", {**files, name: bytes(data)}, Reach.NONE)
+        some = sorted(chance.sample(bits, min(len(bits), self.flips_max)))
+        yield from flipped(files, name, some, Reach.NONE)
 
 
 def _of_journal(files: Mapping[str, bytes], ledger: str, names: Sequence[str]) -> Iterator[Damage]:

@@ -132,8 +132,15 @@ def messages_up_to(position: Position) -> int:
     return messages
 
 
-def write_story(store: Store, chance: Random, story: Story) -> None:
-    """Let a cursor work on an empty store, and another one beside it; nothing is left undone, or closed."""
+def write_story(store: Store, chance: Random, story: Story, *, persist_count: int | None = None) -> None:
+    """Let a cursor work on an empty store, and another one beside it; nothing is left undone, or closed.
+
+    Args:
+        store: Empty.
+        chance: Decides what they do.
+        story: Gets what they did.
+        persist_count: How often the cursor persists; 4 to 11 times by chance if it is not given.
+    """
     config = _config(chance)
     flaky = FlakyStore(store)
     other = ManagedCursor.open(
@@ -143,7 +150,8 @@ def write_story(store: Store, chance: Random, story: Story) -> None:
     story.note(opened.state._replace(is_new=False))
     story.steps.append(f"{config.format.name} cursor made")
     story.counts[f"{config.format.value.lower()}_stores"] += 1
-    for now_ms in range(60_000, 60_000 * chance.randint(5, 12), 60_000):
+    minutes = chance.randint(5, 12) if persist_count is None else 1 + persist_count
+    for now_ms in range(60_000, 60_000 * minutes, 60_000):
         _step(cursor, chance, story)
         with flaky.refusing_appends() if chance.random() < 0.1 else nullcontext():
             persisted = cursor.persist(now_ms=now_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from contextlib import closing
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
+from analysis.crash.dying import die_with
 from analysis.crash.layers.system_calls.program import (
     HONEST_PROMISE,
     OPENS_PROMISE,
@@ -39,7 +39,6 @@ _PROGRAM_S_MAX = 30
 # Every so many attempts, the recovery is killed as well, and another one must cope.
 _RECOVERY_KILLED_EVERY = 5
 _RECOVERY_CALLS = 16
-_PR_SET_PDEATHSIG = 1
 _LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
 
 
@@ -162,7 +161,7 @@ def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fau
     if pid == 0:
         try:
             os.close(reader)
-            _die_with(parent_pid)
+            die_with(parent_pid)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_PROGRAM_S_MAX)
             stage.shim.arm(stage.directory, fault)
@@ -182,12 +181,6 @@ def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fau
 def _write_whole(descriptor: int, line: bytes) -> None:
     while line:
         line = line[os.write(descriptor, line) :]
-
-
-def _die_with(parent_pid: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(2)
 
 
 def _recover(stage: Stage, cursor_count: int) -> list[Held]:

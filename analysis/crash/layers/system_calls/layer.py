@@ -26,6 +26,7 @@ from dataclasses import asdict
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
+from analysis.crash.dying import die_with
 from analysis.crash.layer import BrokenPromise, RunOutcome
 from analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
 from analysis.crash.layers.system_calls.script import LEDGERS, script
@@ -242,8 +243,6 @@ def _outcome(line: bytes) -> RunOutcome:
 
 def work(parent_pid: int, first_seed: int) -> None:
     """Stream the outcomes to standard output until the parent asks no more, or dies."""
-    from analysis.crash.child import die_with  # noqa: PLC0415 - it brings the command line, which a fork need not have
-
     asked_to_end: list[int] = []
     # Nothing may be raised: an exception in a callback that a fork makes is printed and forgotten.
     for number in (signal.SIGTERM, signal.SIGINT):

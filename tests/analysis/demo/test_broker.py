@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from ackstate import CursorFencedError
-from analysis.crash.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
-from analysis.crash.recover import recover
+from analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
+from analysis.demo.recovery import recover
 from analysis.trace.events import EventKind
 from analysis.trace.recorder import Recorder, read_recording
 from cursor import ManagedCursor, MemoryStore, SqliteStore
@@ -144,7 +144,7 @@ def test_acks_that_nobody_made_are_reported_as_invented(tmp_path):
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path
-from analysis.crash.broker import Broker, BrokerSettings
+from analysis.demo.broker import Broker, BrokerSettings
 from analysis.trace.recorder import Recorder
 from cursor import SqliteStore
 

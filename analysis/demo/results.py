@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.crash.directory import BrokerDirectory, DirectoryInUseError
+from analysis.demo.directory import BrokerDirectory, DirectoryInUseError
 from analysis.trace.parquet import check_replaceable
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from analysis.crash.kill import Kill, recover_elsewhere, run_and_kill
+from analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
+from analysis.demo.results import DemoDirectory
 from analysis.redelivery import estimate
 from analysis.redelivery.spark import read_trace
-from analysis.results import DemoDirectory
 from analysis.trace.parquet import write_trace
 from analysis.trace.recorder import read_recording
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from analysis.crash.broker import BrokerSettings
+    from analysis.demo.broker import BrokerSettings
 
     Progress = Callable[[str, float], None]
     """Told what is being done and which share of it is over."""

@@ -1,0 +1,33 @@
+"""Processes that die with whoever started them, so that a harness that is killed leaves none behind.
+
+python -P -m analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... does that, and then becomes the program, by its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, however it ends; Linux only, elsewhere do nothing.
+
+    Args:
+        parent_pid: If it is not the parent any more, it has ended already, and this process does too: at once, with
+            status 2 and without cleaning up.
+    """
+    if (prctl := getattr(_libc, "prctl", None)) is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(2)
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    # What was asked of the kernel outlives this.
+    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command that was given

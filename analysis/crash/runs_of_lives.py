@@ -1,0 +1,125 @@
+"""A run is some lives in one place: what the layers that crash live processes have in common."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from analysis.crash.subject_trace import SubjectTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from random import Random
+
+    from analysis.crash.layer import BrokenPromise, RunOutcome
+    from analysis.crash.lives import Lives
+
+_RECOVERED_TWICE_SHARE = 0.3
+
+
+class RunSize(NamedTuple):
+    """How long a run is: so many lives, and so many operations that a life is asked unless it is crashed before."""
+
+    lives: int
+    operations: int
+
+
+class LivesLayer(Protocol):
+    """A layer whose runs are lives."""
+
+    @property
+    def run_name(self) -> str:
+        """Of its runs in a trace, before the seed."""
+        ...
+
+    def check_beginning(self) -> None:
+        """Make sure that every subject can do its work unhurt, where it will be crashed.
+
+        Raises:
+            SubjectError: It cannot.
+        """
+        ...
+
+    def lived(self, seed: int) -> Lives:
+        """Return the lives of a seed's run, over."""
+        ...
+
+    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
+        """Return what became of a run that broke a promise, with the shortest story that was found."""
+        ...
+
+
+def runs_of_lives(layer: LivesLayer, first_seed: int, recording: Path | None) -> Iterator[RunOutcome]:
+    """Yield the runs of a layer for ever, as `Layer`.
+
+    Args:
+        layer: Whose.
+        first_seed: Of the first run.
+        recording: Gets every life, for `ackstate trace` and Spark; not the repeats for a shorter story.
+
+    Raises:
+        SubjectError: A subject cannot even do its work unhurt.
+        OSError: The trace cannot be written.
+    """
+    with nullcontext() if recording is None else SubjectTrace(recording) as trace:
+        layer.check_beginning()
+        for seed in count(first_seed):
+            lives = layer.lived(seed)
+            if trace is not None:
+                for lived in lives.lived:
+                    trace.record(f"{layer.run_name}-{seed}", lived)
+            outcome = lives.outcome()
+            yield layer.shrunk(outcome) if outcome.broken else outcome
+
+
+def live_through(lives: Lives, life_count: int, *, length: Callable[[], int], chance: Random) -> Lives:
+    """Go through so many lives, or fewer if a promise is broken, and return them.
+
+    A process that recovers and no more judges the last of them, and others by chance.
+
+    Args:
+        lives: Just begun.
+        life_count: How many.
+        length: Drawn before each: how many operations it is asked at most.
+        chance: Decides, after each, whether it is recovered before the next begins.
+    """
+    for number in range(life_count):
+        lives.live_once(length())
+        if not lives.broken and (number + 1 == life_count or chance.random() < _RECOVERED_TWICE_SHARE):
+            lives.recover()
+        if lives.broken:
+            break
+    return lives
+
+
+def shortest(
+    broken: tuple[BrokenPromise, ...],
+    size: RunSize,
+    repeat: Callable[[RunSize], tuple[BrokenPromise, ...]],
+    *,
+    tries: int,
+    seconds: float,
+) -> tuple[BrokenPromise, ...]:
+    """Repeat a run that broke promises, in turn with half the lives and half the operations; return what broke last.
+
+    Crashes of live processes never hit the same again: a repeat that breaks nothing is simply not taken.
+
+    Args:
+        broken: By the run.
+        size: Of the run.
+        repeat: Makes a run of a size, and returns what it broke.
+        tries: How many repeats at most.
+        seconds: None begins later than this.
+    """
+    until = time.monotonic() + seconds
+    for attempt in range(tries):
+        if time.monotonic() > until:
+            break
+        lives, operations = size
+        smaller = RunSize(lives, (operations + 1) // 2) if attempt % 2 else RunSize((lives + 1) // 2, operations)
+        if smaller != size and (again := repeat(smaller)):
+            size, broken = smaller, again
+    return broken

@@ -1,0 +1,293 @@
+"""L0, event by event: each story ends well, and breaks its promise with the bug that it is for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+import cursor.native_format
+import cursor.persister
+from analysis.crash.model.promise import Promise, PromiseBrokenError
+from analysis.crash.model.schedule import judged
+from analysis.crash.model.side import _Asked
+from cursor import CursorConfig, Format, ManagedCursor
+from cursor.ack_state import AckState
+from cursor.dispatch.dispatcher import Dispatcher
+from cursor.journal import Journal
+from cursor.pulsar_format import PulsarFormat
+from cursor.store import StoreError
+from cursor.stores.memory import _MemoryLedgers
+from delay.position_set import PositionSet
+from museum.exhibits import EXHIBITS
+from planted_cursor import new_owner_keeps_the_term, receipts_outlive_a_reset
+from schedule_stories import (
+    Story,
+    acks_into_a_batch,
+    acks_until_the_gate_is_shut,
+    acks_while_a_persist_writes,
+    attaches_properties,
+    falls_behind,
+    fills_the_first_hole_while_a_persist_writes,
+    has_more_ranges_than_may_be_durable,
+    is_fenced_after_a_crash,
+    opens_copies_that_are_damaged,
+    persists_into_a_full_disk,
+    persists_together_with_a_fault,
+    persists_without_ledgers,
+    restarts_above_a_limit,
+    restarts_in_the_other_format,
+    restarts_when_a_delayed_message_is_due,
+    seeks_back,
+    seeks_in_vain,
+    ticks_after_the_interval,
+    ticks_more_often_than_the_rate_limit_lets_through,
+)
+
+PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}
+
+
+STORIES = {
+    "M5": (acks_while_a_persist_writes, Promise.I4),
+    "M6": (persists_into_a_full_disk, Promise.I9),
+    "M7": (ticks_more_often_than_the_rate_limit_lets_through, Promise.I2),
+    "M8": (has_more_ranges_than_may_be_durable, Promise.I4),
+    "M9": (acks_until_the_gate_is_shut, Promise.I4),
+    "M10": (fills_the_first_hole_while_a_persist_writes, Promise.I9),
+    "M12": (opens_copies_that_are_damaged, Promise.I10),
+    "M13": (restarts_above_a_limit, Promise.I8),
+    "M15": (restarts_in_the_other_format, Promise.I2),
+    "M16": (restarts_when_a_delayed_message_is_due, Promise.I8),
+}
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *(story for story, _ in STORIES.values()),
+        *(seeks_back, is_fenced_after_a_crash, persists_together_with_a_fault, falls_behind),
+        *(ticks_after_the_interval, persists_without_ledgers, seeks_in_vain, attaches_properties, acks_into_a_batch),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_each_story_ends_well(story):
+    story()
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_bug_of_the_museum_breaks_a_promise_in_a_short_story(name):
+    story, promise = STORIES[name]
+    with PLAIN[name].plant(), pytest.raises(PromiseBrokenError) as caught, judged():
+        story()
+    assert caught.value.promise is promise
+
+
+def test_a_receipt_from_before_a_reset_that_counts_is_found(monkeypatch):
+    receipts_outlive_a_reset(monkeypatch.setattr)
+    with pytest.raises(PromiseBrokenError, match="a receipt from before the reset counts") as caught:
+        seeks_back()
+    assert caught.value.promise is Promise.I13
+
+
+def test_a_reset_in_the_same_epoch_is_found(monkeypatch):
+    monkeypatch.setattr(Journal, "begin_epoch", lambda self: None)
+    with pytest.raises(PromiseBrokenError, match="a reset did not raise the epoch"):
+        seeks_back()
+
+
+def goes_back_with_the_mark_delete(patch):
+    encode, seen = PulsarFormat.encode_entry, []
+
+    def first_again(self, content, **where):
+        seen.append(content.mark_delete)
+        return encode(self, content._replace(mark_delete=seen[0 if len(seen) > 2 else -1]), **where)
+
+    patch(PulsarFormat, "encode_entry", first_again)
+    story = Story(config=CursorConfig(format=Format.PULSAR))
+    story.sent(9)
+    for number in range(9):
+        story.ack(number)
+        story("persist")
+
+
+def forgets_the_last_delta(patch):
+    fold = cursor.native_format.fold
+    patch(cursor.native_format, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story("persist")
+
+
+def loses_the_last_delta_while_it_recovers(patch):
+    take_over = Journal._take_over
+
+    def cut_off(self, found):
+        taken = take_over(self, found)
+        del self.store._disk.ledgers[found.record.cursor_ledger_id].entries[1:]
+        return taken
+
+    patch(Journal, "_take_over", cut_off)
+    patch(Journal, "_appended_since", lambda _, found, __: found)
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story("persist")
+    story("crash")
+
+
+def recovers_one_ack_too_many(patch):
+    restore = AckState.restore
+
+    def too_many(self, mark_delete, deleted, **others):
+        restore(self, mark_delete, deleted, **others)
+        self.ack(self._ledgers.next_valid(self.mark_delete))
+
+    patch(AckState, "restore", too_many)
+    story = Story()
+    story.sent(3)
+    story("crash")
+
+
+def says_that_one_message_more_comes_back(patch):
+    patch(ManagedCursor, "redelivery_if_crashed", property(lambda self: self._state.redelivery_if_crashed + 1))
+    story = Story()
+    story.sent(3)
+    story("crash")
+
+
+def never_compacts(patch):
+    patch(cursor.persister, "_COMPACTION_RATIO", 1_000)
+    story = Story(config=CursorConfig(compaction_bytes_min=0))
+    story.sent(40)
+    for number in range(40):
+        story.ack(number)
+        story("persist")
+
+
+def sends_a_delayed_message_at_once(patch):
+    patch(Dispatcher, "_is_delayed", lambda *_, **__: False)
+    story = Story(delay_share=1)
+    story.sent(1)
+
+
+def lets_an_earlier_owner_append(patch):
+    patch(_MemoryLedgers, "fence", lambda self, ledger_id: self.last(ledger_id))
+    is_fenced_after_a_crash()
+
+
+def lets_an_earlier_owner_swing(patch):
+    patch(Journal, "_is_ours", lambda *_: True)
+    is_fenced_after_a_crash()
+
+
+def does_not_raise_the_term(patch):
+    new_owner_keeps_the_term(patch)
+    is_fenced_after_a_crash()
+
+
+def reads_before_it_fences(patch):
+    patch(Journal, "_appended_since", lambda _, found, __: found)
+    is_fenced_after_a_crash()
+
+
+def leaves_ledgers_over(patch):
+    patch(Journal, "_delete", lambda *_: None)
+    is_fenced_after_a_crash()
+
+
+def calls_a_group_that_failed_durable(patch):
+    append_all = _MemoryLedgers.append_all
+
+    def silent(self, entries):
+        with suppress(StoreError):
+            return append_all(self, entries)
+        return [0 for _ in entries]
+
+    patch(_MemoryLedgers, "append_all", silent)
+    persists_together_with_a_fault()
+
+
+def forgets_what_a_view_has_missed(patch):
+    patch(_Asked, "not_sent_between", lambda *_: PositionSet())
+    falls_behind()
+
+
+def never_ticks(patch):
+    patch(cursor.persister.Persister, "tick", lambda *_, **__: False)
+    ticks_after_the_interval()
+
+
+def never_falls_back(patch):
+    def give_up(self, error, *_, **__):
+        self.abandon()
+        raise error
+
+    patch(cursor.persister.Persister, "fall_back", give_up)
+    persists_without_ledgers()
+
+
+def halves_the_limit(patch):
+    begin_persist = AckState.begin_persist
+
+    def halved(self, *, limits, **named):
+        return begin_persist(self, limits=limits._replace(range_count_max=limits.range_count_max // 2), **named)
+
+    patch(AckState, "begin_persist", halved)
+    story = Story(config=CursorConfig(range_count_max=2))
+    story.sent(5)
+    story.ack(1, 3)
+    story("persist")
+
+
+def keeps_the_epoch_of_a_reset_that_failed(patch):
+    patch(Journal, "abandon_epoch", lambda _: None)
+    seeks_in_vain()
+
+
+def drops_the_cursor_properties(patch):
+    patch(Journal, "cursor_properties", property(lambda _: {}, lambda *_: None), raising=False)
+    attaches_properties()
+
+
+def forgets_acks_into_a_batch(patch):
+    ack_up_to_batch = AckState.ack_up_to_batch
+
+    def unnoted(self, position, words, **named):
+        result = ack_up_to_batch(self, position, words, **named)
+        self._undurable_batches._changed.discard(position)
+        return result
+
+    patch(AckState, "ack_up_to_batch", unnoted)
+    acks_into_a_batch()
+
+
+PLANTED = {
+    goes_back_with_the_mark_delete: Promise.I7,
+    forgets_the_last_delta: Promise.I6,
+    loses_the_last_delta_while_it_recovers: Promise.I5,
+    recovers_one_ack_too_many: Promise.I1,
+    says_that_one_message_more_comes_back: Promise.I3,
+    never_compacts: Promise.I11,
+    sends_a_delayed_message_at_once: Promise.I12,
+    lets_an_earlier_owner_append: Promise.I14,
+    lets_an_earlier_owner_swing: Promise.I14,
+    does_not_raise_the_term: Promise.I14,
+    reads_before_it_fences: Promise.I2,
+    leaves_ledgers_over: Promise.I11,
+    calls_a_group_that_failed_durable: Promise.I9,
+    forgets_what_a_view_has_missed: Promise.I8,
+    never_ticks: Promise.I15,
+    never_falls_back: Promise.ERRORS,
+    halves_the_limit: Promise.I15,
+    keeps_the_epoch_of_a_reset_that_failed: Promise.I13,
+    drops_the_cursor_properties: Promise.I6,
+    forgets_acks_into_a_batch: Promise.I2,
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
+def test_a_planted_bug_breaks_its_promise(planted, monkeypatch):
+    with pytest.raises(PromiseBrokenError) as caught, judged():
+        planted(monkeypatch.setattr)
+    assert caught.value.promise is PLANTED[planted]

@@ -1,0 +1,36 @@
+"""Bugs to plant in a cursor, each as a function that gets ``monkeypatch.setattr``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cursor import ManagedCursor
+from cursor.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ackstate import Position
+
+
+def receipts_outlive_a_reset(patch: Callable[..., None]) -> None:
+    """A receipt from before a reset counts after it."""
+    reset = ManagedCursor.reset
+
+    def forgiving(self: Any, position: Position, *, now_ms: int) -> Any:
+        result = reset(self, position, now_ms=now_ms)
+        self._persister.void_number = -1
+        return result
+
+    patch(ManagedCursor, "reset", forgiving)
+
+
+def new_owner_keeps_the_term(patch: Callable[..., None]) -> None:
+    """An owner that takes over does not raise the term of the one before."""
+    take_over = Journal._take_over
+
+    def same_term(self: Any, found: Any) -> Any:
+        return take_over(self, replace(found, record=replace(found.record, term=found.record.term - 1)))
+
+    patch(Journal, "_take_over", same_term)

@@ -1,0 +1,238 @@
+"""Schedules of the crash model without chance: short stories, told event by event, in which planted bugs show."""
+
+from __future__ import annotations
+
+from analysis.crash.model.schedule import Schedule
+from analysis.crash.model.settings import Settings, Tracker
+from analysis.crash.model.traffic import ack, append, dispatch
+from cursor import CursorConfig, Format, Message, persist_all
+from cursor.message_log import NO_DELAY
+from cursor.outcome import Route
+from cursor.stores.memory import FaultKind
+from limits import GateLimits
+
+
+class Story:
+    """A schedule without chance: events told one by one."""
+
+    def __init__(self, **settings):
+        self.schedule = Schedule(0, Settings(**settings))
+        self.side = self.schedule.sides[0]
+
+    def __call__(self, name, *args, **named):
+        self.schedule.step(name, *args, **named)
+
+    def sent(self, count):
+        self("publish", count)
+        self("dispatch", "a", count)
+
+    def ack(self, *numbers):
+        for number in numbers:
+            self("ack", number)
+
+    def ack_while_a_persist_writes(self, number):
+        def ack_once(schedule, side):
+            schedule.meanwhile_share = 0
+            ack(schedule, side, number)
+
+        self.schedule.meanwhile, self.schedule.meanwhile_share = ack_once, 1
+        self("persist")
+
+    def restart(self, *, config=None, limits=None):
+        self.side.config = config or self.side.config
+        self.side.limits = limits or self.side.limits
+        self("crash")
+
+    def end(self):
+        self.schedule.check_all()
+        self.schedule.drain()
+
+
+def acks_while_a_persist_writes():
+    story = Story()
+    story.sent(5)
+    story.ack(1)
+    story.ack_while_a_persist_writes(3)
+    story.end()
+
+
+def persists_into_a_full_disk():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story.schedule.script_faults(story.side, FaultKind.FULL, count=1)
+    story.side.store.break_ledgers()
+    story("persist")
+    story.end()
+
+
+def ticks_more_often_than_the_rate_limit_lets_through():
+    story = Story(config=CursorConfig(flush_interval_ms=60_000, mark_delete_rate_limit=1))
+    story.sent(5)
+    story.ack(1)
+    story("tick")
+    story.ack(3)
+    story("tick")
+    story("crash")
+    story.end()
+
+
+def has_more_ranges_than_may_be_durable():
+    story = Story(config=CursorConfig(range_count_max=1))
+    story.sent(5)
+    story.ack(1, 3)
+    story("persist")
+    story.end()
+
+
+def acks_until_the_gate_is_shut():
+    story = Story()
+    story("publish", 200)
+    for _ in range(20):
+        story("dispatch", "a", 10)
+        story.ack(*[number for number in story.side.model.in_flight if number % 2])
+    story.end()
+
+
+def fills_the_first_hole_while_a_persist_writes():
+    story = Story(config=CursorConfig(ledger_entry_count_max=1))
+    story.sent(5)
+    story.ack(1, 2)
+    story.ack_while_a_persist_writes(0)
+    story.end()
+
+
+def restarts_above_a_limit():
+    story = Story()
+    story.sent(9)
+    story.ack(1, 3, 5)
+    story("persist")
+    story.restart(limits=GateLimits(max_unacked_ranges=1))
+    story.end()
+
+
+def restarts_in_the_other_format():
+    story = Story()
+    story.sent(5)
+    story.ack(1, 3)
+    story("persist")
+    story.restart(config=CursorConfig(format=Format.PULSAR))
+    story.end()
+
+
+def restarts_when_a_delayed_message_is_due():
+    story = Story(delay_share=1, tracker=Tracker.BUCKETED, entries_per_ledger_max=8)
+    schedule = story.schedule
+    for _ in range(3):
+        append(schedule, [Message(0, 10 + 10 * number, b"") for number in range(8)])
+        story("dispatch", "a", 8)
+    schedule.now_ms = 50
+    story.restart()
+    story.end()
+
+
+def seeks_back():
+    story = Story()
+    story.sent(5)
+    story.ack(1, 3)
+    story("seek")
+    story.end()
+
+
+def opens_copies_that_are_damaged():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story("persist")
+    for _ in range(8):
+        story("open_damaged_copy")
+    story.end()
+
+
+def is_fenced_after_a_crash():
+    """The owner before writes once more while the next one comes, and then goes on."""
+    story = Story(race_count_max=2)
+    story.sent(40)
+    for number in range(0, 40, 4):
+        story.ack(number)
+        story("persist")
+        story("crash")
+        story("go_on_before")
+        story("dispatch", "a", 40)
+    assert story.schedule.counts["fenced"] > 10
+    assert story.schedule.counts["raced"] > 0
+    story.end()
+
+
+def persists_together_with_a_fault():
+    story = Story(subscription_count=2)
+    schedule = story.schedule
+    schedule.meanwhile_share = 0
+    append(schedule, [Message(0, NO_DELAY, b"")] * 200)
+    for side in schedule.sides:
+        dispatch(schedule, side, "a", 20)
+    story("persist_together")
+    assert schedule.counts["group_persists"] > 0
+    for side in schedule.sides:
+        ack(schedule, side, max(side.model.in_flight))
+    schedule.script_faults(schedule.at_work, FaultKind.FAIL_BEFORE, count=1)
+    outcomes = schedule.interleave(
+        schedule.sides, lambda: persist_all([side.cursor for side in schedule.sides], now_ms=schedule.now_ms)
+    )
+    assert {outcome.route for outcome in outcomes} == {Route.METADATA}
+    story.end()
+
+
+def falls_behind():
+    story = Story(subscription_count=2, delay_share=0.5, due_log_bytes_max=0)
+    story("fall_behind")
+    story("dispatch", "a", 5)
+    story.end()
+    assert story.schedule.counts["derived"] > 0
+
+
+def ticks_after_the_interval():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story.schedule.now_ms += 1_000
+    story("tick")
+    story.end()
+
+
+def persists_without_ledgers():
+    story = Story()
+    story.sent(3)
+    story.ack(1)
+    story.side.store.break_ledgers()
+    story("persist")
+    assert story.schedule.counts["metadata"] == 1
+    story.end()
+
+
+def seeks_in_vain():
+    story = Story(fault_share=1e-9)
+    story.sent(3)
+    for number in range(3):
+        story("seek_in_vain")
+        story.ack(number)
+        story("persist")
+    assert story.schedule.counts["failed_resets"] == 3
+    story.end()
+
+
+def attaches_properties():
+    story = Story()
+    story("set_cursor_properties")
+    story("crash")
+    story.end()
+
+
+def acks_into_a_batch():
+    story = Story()
+    append(story.schedule, [Message(0, NO_DELAY, b"", None, 3)] * 2)
+    story("persist")
+    for _ in range(3):
+        story("ack_into_batch")
+        story("persist")
+    story.end()
