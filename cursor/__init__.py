@@ -4,6 +4,7 @@ from cursor.auto_age import AUTO, AutoAge
 from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from cursor.config import CursorConfig
 from cursor.journal_format import Format, Repair
+from cursor.listener import Change, CursorListener
 from cursor.managed import ManagedCursor, persist_all
 from cursor.message_log import Message, MessageLog
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
@@ -43,10 +44,12 @@ __all__ = [
     "AutoAge",
     "BlockReason",
     "BucketReferences",
+    "Change",
     "ConsumerBusyError",
     "CounterSample",
     "CursorBucketRegistry",
     "CursorConfig",
+    "CursorListener",
     "CursorStats",
     "DeadLetterPolicy",
     "Delivery",

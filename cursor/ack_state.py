@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.ack_hole import ack_effect, stretch_effect
@@ -13,6 +12,7 @@ from ackstate.errors import InvalidPositionError
 from ackstate.position import Position, check_position
 from ackstate.selection import Keep
 from cursor.undurable import EVERYTHING, RangeLimit, Undurable
+from cursor.undurable_batches import UndurableBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,15 +63,6 @@ class PersistLimits(NamedTuple):
 UNLIMITED = PersistLimits()
 
 
-class _Batches(NamedTuple):
-    """What an `AckState` knew of batches before a persist; see there."""
-
-    changed: set[Position]
-    cut: set[Position]
-    passed_by: set[Position]
-    completed: BatchIndexes
-
-
 @final
 class AckState:
     """Acks and their accounting; one call at a time, no I/O, no lock.
@@ -92,18 +83,7 @@ class AckState:
         self.batch = BatchIndexes()
         self.properties: Mapping[str, int] = {}
         self._undurable = Undurable()
-        # Batches with acks that no record holds; those that are no longer partly acked may still be named.
-        self._changed_batches: set[Position] = set()
-        self._batches_in_flight: set[Position] = set()
-        # Batches that the last persist left out.
-        self._batches_cut: set[Position] = set()
-        # Those of them, and of failed ones before, until one that holds or covers them has been written.
-        self._batches_passed_by: set[Position] = set()
-        # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
-        # out must not take the acks before the last with it.
-        self._completed = BatchIndexes()
-        # Of batches, what a persist that is withdrawn gives back.
-        self._batches_before = _Batches(set(), set(), set(), BatchIndexes())
+        self._undurable_batches = UndurableBatches(self.batch, self._undurable)
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
 
@@ -133,15 +113,22 @@ class AckState:
         return len(self._undurable.cut)
 
     @property
+    def left_out(self) -> tuple[DeletedRanges, DeletedRanges, DeletedRanges]:
+        """What the persist under way, or the last one, left out: young, over a limit, and what of that was durable.
+
+        To be read, not changed.
+        """
+        return self._undurable.held, self._undurable.cut, self._undurable.displaced
+
+    @property
     def batch_cut_count(self) -> int:
         """Partly acked batches that the limit on them left out of the last persist. Complexity: O(them)."""
-        return sum(position in self.batch for position in self._batches_cut)
+        return self._undurable_batches.cut_count
 
     @property
     def changed_batch_count(self) -> int:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        undurable = self._changed_batches | self._batches_in_flight | self._batches_cut
-        return sum(position in self.batch for position in undurable)
+        return self._undurable_batches.changed_count
 
     @property
     def unpersisted_record_bytes(self) -> int:
@@ -186,11 +173,7 @@ class AckState:
 
     def is_batch_cut(self, position: Position) -> bool:
         """Tell whether a persist left a partly acked batch out, and none that has been written since did not."""
-        if position in self._batches_passed_by:
-            return True
-        if position in self.batch or position in self._completed:
-            return False
-        return any(position in ranges for ranges in (*self._undurable.sets(), self._undurable.covered))
+        return self._undurable_batches.is_passed_by(position)
 
     def is_undurable(self, candidates: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acked entries waits for a persist although an earlier one has passed it by."""
@@ -233,7 +216,7 @@ class AckState:
             if ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
         if self.batch:
-            self._complete(position)
+            self._undurable_batches.complete(position)
         self._acked_count += 1
         return 1
 
@@ -251,7 +234,7 @@ class AckState:
             self.deleted.add_entries_with(self._undurable.fresh, ledger_id, bitmap)
             self._undurable.added(ledger_id, bitmap)
             for position in self.batch.among(ledger_id, bitmap):
-                self._complete(position)
+                self._undurable_batches.complete(position)
         self._accept(sum(map(len, new.values())))
         return new
 
@@ -266,15 +249,8 @@ class AckState:
         if self.is_acked(position):
             return 0, False
         self._ledgers.check_written(position)
-        before = self.batch.get(position)
-        if self.batch.ack(position, unacked_words):
-            if before is not None:
-                self._completed.ack(position, before)
-            return self.ack(position), True
-        changed = self.batch.get(position) != before
-        if changed:
-            self._changed_batches.add(position)
-        return 0, changed
+        was_last, changed = self._undurable_batches.ack(position, unacked_words)
+        return self.ack(position) if was_last else 0, changed
 
     def ack_up_to(self, position: Position) -> int:
         """Ack every entry up to a position, included, and return how many were new.
@@ -313,13 +289,8 @@ class AckState:
         newly_acked = self.ack_up_to(max(self._ledgers.previous(position), self.mark_delete))
         if not counts or self.is_acked(position):
             return newly_acked, False
-        before = self.batch.get(position)
-        if self.batch.ack_cumulative(position, unacked_words):
-            return newly_acked + self.ack(position), True
-        changed = self.batch.get(position) != before
-        if changed:
-            self._changed_batches.add(position)
-        return newly_acked, changed
+        was_last, changed = self._undurable_batches.ack_cumulative(position, unacked_words)
+        return newly_acked + (self.ack(position) if was_last else 0), changed
 
     def position_after(self, count: int, *, counts_acked: bool) -> Position:
         """Return the position so many entries after the mark-delete, or the last one; acked ones counted or not."""
@@ -353,21 +324,22 @@ class AckState:
             raise InvalidPositionError(f"the durable state reaches {highest}, the message log ends at {last}")
         self.reset(mark_delete)
         self.deleted = deleted
-        self.batch = batch
+        self._begin_batches(batch)
         self.properties = properties
         self._advance_mark_delete()
 
     def reset(self, mark_delete: Position) -> None:
         """Begin anew at a position, with nothing acked above it, all of it durable."""
         self.mark_delete = self.persisted_mark_delete = mark_delete
-        self.batch = BatchIndexes()
         self.properties = {}
         self.deleted = DeletedRanges()
         self._undurable = Undurable()
-        self._changed_batches, self._batches_in_flight = set(), set()
-        self._batches_cut, self._batches_passed_by = set(), set()
-        self._completed = BatchIndexes()
+        self._begin_batches(BatchIndexes())
         self._durable_count = self._acked_count
+
+    def _begin_batches(self, batch: BatchIndexes) -> None:
+        self.batch = batch
+        self._undurable_batches = UndurableBatches(batch, self._undurable)
 
     def can_promote(self, frontier: Position) -> bool:
         """Tell whether an ack that was held back is at or below a frontier, or one was promoted in vain."""
@@ -399,21 +371,10 @@ class AckState:
             record_bytes_max=record_bytes_max,
         )
         self._durable_count -= len(undurable.displaced)
-        self._batches_before = _Batches(
-            self._changed_batches, self._batches_cut, self._batches_passed_by.copy(),
-            self._completed.copy() if self._batches_cut else self._completed,
-        )  # fmt: skip
-        self._batches_in_flight, self._changed_batches = self._changed_batches | self._batches_cut, set()
-        for position in self._batches_cut:
-            self._completed.discard(position)  # Nothing of it is durable.
-        self._batches_cut = set()
-        if limits.batch_count_max is not None:
-            self._batches_cut.update(islice(sorted((*self.batch, *self._left_out())), limits.batch_count_max, None))
-        self._batches_passed_by |= self._batches_cut
+        batch = self._undurable_batches.begin_write(limits.batch_count_max)
         return Unpersisted(
             self.mark_delete, undurable.in_flight, self.properties, self._acked_count - undurable.not_taken_count,
-            batch=self._batches(self._batches_in_flight), cut_count=len(undurable.cut),
-            batch_cut_count=len(self._batches_cut),
+            batch=batch, cut_count=len(undurable.cut), batch_cut_count=self._undurable_batches.left_out_count,
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
@@ -424,12 +385,7 @@ class AckState:
         content = self.deleted.copy()
         for ranges in (self._undurable.held, self._undurable.cut):
             content.difference_update(ranges)
-        batch = self.batch.copy()
-        for position in self._left_out():
-            batch.ack(position, self._completed[position])
-        for position in self._batches_cut:
-            batch.discard(position)
-        return content, batch
+        return content, self._undurable_batches.whole()
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count what was taken as durable and return how many messages that is."""
@@ -437,32 +393,22 @@ class AckState:
         self._durable_count = written.acked_count
         self.persisted_mark_delete = written.mark_delete
         self._undurable.end_write(written.mark_delete)
-        if self._batches_in_flight:
-            self._batches_in_flight = set()
-        if self._batches_passed_by:
-            self._batches_passed_by = set(self._batches_cut)
-        if self._completed:
-            for position in set(self._completed).difference(self._left_out()):
-                if position not in self._undurable.fresh:
-                    self._completed.discard(position)
+        self._undurable_batches.end_write()
         return covered
 
     def abandon_persist(self) -> None:
         """Put back what was taken: it could not be written, and what it was to displace may be gone."""
         self._undurable.abandon_write(self.mark_delete)
-        self._changed_batches |= self._batches_in_flight
-        self._batches_in_flight = set()
+        self._undurable_batches.abandon_write()
 
     def withdraw_persist(self) -> None:
         """Put back what was just taken: it will not be tried, so what is durable stays so.
 
         To be called right after `begin_persist`, or `whole`.
         """
-        self.abandon_persist()
-        before = self._batches_before
-        self._changed_batches, self._batches_cut = before.changed, before.cut
-        self._batches_passed_by, self._completed = before.passed_by, before.completed
+        self._undurable.abandon_write(self.mark_delete)
         self._undurable.withdraw_displacement()
+        self._undurable_batches.withdraw_write()
         self._durable_count += len(self._undurable.displaced)
 
     def frontier_leaving(self, record_bytes_max: int) -> Position:
@@ -479,25 +425,6 @@ class AckState:
     def undurable_count(self, lower: Position, upper: Position) -> int:
         """Return how many acks above one position and up to another are not durable. Complexity: O(ledgers)."""
         return self._undurable.count_between(lower, upper)
-
-    def _complete(self, position: Position) -> None:
-        """Forget the batch that an entry is, if it is one that was partly acked: it is acked as a whole."""
-        unacked_words = self.batch.get(position)
-        if unacked_words is not None:
-            self._completed.ack(position, unacked_words)
-            self.batch.discard(position)
-
-    def _left_out(self) -> list[Position]:
-        """Return the batches whose last ack the persist under way, or the last one, leaves out."""
-        return [position for position in self._completed if self._undurable.left_out(position)]
-
-    def _batches(self, positions: Iterable[Position]) -> BatchIndexes:
-        held, left_out = BatchIndexes(), self._left_out() if self._completed else ()
-        for position in positions:
-            unacked_words = (self._completed if position in left_out else self.batch).get(position)
-            if unacked_words is not None:
-                held.ack(position, unacked_words)
-        return held
 
     def _accept(self, newly_acked: int) -> int:
         self._acked_count += newly_acked
@@ -549,7 +476,7 @@ class AckState:
         """Assert every invariant. Complexity: O(state)."""
         self.deleted._check()
         self._undurable._check(self.deleted, self.mark_delete, persisted_mark_delete=self.persisted_mark_delete)
-        self.batch._check()
+        self._undurable_batches._check()
         lowest = next(self.deleted.runs(), None)
         assert lowest is None or Position(lowest.ledger_id, lowest.first) > self.mark_delete
         assert not self.is_acked(self._ledgers.next_valid(self.mark_delete))

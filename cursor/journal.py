@@ -320,7 +320,8 @@ class Journal:
                 if not found.is_repaired:
                     return False
             except CorruptStateError:
-                # It was damaged before, and refuses the appends of an earlier owner, too.
+                # It was damaged before, and an embedded store refuses the appends of an earlier owner, too. ZooKeeper
+                # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
                 if not found.is_repaired:
                     raise
         self._delete(self._leftovers - {self._pointed_at})

@@ -19,6 +19,7 @@ from cursor.config import CursorConfig
 from cursor.group_persist import persist_together
 from cursor.journal import Journal
 from cursor.journal_format import Repair
+from cursor.listener import Change, bitmap_runs, covered_runs
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
 from cursor.persister import Persister
 from cursor.pulsar_format import reopened
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.ledger_map import LedgerMap
+    from cursor.listener import CursorListener
     from cursor.persister import PersistWatcher
     from cursor.recovery import Found
     from cursor.shared_holes import SharedHoles
@@ -330,6 +332,9 @@ class ManagedCursor:
                 persister.check_open()
             newly_acked = self._state.ack(position)
             number = persister.accepted_number = persister.accepted_number + newly_acked
+            if newly_acked and persister.listener is not None:
+                ledger_id, entry_id = position
+                persister.listener.changed(Change.ACKED, ((ledger_id, entry_id, entry_id),), now_ms=now_ms)
         finally:
             self._lock.release()
         entries = self._named(position) if self._names_entries else {}
@@ -388,6 +393,8 @@ class ManagedCursor:
             self.check_open()
             newly_acked, changed = self._state.ack_batch(position, words)
             self._persister.accepted_number += changed and not newly_acked
+            if newly_acked:
+                self._tell(Change.ACKED, ((*position, position.entry_id),), now_ms=now_ms)
             if newly_acked and self._chooses_age:
                 self._observe(self._named(position), now_ms=now_ms)
             # Batches are never held back, only the entry is that the last ack of one acks.
@@ -425,7 +432,7 @@ class ManagedCursor:
         self,
         position: Position,
         *,
-        now_ms: int,  # noqa: ARG002
+        now_ms: int,
         properties: Mapping[str, int] | None = None,
         unacked_words: Iterable[int] = (),
     ) -> Receipt:
@@ -455,6 +462,10 @@ class ManagedCursor:
                 newly_acked, was_changed = self._state.ack_up_to_batch(position, words, counts=self._batch_index_acks)
             else:
                 newly_acked = self._state.ack_up_to(position)
+            if newly_acked and self._persister.listener is not None:
+                self._tell(
+                    Change.MARK_DELETED, covered_runs(self._ledgers, before, self._state.mark_delete), now_ms=now_ms
+                )
             if properties is not None:
                 self._state.properties = dict(properties)
             if not newly_acked and (was_changed or properties is not None or self._state.mark_delete != before):
@@ -564,7 +575,12 @@ class ManagedCursor:
             route, written = self._persister.reset(mark_delete, now_ms=now_ms)
             with self._lock:
                 self._read_position = position
-                return self._persister.begin_anew(mark_delete, route, written, now_ms=now_ms)
+                given_back = [] if self._persister.listener is None else self._acked_above(mark_delete)
+                before = self._state.mark_delete
+                result = self._persister.begin_anew(mark_delete, route, written, now_ms=now_ms)
+                self._tell(Change.RESET, covered_runs(self._ledgers, before, mark_delete), now_ms=now_ms)
+                self._tell(Change.UNACKED, given_back, now_ms=now_ms)
+                return result
 
     def set_cursor_properties(self, properties: Mapping[str, str]) -> None:
         """Replace what the application attached to the cursor; it is durable when this returns.
@@ -684,6 +700,35 @@ class ManagedCursor:
             if self._persister.watcher is watcher:
                 self._persister.watcher = None
 
+    def listen(self, listener: CursorListener | None) -> None:
+        """Let somebody know of every change from now on; None is nobody.
+
+        Raises:
+            ValueError: Somebody else listens already.
+        """
+        with self._lock:
+            if listener is not None and self._persister.listener not in {None, listener}:
+                raise ValueError(f"somebody listens to the cursor of {self._persister.journal.path} already")
+            self._persister.listener = listener
+
+    def acked_runs(self) -> list[tuple[int, int, int]]:
+        """Return every entry of the log that is acked, as (ledger id, first, last), `last` included, in order.
+
+        Complexity: O(ledgers + ranges).
+        """
+        with self._lock:
+            runs = covered_runs(
+                self._ledgers, self._ledgers.previous(self._ledgers.first_position), self._state.mark_delete
+            )
+            return [*runs, *((ledger_id, first, end - 1) for ledger_id, first, end in self._state.deleted.runs())]
+
+    def told_delivered(self, consumer: str, positions: Iterable[Position], *, now_ms: int) -> None:
+        """Let the listener, if there is one, know what a subscription sent to a consumer."""
+        with self._lock:
+            if self._persister.listener is not None:
+                runs = [(ledger_id, entry_id, entry_id) for ledger_id, entry_id in positions]
+                self._persister.listener.delivered(consumer, runs, now_ms=now_ms)
+
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.
 
@@ -720,9 +765,24 @@ class ManagedCursor:
         with self._lock:
             self.check_open()
             new = self._state.ack_bitmaps(candidates)
+            if self._persister.listener is not None:
+                self._tell(Change.ACKED, [run for item in new.items() for run in bitmap_runs(*item)], now_ms=now_ms)
             if self._chooses_age:
                 self._observe(new, now_ms=now_ms)
             return self._accept(sum(map(len, new.values())), entries=candidates if self._names_entries else None)
+
+    def _tell(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
+        """Tell the listener, if there is one; to be called with the lock held. Acks of nothing are none."""
+        listener = self._persister.listener
+        if listener is not None and (runs or change is Change.RESET):
+            listener.changed(change, runs, now_ms=now_ms)
+
+    def _acked_above(self, position: Position) -> list[tuple[int, int, int]]:
+        """Return what is acked above a position."""
+        deleted = self._state.deleted.copy()
+        deleted.remove_at_most(position)
+        runs = [(ledger_id, first, end - 1) for ledger_id, first, end in deleted.runs()]
+        return [*covered_runs(self._ledgers, position, self._state.mark_delete), *runs]
 
     def _observe(self, entries: Mapping[int, BitMap], *, now_ms: int) -> None:
         with self._lock:

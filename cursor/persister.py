@@ -10,6 +10,7 @@ from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CursorClosedError
 from cursor.journal_format import Content
+from cursor.listener import Change
 from cursor.outcome import PersistResult, Route
 from cursor.rate_limiter import MarkDeleteRateLimiter
 from cursor.shared_holes import FilledCount, filled
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cursor.ack_state import AckState, PersistLimits, Unpersisted
     from cursor.config import CursorConfig
     from cursor.journal import Journal
+    from cursor.listener import CursorListener
 
 
 _LOG = logging.getLogger(__name__)
@@ -85,6 +87,8 @@ class Persister:
         self.journal = journal
         self.closed = False
         self.watcher: PersistWatcher | None = None
+        self.listener: CursorListener | None = None
+        self._planned_ms = now_ms  # of the persist under way
         # Held through a whole persist; taken before `lock`.
         self.writing = threading.Lock()
         # Counts the calls that changed something since the cursor was opened. Invariant: durable <= accepted.
@@ -108,8 +112,7 @@ class Persister:
         self._ledger_failures = 0  # in a row
         self._ledger_retry_at_ms = now_ms
         self._was_cut = False
-        self._filled_count: FilledCount | None = None  # made when it is first needed, as the next
-        self._count_to_persist: FilledCount | None = None
+        self._filled_count = FilledCount()
 
     @property
     def is_dirty(self) -> bool:
@@ -170,8 +173,9 @@ class Persister:
         state, buckets = self.state, self.journal.known_buckets
         if not buckets:
             return state.deleted.range_count
-        self._count_to_persist = count = self._count_to_persist or FilledCount()
-        return count.at_most(state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count)
+        return self._filled_count.at_most(
+            state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count
+        )
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
@@ -234,7 +238,9 @@ class Persister:
         self.abandon()
         self._count_ledger_error(now_ms=now_ms)
         try:
-            plan = self._plan_metadata(frontier, self.journal.buckets())
+            buckets = self.journal.buckets()
+            with self._lock:
+                plan = self._begun(self._plan_metadata(frontier, buckets), now_ms=now_ms)
             return self.carry_out(plan, frontier, now_ms=now_ms)
         except StoreError as second:
             error.add_note(f"nor was it written to the metadata store: {second}")
@@ -295,7 +301,7 @@ class Persister:
         """
         if self.closed:
             return None
-        plan = self._plan_closing()
+        plan = self._plan_closing(now_ms=now_ms)
         if plan is None:
             result = self.persist(EVERYTHING, now_ms=now_ms)
         else:
@@ -318,15 +324,32 @@ class Persister:
             if not (self.is_dirty or has_more or self._must_let_go(now_ms=now_ms)):
                 return None
             if self._backs_off(now_ms=now_ms):
-                return self._plan_metadata(frontier, buckets)
-            taken = self._begin(frontier, self._ledger_limits, buckets)
-            journal = self.journal
-            if self._needs_new_ledger(now_ms=now_ms):
-                return self._plan_whole(Route.SNAPSHOT, taken, buckets)
-            if not journal.form.has_deltas:
-                return self._plan_whole(Route.WHOLE, taken)
-            content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
-            return Plan(Route.DELTA, content, taken, self.accepted_number)
+                return self._begun(self._plan_metadata(frontier, buckets), now_ms=now_ms)
+            return self._begun(self._plan_ledger(frontier, buckets, now_ms=now_ms), now_ms=now_ms)
+
+    def _plan_ledger(self, frontier: Position, buckets: Sequence[BucketHoles], *, now_ms: int) -> Plan:
+        taken = self._begin(frontier, self._ledger_limits, buckets)
+        if self._needs_new_ledger(now_ms=now_ms):
+            return self._plan_whole(Route.SNAPSHOT, taken, buckets)
+        if not self.journal.form.has_deltas:
+            return self._plan_whole(Route.WHOLE, taken)
+        content = Content(taken.mark_delete, taken.new, taken.batch, taken.properties)
+        return Plan(Route.DELTA, content, taken, self.accepted_number)
+
+    def _begun(self, plan: Plan, *, now_ms: int) -> Plan:
+        """Tell the listener, if there is one, of a plan that will be carried out; to be called with the lock held."""
+        self._planned_ms = now_ms
+        if self.listener is not None:
+            held, cut, displaced = self.state.left_out
+            if displaced:
+                cut = cut.copy()
+                cut.difference_update(displaced)
+            self.listener.changed(Change.PERSIST_BEGUN, (), now_ms=now_ms)
+            for change, ranges in ((Change.HELD_BACK, held), (Change.CUT_OFF, cut), (Change.DISPLACED, displaced)):
+                if ranges:
+                    runs = [(ledger_id, first, end - 1) for ledger_id, first, end in ranges.runs()]
+                    self.listener.changed(change, runs, now_ms=now_ms)
+        return plan
 
     def _buckets(self, *, now_ms: int) -> Sequence[BucketHoles]:
         """Return the delay buckets that the next record may refer to, or that a limit on ranges must know.
@@ -346,9 +369,8 @@ class Persister:
         state, range_count_max = self.state, limits.range_count_max
         if range_count_max is None or not buckets:
             return self._begin_within(frontier, limits)
-        self._filled_count = count = self._filled_count or FilledCount()
         is_whole = frontier == EVERYTHING and not state.held_back
-        if is_whole and count.fits(
+        if is_whole and self._filled_count.fits(
             state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count
         ):
             return self._begin_within(frontier, limits._replace(range_count_max=None))
@@ -408,7 +430,7 @@ class Persister:
                 # From here on it is bytes that count, and a range takes some in any case.
                 limits, counted_without = limits._replace(range_count_max=shrunk), ()
 
-    def _plan_closing(self) -> Plan | None:
+    def _plan_closing(self, *, now_ms: int) -> Plan | None:
         """Take the whole state for the metadata store, if Pulsar's format is used and it is small enough."""
         config = self._config
         if self.journal.form.has_deltas:
@@ -419,7 +441,7 @@ class Persister:
                 return None
             plan = self._plan_whole(Route.METADATA, self._begin_within(EVERYTHING, self._ledger_limits))
             if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
-                return plan
+                return self._begun(plan, now_ms=now_ms)
             self.state.withdraw_persist()
             return None
 
@@ -427,18 +449,22 @@ class Persister:
         if plan.appends:
             return self.journal.append(plan.content)
         write = self.journal.write_record if plan.route is Route.METADATA else self.journal.begin_ledger
-        return write(plan.content, plan.buckets) if plan.buckets else write(plan.content)
+        return write(plan.content, plan.buckets)
 
     def abandon(self) -> None:
         """Put back what was planned: it could not be written."""
         with self._lock:
             self.state.abandon_persist()
+            if self.listener is not None:
+                self.listener.changed(Change.PERSIST_FAILED, (), now_ms=self._planned_ms)
 
     def commit(self, plan: Plan, written: int, *, now_ms: int) -> PersistResult:
         """Count what was planned as durable: it was written and synced."""
         with self._lock:
             taken = plan.taken
             covered = self.state.end_persist(taken)
+            if self.listener is not None:
+                self.listener.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
             self.durable_number = plan.number
             # Counted where it begins: a limit that goes on cutting is one event, not one a persist.
             is_cut = taken.cut_count > 0 or taken.batch_cut_count > 0

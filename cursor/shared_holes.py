@@ -330,8 +330,10 @@ def _filled(acked: BitMap, holes: BitMap | None) -> npt.NDArray[np.int64]:
 class FilledCount:
     """Whether the ranges of a state are within a limit once shared holes are filled in, seldom by counting them."""
 
+    __slots__ = ("_acked_count", "_count_max", "_references")
+
     def __init__(self) -> None:
-        self._references: list[BucketReference] = []
+        self._references: tuple[BucketReference, ...] = ()
         # Invariant: while these are the buckets and so many acks were accepted, there are at most so many ranges.
         self._acked_count = 0
         self._count_max = -1
@@ -372,13 +374,13 @@ class FilledCount:
         return min(self._at_most(acked_count), deleted.range_count)
 
     def _knows(self, buckets: Sequence[BucketHoles]) -> bool:
-        return self._count_max >= 0 and self._references == [bucket.reference for bucket in buckets]
+        return self._count_max >= 0 and self._references == tuple(bucket.reference for bucket in buckets)
 
     def _at_most(self, acked_count: int) -> int:
         return self._count_max + acked_count - self._acked_count
 
     def _count(self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], acked_count: int) -> None:
-        self._references = [bucket.reference for bucket in buckets]
+        self._references = tuple(bucket.reference for bucket in buckets)
         self._acked_count = acked_count
         self._count_max = len(filled(deleted, buckets))
 

@@ -246,6 +246,7 @@ class Subscription(PersistWatcher):
                 if batch.deliveries:
                     highest = max(delivery.position for delivery in batch.deliveries)
                     self.cursor.delivered(highest, now_ms=now_ms)
+                    self.cursor.told_delivered(consumer, (sent.position for sent in batch.deliveries), now_ms=now_ms)
             except BaseException:
                 self._withdraw(batch)
                 raise

@@ -14,6 +14,7 @@ from ackstate.position import Position
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from pyroaring import BitMap
 
     from delay.position_set import PositionSet
 
@@ -162,7 +163,7 @@ class Calendar:
         """Put in messages of any ledgers, three arrays as in `Due` but in any order; complexity as for `add_many`."""
         if not len(due_ms):
             return
-        if len(due_ms) >= _BULK_COUNT_PER_LEAF * len(self._leaves):
+        if len(due_ms) >= max(_BULK_COUNT_MIN, _BULK_COUNT_PER_LEAF * len(self._leaves)):
             self._free_unused_pages()
             self._put_many(due_ms, ledger_ids, entry_ids)
             return
@@ -226,9 +227,7 @@ class Calendar:
                 continue
             is_of_it = everything.ledger_ids == ledger_id
             # In order of time: of one that is in twice the first counts.
-            entry_ids, first_at = np.unique(everything.entry_ids[is_of_it], return_index=True)
-            is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
-            self.add_many(ledger_id, entry_ids[is_kept], everything.due_ms[is_of_it][first_at[is_kept]])
+            self.add_many(ledger_id, *first_of_each(everything.entry_ids[is_of_it], everything.due_ms[is_of_it], kept))
 
     def clear(self) -> None:
         """Remove everything."""
@@ -457,6 +456,15 @@ class Calendar:
         for key, page in self._pages.items():
             assert key == self._page_ledger_ids[page] << _ENTRY_BITS | self._page_highs[page]
         assert sorted([*self._pages.values(), *self._free_pages]) == list(range(len(self._page_highs)))
+
+
+def first_of_each(
+    entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64], kept: BitMap
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return of entries of one ledger those that are in a bitmap, each once, in order, with its first time."""
+    entry_ids, first_at = np.unique(entry_ids, return_index=True)
+    is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
+    return entry_ids[is_kept], due_ms[first_at[is_kept]]
 
 
 def _times(chunk: list[int] | _EraKeys) -> NDArray[np.int64]:

@@ -8,16 +8,14 @@ falls due it leaves the index for the *due log*, which every view reads at its o
 from __future__ import annotations
 
 import threading
-from array import array
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
-from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.integers import check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
-from delay.calendar import Calendar
+from delay.calendar import Calendar, first_of_each
 from delay.config import DelayConfig
 from delay.due_log import DUE_LOG_BYTES_MAX, DueLog
 from delay.position_set import PositionSet
@@ -334,10 +332,7 @@ class TopicDelayIndex:
             fresh -= held
         if len(fresh) < len(entry_ids):
             # Of an entry that was given twice the first time counts.
-            entry_ids, first_at = np.unique(entry_ids, return_index=True)
-            deliver_at_ms = deliver_at_ms[first_at]
-            is_fresh = np.isin(entry_ids, np.array(fresh.to_array(), dtype=np.int64), assume_unique=True)
-            entry_ids, deliver_at_ms = entry_ids[is_fresh], deliver_at_ms[is_fresh]
+            entry_ids, deliver_at_ms = first_of_each(entry_ids, deliver_at_ms, fresh)
         tick_ms = self._tick_time_ms
         late_ms = deliver_at_ms % tick_ms
         due_ms = deliver_at_ms + np.where(late_ms, np.minimum(tick_ms - late_ms, TIME_MS_MAX - deliver_at_ms), 0)
@@ -360,10 +355,6 @@ class TopicDelayIndex:
         assert self.next_due_ms is None or self.next_due_ms > self._now_ms
         assert self.due_log.end.next is None
         assert len(self.due_log.end.positions) == 0
-
-
-def _bitmap(entry_ids: NDArray[np.int64]) -> BitMap:
-    return BitMap(array("I", entry_ids.astype(np.uint32).tobytes()))
 
 
 def _integers(name: str, numbers: Iterable[int], *, least: int, most: int) -> NDArray[np.int64]:

@@ -65,7 +65,11 @@ def claim(directory: Path) -> BinaryIO:
         OSError: There is none and it cannot be made, or it may not be written.
     """
     lock = (directory / LOCK).open("a+b", buffering=0)
-    _lock_file(lock, fcntl.LOCK_EX, directory)
+    try:
+        _lock(lock, fcntl.LOCK_EX, directory)
+    except BaseException:
+        lock.close()
+        raise
     # The number is for people: a disk too full to take it must not keep the store shut.
     with suppress(OSError):
         lock.truncate(0)
@@ -83,54 +87,34 @@ def unlock(lock: BinaryIO) -> None:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-@contextmanager
-def closed_to_others(directory: Path) -> Iterator[None]:
-    """Keep a store from being opened, but not from being copied by others too, and leave no trace.
-
-    Raises:
-        StoreLockedError: It is open, or was opened in the meantime: then what was seen of it does not count.
-        OSError: The lock may not be read.
-    """
-    name = directory / LOCK
+def _lock_directory(place: Path, kind: int, directory: Path) -> int:
+    """Lock a directory itself and return its descriptor, which holds the lock."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock = name.open("rb", buffering=0)
-    except FileNotFoundError:
-        yield
-        # There was nothing to lock, and whoever opens the store makes it.
-        if name.exists():
-            raise StoreLockedError(f"{directory} was opened while it was copied") from None
-        return
-    _lock_file(lock, fcntl.LOCK_SH, directory)
-    try:
-        yield
-    finally:
-        unlock(lock)
-
-
-def lock_directory(path: Path, kind: int) -> int:
-    """Lock a directory itself and return its descriptor, which holds the lock.
-
-    Args:
-        path: The directory.
-        kind: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
-
-    Raises:
-        StoreLockedError: A store is open in it or, for `LOCK_EX`, is being copied.
-        OSError: It cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StoreLockedError(f"{path} is being copied, or is open though its {LOCK} was removed") from None
+        _lock(descriptor, kind, directory)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def let_go(descriptor: int) -> None:
+def _lock(opened: int | BinaryIO, kind: int, directory: Path) -> None:
+    try:
+        fcntl.flock(opened, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreLockedError(_why_locked(directory)) from None
+
+
+def _why_locked(directory: Path) -> str:
+    """Say who has a store. ``LOCK`` is read and not tried: whoever has the directory may be about to take it."""
+    try:
+        holder = (directory / LOCK).read_bytes()[:20].decode("ascii", "replace").strip()
+    except OSError:
+        return f"{directory} is being copied, or is open though its {LOCK} was removed"
+    return f"{directory} is open in process {holder or 'unknown'}, or is being copied"
+
+
+def _unlock_directory(descriptor: int) -> None:
     """Unlock a directory: closing alone would leave it locked for as long as a forked child has it open."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -139,42 +123,44 @@ def let_go(descriptor: int) -> None:
 
 
 @contextmanager
-def shared(directory: Path) -> Iterator[None]:
-    """Keep what is in a directory from being opened, but not from being copied, and leave no trace.
-
-    Raises:
-        As `lock_directory`.
-    """
-    descriptor = lock_directory(directory, fcntl.LOCK_SH)
-    try:
-        yield
-    finally:
-        let_go(descriptor)
-
-
-@final
-class DirectoryClaim:
-    """A store's directory, and the one that its files really are in: first the latter is locked, then ``LOCK``.
+def closed_to_others(directory: Path, place: Path) -> Iterator[None]:
+    """Keep a store from being opened, but not from being copied by others too, and leave no trace.
 
     Args:
         directory: The store's.
         place: Where its files are.
 
     Raises:
-        StoreLockedError: Either is open already, in another process or in this one; nothing was changed.
+        StoreLockedError: It is open.
+        OSError: The latter cannot be read.
+    """
+    descriptor = _lock_directory(place, fcntl.LOCK_SH, directory)
+    try:
+        yield
+    finally:
+        _unlock_directory(descriptor)
+
+
+@final
+class DirectoryClaim:
+    """A store's directory, and the one that its files really are in: first the latter is locked, then ``LOCK``.
+
+    The name of ``LOCK`` may be removed while it is held; a directory cannot be taken away unnoticed.
+
+    Args:
+        directory: The store's.
+        place: Where its files are.
+
+    Raises:
+        StoreLockedError: It is open already, in another process or in this one, or being copied; nothing was changed.
         OSError: The latter cannot be read.
     """
 
     def __init__(self, directory: Path, place: Path) -> None:
         self._directory = directory
         self._lock: BinaryIO | None = None
-        self._descriptor = -1
-        try:
-            self._descriptor = lock_directory(place, fcntl.LOCK_EX)
-        except StoreLockedError:
-            # LOCK says who has it, if it is there.
-            with closed_to_others(directory):
-                raise
+        self._descriptor = -1  # As long as it is not locked, there is nothing to close.
+        self._descriptor = _lock_directory(place, fcntl.LOCK_EX, directory)
 
     def take_lock(self) -> None:
         """Take ``LOCK``, too; see `claim`."""
@@ -186,7 +172,7 @@ class DirectoryClaim:
             unlock(self._lock)
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            let_go(descriptor)
+            _unlock_directory(descriptor)
 
     def leave_to_parent(self) -> None:
         """Close both in a forked child, and leave them locked."""
@@ -200,20 +186,6 @@ class DirectoryClaim:
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
-
-
-def _lock_file(lock: BinaryIO, kind: int, directory: Path) -> None:
-    """Lock a file, or close it and say who has locked it."""
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read(20).decode("ascii", "replace").strip()
-        lock.close()
-        raise StoreLockedError(f"{directory} is open in process {holder or 'unknown'}") from None
-    except BaseException:
-        lock.close()
-        raise
 
 
 def sync_path(path: Path) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, final
 
 from cursor.store import PayloadTooLargeError, Store, Versioned, check_owner, check_path, children_prefix
 from cursor.stores.directory_lock import LOCK
-from cursor.stores.file_commit import IDENTITY_SIZE, FileLog, system_errors_in_our_words
+from cursor.stores.file_commit import IDENTITY_SIZE, FileLog
 from cursor.stores.file_copy import copy_files
 from cursor.stores.file_generation import check_names
 from cursor.stores.kernel_directory import KernelDirectory
+from cursor.stores.plain_files import check_plain_files
+from cursor.stores.system_errors import system_errors_in_our_words
 
 if TYPE_CHECKING:
     import os
@@ -58,6 +60,7 @@ class FileStore:
         with system_errors_in_our_words(place):
             if place.exists():
                 check_names(sorted({path.name for path in place.iterdir()} - {LOCK}), directory=place)
+                check_plain_files(place.iterdir())
             directory = KernelDirectory(place)
         self._begin(directory, compaction_size_min)
 
@@ -166,8 +169,8 @@ class _FileLedgers:
 
     def last(self, ledger_id: int) -> int:
         """See `LedgerStore.last`."""
-        with self._log.reading() as index:
-            return len(index.ledger(ledger_id).sizes) - 1
+        with self._log.lock:
+            return len(self._log.index().ledger(ledger_id).sizes) - 1
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
@@ -180,8 +183,8 @@ class _FileLedgers:
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
         check_owner(owner)
-        with self._log.reading() as index:
-            return sorted(index.ids_of.get(owner, ()))
+        with self._log.lock:
+            return sorted(self._log.index().ids_of.get(owner, ()))
 
     def owners(self) -> list[str]:
         """See `LedgerStore.owners`."""
@@ -197,8 +200,8 @@ class _FileMetadata:
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_path(path)
-        with self._log.reading() as index:
-            return index.values.get(path)
+        with self._log.lock:
+            return self._log.index().values.get(path)
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """See `MetadataStore.put`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from pathlib import Path
 
 from cursor.store import StoreError
-from cursor.stores.directory_lock import closed_to_others, lock_directory
-from cursor.stores.file_commit import system_errors_in_our_words
+from cursor.stores.directory_lock import LOCK, closed_to_others
 from cursor.stores.file_generation import holds_store, is_read_by_opening
+from cursor.stores.plain_files import check_plain_files
+from cursor.stores.system_errors import system_errors_in_our_words
 from cursor.stores.temporary_copy import TemporaryCopy
 
 
@@ -25,11 +24,10 @@ def copy_files(directory: Path) -> TemporaryCopy:
     with system_errors_in_our_words(directory):
         if not directory.is_dir():
             raise StoreError(f"{directory} is not an ackstate store: there is no such directory")
+        check_plain_files(path for path in directory.iterdir() if path.name == LOCK or is_read_by_opening(path.name))
         copy = TemporaryCopy(directory)
         try:
-            with closed_to_others(directory):
-                # Whoever has it open may have lost the lock's name.
-                os.close(lock_directory(directory, fcntl.LOCK_SH))
+            with closed_to_others(directory, directory):
                 names = [path.name for path in directory.iterdir()]
                 if not holds_store(names):
                     raise StoreError(f"{directory} is not an ackstate store: it holds no log")

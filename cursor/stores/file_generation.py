@@ -12,7 +12,6 @@ any more once its journal could not be written.
 
 from __future__ import annotations
 
-import errno
 import re
 import struct
 from contextlib import suppress
@@ -50,8 +49,6 @@ _MARK = struct.Struct("<4sIQI")  # magic, version, identity, the checksum of all
 _MARK_MAGIC = b"ACKM"
 _BLOCK_SIZE = 1 << 20  # A copy of the state is written in groups of about so many bytes.
 _GAP = 1 << 12  # Bytes between two entries that are read with them rather than skipped.
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The numbers of the errors by which a system says that there is no room."""
 
 
 @final

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.stores.directory_lock import (
-    LOCK,
-    claim,
-    leave_to_parent_at_fork,
-    lock_directory,
-    sync_names_above,
-    sync_path,
-    unlock,
-)
+from cursor.stores.directory_lock import LOCK, DirectoryClaim, leave_to_parent_at_fork, sync_names_above, sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +31,9 @@ class KernelDirectory:
         self._path = Path(path).absolute()
         self._name = called or str(self._path)
         self._path.mkdir(parents=True, exist_ok=True)
-        self._lock = claim(self._path)
-        # The name of the lock may be removed while it is held; the directory itself cannot be taken away unnoticed.
-        self._descriptor = -1
+        self._claim = DirectoryClaim(self._path, self._path)
         try:
-            self._descriptor = lock_directory(self._path, fcntl.LOCK_EX)
+            self._claim.take_lock()
             if not self.names():
                 sync_names_above(self._path)
         except BaseException:
@@ -82,27 +70,11 @@ class KernelDirectory:
 
     def close(self) -> None:
         """See `StoreDirectory.close`; closing twice does nothing."""
-        if self._descriptor >= 0:
-            # A forked child may have it open, too.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._let_go()
-        unlock(self._lock)
+        self._claim.let_go()
 
     def leave_to_parent(self) -> None:
         """See `cursor.stores.directory_lock.Opened`."""
-        with suppress(OSError):
-            self._let_go()
-        with suppress(OSError):
-            self._lock.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):
-            self._let_go()
-
-    def _let_go(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._claim.leave_to_parent()
 
     def _open(self, name: str, flags: int) -> KernelFile:
         return KernelFile(os.open(self._path / name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o666))

@@ -24,15 +24,13 @@ when they are read.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 import sqlite3
 import struct
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor.store import StoreError, StoreFullError
@@ -40,17 +38,16 @@ from cursor.stores.directory_lock import (
     LOCK,
     DirectoryClaim,
     closed_to_others,
-    shared,
     sync_names_above,
     sync_path,
 )
+from cursor.stores.kernel_directory import KernelFile
+from cursor.stores.plain_files import check_plain_files
 from cursor.stores.sqlite_log import check_log
 from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
 from cursor.stores.sqlite_seal import RowSeal
+from cursor.stores.system_errors import system_errors_in_our_words
 from cursor.stores.temporary_copy import TemporaryCopy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DATABASE = "ackstate.sqlite3"
 """The name of the database in a store's directory."""
@@ -117,7 +114,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
         AckStateError: See `cursor.stores.sqlite.SqliteStore`.
         sqlite3.Error: See above; to be put in our words.
     """
-    with _system_errors_in_our_words(directory):
+    with system_errors_in_our_words(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
         claim = DirectoryClaim(directory, _real(database).parent)
@@ -140,7 +137,8 @@ def copy_database(directory: Path) -> TemporaryCopy:
     Raises:
         AckStateError: See `cursor.stores.sqlite.SqliteStore.open_copy`.
     """
-    with _system_errors_in_our_words(directory):
+    with system_errors_in_our_words(f"{directory}: cannot open the store"):
+        _check_plain(directory)
         if not os.path.lexists(directory / DATABASE):
             _check_not_lost(directory)
             raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
@@ -148,7 +146,7 @@ def copy_database(directory: Path) -> TemporaryCopy:
         database = Path(os.path.realpath(directory / DATABASE, strict=True))
         copy = TemporaryCopy(directory)
         try:
-            with closed_to_others(directory), shared(database.parent):
+            with closed_to_others(directory, database.parent):
                 is_marked(directory)
                 _check_header(database)
                 shutil.copyfile(database, Path(copy.name, DATABASE))
@@ -164,15 +162,6 @@ def copy_database(directory: Path) -> TemporaryCopy:
 def _real(database: Path) -> Path:
     """Return what a link leads to; of links in a circle one of them, which nobody can open."""
     return Path(os.path.realpath(database))
-
-
-@contextmanager
-def _system_errors_in_our_words(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        refusal = StoreFullError if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
-        raise refusal(f"{directory}: cannot open the store: {error.strerror}") from error
 
 
 def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
@@ -205,26 +194,20 @@ def _check_not_lost(directory: Path) -> None:
 
 
 def _settle(log: Path) -> None:
-    """Sync a log, if there is one, and have the kernel drop its clean pages: those of a failed sync, too, are clean.
+    """Have a log, if there is one, read as the disk has it.
 
     Or SQLite would copy a transaction to the database that is not in the log on the disk, and a power cut in between
     would leave a part of it there for good.
     """
-    try:
-        descriptor = os.open(log, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+    with suppress(FileNotFoundError), closing(KernelFile(os.open(log, os.O_RDONLY))) as file:
+        file.settle()
 
 
 def _prepare(directory: Path) -> None:
     """Make a missing directory, and refuse one that holds something else before anything in it is touched."""
     if not directory.exists():
         directory.mkdir(parents=True, exist_ok=True)
+    _check_plain(directory)
     names = {path.name for path in directory.iterdir()}
     if DATABASE in names:
         # Its header waits for the lock: closing the file would drop the locks that SQLite holds on it elsewhere in this
@@ -235,6 +218,14 @@ def _prepare(directory: Path) -> None:
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
+
+
+def _check_plain(directory: Path) -> None:
+    """Refuse what is no file in the place of a store's file; also of a log's, where a link leads to the database."""
+    check_plain_files(directory / name for name in STORE_FILES)
+    database = _real(directory / DATABASE)
+    if database.parent != directory:
+        check_plain_files(database.with_name(f"{database.name}{suffix}") for suffix in _LOGS)
 
 
 def _check_header(database: Path) -> None:

@@ -9,7 +9,6 @@ Source: ``ImmutableBucket`` of Apache Pulsar, PIP-195.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -119,21 +118,6 @@ class Segment(NamedTuple):
         return decode_metadata(self.encoded, what="segment metadata in memory")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class BucketSnapshot:
-    """A durable snapshot, for whoever stores a reference to it.
-
-    Attributes:
-        bucket_id: Its ledger.
-        key: The message ledgers that it covers.
-        segments: What its segments hold, from the one on that is in memory.
-    """
-
-    bucket_id: int
-    key: BucketKey
-    segments: tuple[SegmentMetadata, ...]
-
-
 @final
 class Bucket:
     """A bucket whose snapshot is stored and of whose segments one is in memory.
@@ -175,11 +159,6 @@ class Bucket:
     def memory_bytes(self) -> int:
         """About how much memory its metadata takes; its messages are counted where they are."""
         return sum(_SEGMENT_BYTES + len(segment.encoded) for segment in self.segments)
-
-    def snapshot(self) -> BucketSnapshot:
-        """Return what others may refer to. Complexity: O(bitmaps)."""
-        segments = tuple(segment.metadata for segment in self.segments[self.current - 1 :])
-        return BucketSnapshot(self.bucket_id, self.key, segments)
 
 
 # A tuple of four, two integers that are its own, and a bytes object.

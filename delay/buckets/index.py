@@ -15,7 +15,7 @@ from ackstate.errors import AckStateError
 from ackstate.integers import check_count, check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.buckets.mutable import MutableBucket, by_ledger, put_into
+from delay.buckets.mutable import MutableBucket, by_ledger
 from delay.buckets.recovery import BucketRecoveryReport, find_buckets
 from delay.buckets.sealed import SealedBuckets
 from delay.buckets.shared import SharedBuckets
@@ -30,7 +30,7 @@ from delay.view import SubscriptionDelayView
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from delay.buckets.bucket import Bucket, BucketSnapshot
+    from delay.buckets.bucket import Bucket
     from delay.buckets.sealed import BucketStats
 
 # From so many messages a ledger on, taking them out of its bitmap together is faster than one by one.
@@ -146,7 +146,7 @@ class BucketedDelayIndex(SkippingTracker):
         for each in found.buckets:
             for ledger_id, bitmap in each.bitmaps().items():
                 index.held.update_entries(ledger_id, bitmap)
-            put_into(index._shared, each.loaded)
+            index._shared.add_all(*each.loaded)
             index._sealed.adopt(each.bucket)
         return index, found.report(message_count=len(index))
 
@@ -156,13 +156,6 @@ class BucketedDelayIndex(SkippingTracker):
 
     def __contains__(self, position: Position) -> bool:
         return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
-
-    def count_between(self, first: Position, end: Position) -> int:
-        """Count the messages that wait from `first` (included) to `end` (excluded).
-
-        Complexity: O(ledgers).
-        """
-        return self.held.count_between(first, end)
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Say whether a message must wait; see `DelayedDeliveryTracker.add_message`.
@@ -311,11 +304,6 @@ class BucketedDelayIndex(SkippingTracker):
         """
         return self._sealed.durable
 
-    def bucket_snapshots(self) -> list[BucketSnapshot]:
-        """Return the durable snapshots, in order of their ledgers. Complexity: O(bitmaps) to decode their metadata."""
-        with self.lock:
-            return [bucket.snapshot() for bucket in self._sealed if bucket.is_registered]
-
     def delete_retired(self) -> None:
         """Delete the snapshots out of use that nothing references any more; a failure leaves one to the next call."""
         self._check_open()
@@ -357,7 +345,7 @@ class BucketedDelayIndex(SkippingTracker):
         """Move what is due up to a time out of the mutable bucket, so that it is not sealed."""
         first_ms = self._mutable.calendar.first_due_ms
         if first_ms is not None and first_ms <= until_ms:
-            put_into(self._shared, self._mutable.take_until(until_ms))
+            self._shared.add_all(*self._mutable.take_until(until_ms))
 
     def take_due_at(self, now_ms: int, max_count: int | None = None) -> PositionSet:
         """Take out the messages that are due first at a time, at most so many; see `take_due`."""
@@ -412,7 +400,7 @@ class BucketedDelayIndex(SkippingTracker):
             if head is not None:
                 ahead = head[0].count_before(due)
                 is_all = is_all or ahead < len(due.ledger_ids)
-                put_into(self._shared, DelayedIndexes(*(column[ahead:] for column in due)))
+                self._shared.add_all(*(column[ahead:] for column in due))
                 due = DelayedIndexes(*(column[:ahead] for column in due))
             self._release(due, taken)
             if is_all and (head is None or len(taken) == max_count or not self._load_next(head[1])):
@@ -429,10 +417,10 @@ class BucketedDelayIndex(SkippingTracker):
         return True
 
     def _seal(self) -> None:
-        put_into(self._shared, self._sealed.seal(*self._mutable.take_all()))
+        self._shared.add_all(*self._sealed.seal(*self._mutable.take_all()))
         if self._sealed.has_too_many:
             self._drop_consumed()
-            put_into(self._shared, self._sealed.merge())
+            self._shared.add_all(*self._sealed.merge())
             self._taken_until_ms = -1  # What was merged has messages again that have been taken.
         self._sealed.catch_up()
 
@@ -442,7 +430,7 @@ class BucketedDelayIndex(SkippingTracker):
             self._retry_at_ms = self._now_ms + _LOAD_RETRY_MS
             return False
         self._retry_at_ms = 0
-        put_into(self._shared, loaded)
+        self._shared.add_all(*loaded)
         return True
 
     def _release(self, due: DelayedIndexes, taken: PositionSet) -> None:

@@ -1,4 +1,4 @@
-"""The bucket that is not sealed: the messages of the latest ledgers, in memory; and how arrays come into a calendar."""
+"""The bucket that is not sealed: the messages of the latest ledgers, in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from ackstate.position import Position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from delay.buckets.bucket import BucketKey
 from delay.calendar import Calendar
@@ -16,10 +15,9 @@ from delay.tracker import TIME_MS_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ackstate.position import Position
     from delay.config import DelayConfig
 
-# Up to so many messages, putting them into a calendar one by one is as fast as together.
-_FEW = 64
 _NO_LEDGER = -1
 
 
@@ -86,12 +84,3 @@ def by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, DelayedIndexes]]:
     ends = np.flatnonzero(np.diff(ledger_ids, append=_NO_LEDGER)) + 1
     for first, end in pairwise((0, *ends.tolist())):
         yield int(ledger_ids[first]), DelayedIndexes(times[first:end], ledger_ids[first:end], entry_ids[first:end])
-
-
-def put_into(calendar: Calendar, indexes: DelayedIndexes) -> None:
-    """Put messages into a calendar, in any order."""
-    if len(indexes.ledger_ids) > _FEW:
-        calendar.add_all(*indexes)
-        return
-    for due_ms, ledger_id, entry_id in zip(*(column.tolist() for column in indexes), strict=True):
-        calendar.add(Position(ledger_id, entry_id), due_ms)

@@ -104,11 +104,11 @@ def test_what_is_withdrawn_leaves_batches_as_they_were():
     state.end_persist(state.begin_persist(limits=limits))
     state.ack_batch(Position(1, 5), [0])
     state.ack_batch(Position(1, 1), [0b10])
-    names = ("_changed_batches", "_batches_cut", "_batches_passed_by", "_completed")
-    before = {name: deepcopy(getattr(state, name)) for name in names}
+    names, batches = ("_changed", "_cut", "_passed_by", "_completed"), state._undurable_batches
+    before = {name: deepcopy(getattr(batches, name)) for name in names}
     assert all(before.values())
     state.begin_persist(limits=limits)
-    assert {name: getattr(state, name) for name in names} != before
+    assert {name: getattr(batches, name) for name in names} != before
     state.withdraw_persist()
-    assert {name: getattr(state, name) for name in names} == before
+    assert {name: getattr(batches, name) for name in names} == before
     state._check()

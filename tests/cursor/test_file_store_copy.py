@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -16,15 +14,8 @@ from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor import FileStore, SqliteStore
 from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
 from cursor.stores import file_generation
+from tests.cursor.store_directories import assert_works, hold
 from tests.fake_directory import LOG, history_of_calls, state_of
-
-HOLDER = """
-import sys
-from cursor import FileStore
-store = FileStore(sys.argv[1])
-print("open", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -54,11 +45,6 @@ def mark(version):
     """A mark as a later release would make it."""
     head = b"ACKM" + version.to_bytes(4, "little")
     return head + google_crc32c.value(head).to_bytes(4, "little")
-
-
-def assert_works(directory):
-    with closing(FileStore(directory)) as store:
-        store.ledgers.append(store.ledgers.create("works"), b"entry")
 
 
 STATES = ["closed", "torn", "unmarked", "unfinished"]
@@ -130,10 +116,7 @@ def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_writte
 
 @pytest.mark.slow
 def test_an_open_store_is_not_copied(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as holder:
-        assert holder.stdout.readline() == "open\n"
+    with hold(tmp_path, FileStore) as holder:
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
             FileStore.open_copy(tmp_path)
         holder.kill()
@@ -170,15 +153,20 @@ def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(directory, monke
     with closing(FileStore.open_copy(directory)):
         assert done
         # The copy is one's own: the store is free again.
-        assert_works(directory)
+        assert_works(directory, FileStore)
 
 
-def test_a_store_without_a_lock_file_that_is_opened_while_it_is_copied_is_refused(directory, temporary, monkeypatch):
+def test_nor_can_a_store_without_a_lock_file(directory, monkeypatch):
+    def open_it():
+        with pytest.raises(StoreLockedError, match="is being copied"):
+            FileStore(directory)
+        assert not (directory / "LOCK").exists()  # It came no further than the directory.
+
     (directory / "LOCK").unlink()
-    before_the_first_copy(monkeypatch, lambda: assert_works(directory))
-    with pytest.raises(StoreLockedError, match="while it was copied"):
-        FileStore.open_copy(directory)
-    assert not list(temporary.iterdir())
+    done = before_the_first_copy(monkeypatch, open_it)
+    FileStore.open_copy(directory).close()
+    assert done
+    assert_works(directory, FileStore)
 
 
 @pytest.mark.parametrize("content", [None, {}, {"notes.txt": b"mine"}, {"LOCK": b"", f"{LOG}.new": b"x"}])
@@ -251,4 +239,4 @@ def test_a_copy_that_cannot_be_made_is_refused_and_removed(directory, temporary,
     assert not list(temporary.iterdir())
     assert snapshot(directory) == before
     monkeypatch.undo()
-    assert_works(directory)
+    assert_works(directory, FileStore)

@@ -11,26 +11,8 @@ import pytest
 
 from cursor import FileStore, SqliteStore
 from cursor.store import ABSENT, StoreError, StoreLockedError
+from tests.cursor.forked import in_child, living_child
 from tests.fake_directory import LOG, FakeDirectory
-
-
-def in_child(function):
-    """Fork, and return what a function says in the child."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            said = function()
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        with suppress(OSError):
-            os.write(writer, said.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read().decode()
-    os.waitpid(pid, 0)
-    return said
 
 
 def test_a_store_whose_lock_was_removed_is_not_opened_twice_nor_copied(tmp_path):
@@ -71,19 +53,9 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path, call):
 
 def test_a_child_that_lives_on_does_not_keep_the_store(tmp_path):
     store = FileStore(tmp_path)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    try:
+    with living_child():
         store.close()
         FileStore(tmp_path).close()
-    finally:
-        os.close(writer)
-        os.waitpid(pid, 0)
-        os.close(reader)
 
 
 def test_a_parent_that_dies_leaves_the_store_to_others_though_its_child_lives(tmp_path):

@@ -40,7 +40,9 @@ from cursor.pulsar_format import PulsarFormat
 from cursor.recovery import Recovery, decode_record
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 from cursor.undurable import EVERYTHING
+from cursor.undurable_batches import UndurableBatches
 from planted import assert_caught
+from planted_cursor import new_owner_keeps_the_term, receipts_outlive_a_reset
 
 pytestmark = pytest.mark.slow
 
@@ -794,7 +796,7 @@ def test_model_catches_batches_that_a_recovery_forgets(monkeypatch):
 
 def test_model_catches_acks_in_a_batch_that_go_with_its_last_one(monkeypatch):
     """A batch is durable in part, then its last ack is left out of a whole state as young."""
-    monkeypatch.setattr(AckState, "_left_out", lambda self: [])
+    monkeypatch.setattr(UndurableBatches, "_left_out", lambda self: [])
     machine = machine_of(replace(CONFIGS[4], ledger_entry_count_max=1))
     machine.ack_batch(3, {0})
     machine.persist()
@@ -849,8 +851,8 @@ def test_model_catches_cursor_properties_written_in_the_wrong_format(monkeypatch
 def test_model_catches_a_fallback_that_forgets_acks(monkeypatch):
     write = Journal.write_record
 
-    def without(self, content):
-        return write(self, content._replace(deleted=DeletedRanges()))
+    def without(self, content, buckets):
+        return write(self, content._replace(deleted=DeletedRanges()), buckets)
 
     monkeypatch.setattr(Journal, "write_record", without)
     machine = machine_of(PLAIN)
@@ -887,12 +889,7 @@ def test_model_catches_a_fallback_that_is_not_counted(monkeypatch):
 
 
 def test_model_catches_an_earlier_owner_that_is_not_kept_out(monkeypatch):
-    take_over = Journal._take_over
-
-    def same_term(self, found):
-        return take_over(self, replace(found, record=replace(found.record, term=found.record.term - 1)))
-
-    monkeypatch.setattr(Journal, "_take_over", same_term)
+    new_owner_keeps_the_term(monkeypatch.setattr)
     with pytest.raises(AssertionError, match="the term was not raised"):
         machine_of(PLAIN).second_owner(3)
 
@@ -917,14 +914,7 @@ def test_model_catches_a_reset_that_keeps_the_acks(monkeypatch):
 
 
 def test_model_catches_a_reset_whose_receipts_still_count(monkeypatch):
-    reset = ManagedCursor.reset
-
-    def forgiving(self, position, *, now_ms):
-        result = reset(self, position, now_ms=now_ms)
-        self._persister.void_number = -1
-        return result
-
-    monkeypatch.setattr(ManagedCursor, "reset", forgiving)
+    receipts_outlive_a_reset(monkeypatch.setattr)
     machine = machine_of(PLAIN)
     machine.ack(3)
     with pytest.raises(AssertionError, match="a receipt from before the reset counts"):

@@ -23,39 +23,10 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
 from cursor.stores import sqlite_database
 from cursor.stores.sqlite import SqliteStore
+from tests.cursor.store_directories import assert_works, contents_of, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
 UNFINISHED = "ackstate.sqlite3.new"
-
-
-def names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def snapshot(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def assert_works(directory: Path) -> None:
-    """A store opens there, takes an entry and still has it after a reopen."""
-    with closing(SqliteStore(directory)) as store:
-        ledger_id = store.ledgers.create("works")
-        store.ledgers.append(ledger_id, b"entry")
-    with closing(SqliteStore(directory)) as store:
-        assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
-
-
-def start(program: str, directory: Path) -> subprocess.Popen[str]:
-    """Run a program on a store in another process, which has printed a line when this returns."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert child.stdout.readline()
-    return child
 
 
 # What may be opened
@@ -91,10 +62,10 @@ def test_the_database_alone_is_the_whole_of_a_closed_store(tmp_path):
 def test_a_directory_with_other_content_is_refused_and_left_alone(tmp_path, names):
     for name in names:
         (tmp_path / name).write_bytes(b"mine")
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     with pytest.raises(StoreError, match=f"{tmp_path} is not an ackstate store"):
         SqliteStore(tmp_path)
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("below", ["file", "file/below"])
@@ -137,26 +108,26 @@ def test_a_file_with_no_header_of_ours_is_corrupt_and_left_alone(tmp_path, conte
     with pytest.raises(CorruptStateError, match=str(tmp_path / DATABASE)) as caught:
         SqliteStore(tmp_path)
     assert caught.value.offset == offset
-    assert snapshot(tmp_path) == {DATABASE: content}
+    assert contents_of(tmp_path) == {DATABASE: content}
 
 
 def test_a_database_of_another_application_is_left_alone(tmp_path):
     with closing(sqlite3.connect(tmp_path / DATABASE)) as foreign:
         foreign.execute("CREATE TABLE theirs (x)")
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     with pytest.raises(CorruptStateError, match="application id"):
         SqliteStore(tmp_path)
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
 
 
 def test_a_newer_version_is_refused_with_both_versions_and_left_alone(tmp_path):
     assert_works(tmp_path)
     overwrite(tmp_path / DATABASE, 60, (7).to_bytes(4, "big"))
     (tmp_path / "LOCK").unlink()
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     with pytest.raises(UnsupportedVersionError, match=f"{tmp_path / DATABASE} has format version 7.* version 2"):
         SqliteStore(tmp_path)
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
 
 
 def test_our_ids_with_other_tables_are_corrupt(tmp_path):
@@ -268,18 +239,9 @@ def test_a_store_that_is_dropped_unlocks(tmp_path):
     assert_works(tmp_path)
 
 
-HOLDER = """
-import sys
-from cursor.stores.sqlite import SqliteStore
-store = SqliteStore(sys.argv[1])
-print("open", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.slow
 def test_another_process_holds_the_lock_until_it_is_killed(tmp_path):
-    with start(HOLDER, tmp_path) as holder:
+    with hold(tmp_path) as holder:
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
             SqliteStore(tmp_path)
         holder.kill()
@@ -579,10 +541,10 @@ def test_a_damaged_page_is_found_when_the_store_is_opened(damaged, tree):
         database = damaged("closed") / DATABASE
         # The kind of the page and the begin of its list of cells.
         overwrite(database, (page - 1) * 4096 + 1, b"\xff" * 16)
-        damage = snapshot(directory)
+        damage = contents_of(directory)
         with pytest.raises(CorruptStateError, match=f"{database}.*sound pages|{database}.*malformed"):
             SqliteStore(directory)
-        assert snapshot(directory)[DATABASE] == damage[DATABASE]
+        assert contents_of(directory)[DATABASE] == damage[DATABASE]
 
 
 def downgraded(directory: Path) -> None:
@@ -703,7 +665,7 @@ def test_a_wiped_page_is_found_when_the_store_is_opened_unless_it_holds_but_one_
 def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
     directory = damaged(state)
     assert (f"{DATABASE}-wal" in names_in(directory)) == (state == "open")
-    before = snapshot(directory)
+    before = contents_of(directory)
     with closing(SqliteStore.open_copy(directory)) as copy:
         lies_in = Path(copy._copy.name)
         assert copy.ledgers.owned_by("owner-0") == [1]
@@ -711,9 +673,9 @@ def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
         # What is written goes with the copy.
         copy.ledgers.append(1, b"tried")
         copy.metadata.put("/tried", b"", expected_version=ABSENT)
-        assert snapshot(directory) == before
+        assert contents_of(directory) == before
     copy.close()
-    assert snapshot(directory) == before
+    assert contents_of(directory) == before
     assert not lies_in.exists()
     with closing(SqliteStore(directory)) as store:
         assert store.ledgers.last(1) == 20
@@ -745,13 +707,13 @@ def test_a_copy_follows_a_link_to_the_database_and_its_log(damaged, tmp_path):
 
 @pytest.mark.slow
 def test_an_open_store_is_not_copied(tmp_path):
-    with start(HOLDER, tmp_path) as holder:
+    with hold(tmp_path) as holder:
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
             SqliteStore.open_copy(tmp_path)
         holder.kill()
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     SqliteStore.open_copy(tmp_path).close()
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
     with closing(SqliteStore(tmp_path)) as store:
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
             SqliteStore.open_copy(tmp_path)
@@ -805,7 +767,7 @@ def test_what_is_no_store_is_not_copied_and_left_alone(tmp_path, content):
     with pytest.raises(StoreError, match=f"{directory} is not an ackstate store"):
         SqliteStore.open_copy(directory)
     assert directory.exists() == (content is not None)
-    assert content is None or snapshot(directory) == content
+    assert content is None or contents_of(directory) == content
 
 
 def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
@@ -821,10 +783,10 @@ def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
     ):
         (directory / DATABASE).write_bytes(content)
         overwrite(directory / DATABASE, offset, data)
-        before = snapshot(directory)
+        before = contents_of(directory)
         with pytest.raises(error, match=directory.name):
             SqliteStore.open_copy(directory)
-        assert snapshot(directory) == before
+        assert contents_of(directory) == before
         assert names_in(directory.parent) == around
 
 

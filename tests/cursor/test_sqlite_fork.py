@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,41 +16,9 @@ from cursor import FileStore
 from cursor.store import ABSENT, StoreError, StoreLockedError
 from cursor.stores.sqlite import SqliteStore
 from cursor.stores.sqlite_connection import SqliteConnection
+from tests.cursor.forked import in_child, living_child
 
 LOG = "ackstate.sqlite3-wal"
-
-
-@contextmanager
-def living_child():
-    """A forked child that lives for as long as this does."""
-    inside, outside = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(outside)
-        os.read(inside, 1)
-        os._exit(0)
-    os.close(inside)
-    try:
-        yield
-    finally:
-        os.close(outside)
-        os.waitpid(child, 0)
-
-
-def in_child(body):
-    """Run something in a forked child and return what it printed."""
-    inside, outside = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(outside, str(body()).encode())
-        finally:
-            os._exit(0)
-    os.close(outside)
-    with os.fdopen(inside, encoding="utf-8") as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return text
 
 
 def refusal_of(call, *args, **named):

@@ -9,22 +9,10 @@ from cursor.store import StoreError
 from cursor.stores import sqlite_database, sqlite_mark
 from cursor.stores.file import FileStore
 from cursor.stores.sqlite import SqliteStore
+from tests.cursor.store_directories import assert_works, contents_of, names_in
 
 DATABASE = "ackstate.sqlite3"
 GOLDEN = b"ACKQ\x01\0\0\0\xfa\x30\x3f\x1a"
-
-
-def assert_works(directory):
-    with closing(SqliteStore(directory)) as store:
-        store.ledgers.create("works")
-
-
-def names_in(directory):
-    return sorted(path.name for path in directory.iterdir())
-
-
-def snapshot(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture
@@ -40,13 +28,13 @@ def lost(tmp_path):
 def test_a_lost_database_is_no_new_store(lost, opening, others):
     for name in others:
         (lost / name).write_bytes(b"what a crash left")
-    before = snapshot(lost)
+    before = contents_of(lost)
     with pytest.raises(CorruptStateError, match=f"{lost / DATABASE}: .*expected the database of a store that was made"):
         opening(lost)
     (lost / "LOCK").unlink()
     with pytest.raises(CorruptStateError, match="of a store that was made"):
         opening(lost)
-    assert snapshot(lost) == {name: content for name, content in before.items() if name != "LOCK"}
+    assert contents_of(lost) == {name: content for name, content in before.items() if name != "LOCK"}
 
 
 def test_without_the_mark_a_lost_database_would_be_a_new_store(lost):
@@ -88,7 +76,7 @@ def test_neither_store_takes_the_mark_of_the_other_for_its_own(lost, tmp_path):
     FileStore(tmp_path / "files").close()
     for log in (tmp_path / "files").glob("log-*"):
         log.unlink()
-    before = snapshot(tmp_path / "files")
+    before = contents_of(tmp_path / "files")
     with pytest.raises(StoreError, match="its MADE is another's"):
         SqliteStore(tmp_path / "files")
-    assert snapshot(tmp_path / "files") == before
+    assert contents_of(tmp_path / "files") == before

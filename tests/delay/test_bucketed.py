@@ -9,37 +9,10 @@ from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
 from cursor import MemoryStore, StoreError
 from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from delay import BucketedDelayIndex
+from tests.delay.small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
-KEY = "#pulsar.internal.delayed.bucket"
 TIME_MAX = 2**63 - 1
-
-
-def config(**settings) -> DelayConfig:
-    """Strict; a bucket of 4, segments of 2 whatever the time."""
-    few = {"min_index_count_per_bucket": 4, "max_indexes_per_segment": 2, "is_deliver_at_time_strict": True}
-    return DelayConfig(**(few | settings))
-
-
-def storage_of(store, **more) -> SnapshotStorage:
-    return SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed", **more)
-
-
-def keys_of(store) -> dict[str, str]:
-    return dict(MetadataBucketRegistry(store.metadata, "/buckets").get_all())
-
-
-def add(index, *messages, now_ms=0) -> None:
-    for ledger_id, entry_id, deliver_at_ms in messages:
-        assert index.add_message(Position(ledger_id, entry_id), deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-
-
-def poll(index, now_ms, max_messages=100) -> list[tuple[int, int]]:
-    return [tuple(position) for position in index.scheduled_messages(max_messages, now_ms=now_ms)]
-
-
-def ranges(index) -> list[tuple[int, int, int, int]]:
-    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._sealed]
 
 
 @pytest.fixture
@@ -50,18 +23,6 @@ def store():
 @pytest.fixture
 def index(store):
     return BucketedDelayIndex(config(), storage=storage_of(store))
-
-
-def fill(index, ledger_id, first_ms, *, count=4, now_ms=0):
-    """Messages of one ledger, 10 ms apart."""
-    add(index, *((ledger_id, entry_id, first_ms + 10 * entry_id) for entry_id in range(count)), now_ms=now_ms)
-
-
-def many_buckets(index, *, count):
-    """A bucket a ledger, from ledger 3 on, and one message behind them."""
-    for number in range(count):
-        fill(index, 3 + number, 1000 + 100 * number)
-    add(index, (3 + count, 0, 9000))
 
 
 # What is due, and when.
@@ -156,12 +117,11 @@ def test_other_calls_refuse_too(index):
     assert Position(3, 2**32) not in index
 
 
-def test_contains_and_counts_are_exact(index):
+def test_contains_is_exact(index):
     fill(index, 3, 100)
     fill(index, 5, 100)
     assert Position(3, 3) in index
     assert Position(4, 3) not in index
-    assert index.count_between(Position(3, 1), Position(5, 2)) == 5
     assert not index.should_pause_all_deliveries(now_ms=0)
 
 
@@ -215,7 +175,7 @@ def test_without_storage_all_stays_in_memory():
     assert ranges(index) == []
     assert index.stats().mutable_count == 3
     index.delete_retired()
-    assert index.bucket_snapshots() == []
+    assert index.live_buckets == ()
     assert poll(index, 10_000) == [(3, 0), (3, 1), (4, 0), (5, 0)]
     index.clear()
 

@@ -16,9 +16,9 @@ from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.store import StoreError
 from cursor.stores.memory import Fault, FaultKind, PowerCutError
 from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
-from delay.buckets import index as bucketed
 from delay.buckets.recovery import DropReason
 from delay.buckets.snapshots import BucketSnapshots
+from delay.calendar import Calendar
 
 CONFIG = DelayConfig(
     min_index_count_per_bucket=3, max_indexes_per_segment=2, max_bucket_count=2, is_deliver_at_time_strict=True
@@ -178,17 +178,17 @@ def deletes_before_it_unregisters(snapshots, bucket_id):
         try_to_drop(snapshots, bucket_id)
 
 
-def loses_what_is_loaded(calendar, indexes):
-    if len(indexes.ledger_ids) != CONFIG.max_indexes_per_segment:
-        put_into(calendar, indexes)
+def loses_what_is_loaded(calendar, due_ms, *positions):
+    if len(due_ms) != CONFIG.max_indexes_per_segment:
+        add_all(calendar, due_ms, *positions)
 
 
-try_to_drop, put_into = BucketSnapshots._try_to_drop, bucketed.put_into
+try_to_drop, add_all = BucketSnapshots._try_to_drop, Calendar.add_all
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
-    [(BucketSnapshots, "_try_to_drop", deletes_before_it_unregisters), (bucketed, "put_into", loses_what_is_loaded)],
+    [(BucketSnapshots, "_try_to_drop", deletes_before_it_unregisters), (Calendar, "add_all", loses_what_is_loaded)],
 )
 def test_the_crashes_see_a_planted_bug(monkeypatch, owner, name, planted):
     monkeypatch.setattr(owner, name, planted)

@@ -18,9 +18,9 @@ from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.store import StoreError
 from cursor.stores.memory import Fault, FaultKind
 from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from delay.buckets import index as bucketed
 from delay.buckets.sealed import SealedBuckets
 from delay.buckets.snapshots import BucketSnapshots
+from delay.calendar import Calendar
 from planted import assert_caught
 
 LEDGER_ENTRIES = 3
@@ -189,9 +189,10 @@ class BucketedMachine(RuleBasedStateMachine):
         sealed = self.index._sealed
         in_use = {str(bucket.bucket_id) for bucket in sealed} | {str(each) for each in sealed.snapshots.retired}
         assert set(self.storage().registry.get_all().values()) <= in_use
-        for bucket in self.index.bucket_snapshots():
-            assert self.storage().registry.get_all()[str(bucket.key)] == str(bucket.bucket_id)
-            assert bucket.bucket_id in self.store.ledgers.owned_by("delayed")
+        for bucket in sealed:
+            if bucket.is_registered:
+                assert self.storage().registry.get_all()[str(bucket.key)] == str(bucket.bucket_id)
+                assert bucket.bucket_id in self.store.ledgers.owned_by("delayed")
 
     def teardown(self):
         if not hasattr(self, "index"):
@@ -245,18 +246,13 @@ def forgets_the_boundary_of_a_recovered_bucket(buckets, bucket):
         buckets._boundaries.clear()
 
 
-def delivers_out_of_order(calendar, indexes):
-    late = DelayedIndexes(indexes.deliver_at_ms + np.int64(1), indexes.ledger_ids, indexes.entry_ids)
-    put_into(calendar, late)
+def delivers_out_of_order(calendar, due_ms, *positions):
+    add_all(calendar, due_ms + np.int64(1), *positions)
 
 
 load_next, seal, trim, adopt = SealedBuckets.load_next, SealedBuckets.seal, SealedBuckets.trim, SealedBuckets.adopt
-release, cutoff, drop, put_into = (
-    BucketedDelayIndex._release,
-    BucketedDelayIndex._cutoff,
-    BucketSnapshots.drop,
-    bucketed.put_into,
-)
+release, cutoff = BucketedDelayIndex._release, BucketedDelayIndex._cutoff
+drop, add_all = BucketSnapshots.drop, Calendar.add_all
 
 PLANTED = [
     (SealedBuckets, "load_next", loads_nothing),
@@ -266,7 +262,7 @@ PLANTED = [
     (BucketSnapshots, "drop", leaves_drained_buckets_registered),
     (BucketedDelayIndex, "_cutoff", is_a_tick_early),
     (SealedBuckets, "adopt", forgets_the_boundary_of_a_recovered_bucket),
-    (bucketed, "put_into", delivers_out_of_order),
+    (Calendar, "add_all", delivers_out_of_order),
 ]
 
 

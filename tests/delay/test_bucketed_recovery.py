@@ -11,41 +11,15 @@ from cursor.bucket_registry import MetadataBucketRegistry
 from cursor.stores.memory import Fault, FaultKind
 from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from delay.buckets.recovery import DroppedBucket, DropReason
+from tests.delay.small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
 
-KEY = "#pulsar.internal.delayed.bucket"
-CONFIG = DelayConfig(min_index_count_per_bucket=4, max_indexes_per_segment=2, is_deliver_at_time_strict=True)
-MERGING = DelayConfig(
-    min_index_count_per_bucket=4, max_indexes_per_segment=2, is_deliver_at_time_strict=True, max_bucket_count=1
-)
-
-
-def storage_of(store, **more) -> SnapshotStorage:
-    return SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed", **more)
-
-
-def keys_of(store) -> dict[str, str]:
-    return dict(MetadataBucketRegistry(store.metadata, "/buckets").get_all())
+CONFIG, MERGING = config(), config(max_bucket_count=1)
 
 
 def recover(store, *, now_ms=0, config=CONFIG, **more) -> tuple[BucketedDelayIndex, BucketRecoveryReport]:
     index, report = BucketedDelayIndex.recover(config, storage=storage_of(store), now_ms=now_ms, **more)
     index._check()
     return index, report
-
-
-def fill(index, ledger_id, first_ms) -> None:
-    """Four messages of one ledger, 10 ms apart."""
-    for entry_id in range(4):
-        position = Position(ledger_id, entry_id)
-        assert index.add_message(position, deliver_at_ms=first_ms + 10 * entry_id, now_ms=0)
-
-
-def poll(index, now_ms) -> list[tuple[int, int]]:
-    return [tuple(position) for position in index.scheduled_messages(100, now_ms=now_ms)]
-
-
-def ranges(index) -> list[tuple[int, int, int, int]]:
-    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._sealed]
 
 
 @pytest.fixture

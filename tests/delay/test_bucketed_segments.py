@@ -9,8 +9,8 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from delay import DelayConfig
 from delay.buckets.bucket import Boundary, BucketKey
 from delay.buckets.merge import cut_segments, in_order
+from tests.delay.small_buckets import KEY
 
-KEY = "#pulsar.internal.delayed.bucket"
 TIME_MAX = 2**63 - 1
 
 

@@ -8,36 +8,8 @@ from ackstate import CorruptStateError, LedgerMap, Position
 from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
 from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-
-KEY = "#pulsar.internal.delayed.bucket"
-
-
-def config(**settings) -> DelayConfig:
-    """Strict; a bucket of 4, segments of 2 whatever the time."""
-    few = {"min_index_count_per_bucket": 4, "max_indexes_per_segment": 2, "is_deliver_at_time_strict": True}
-    return DelayConfig(**(few | settings))
-
-
-def storage_of(store, **more) -> SnapshotStorage:
-    return SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed", **more)
-
-
-def keys_of(store) -> dict[str, str]:
-    return dict(MetadataBucketRegistry(store.metadata, "/buckets").get_all())
-
-
-def add(index, *messages, now_ms=0) -> None:
-    for ledger_id, entry_id, deliver_at_ms in messages:
-        assert index.add_message(Position(ledger_id, entry_id), deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-
-
-def poll(index, now_ms, max_messages=100) -> list[tuple[int, int]]:
-    return [tuple(position) for position in index.scheduled_messages(max_messages, now_ms=now_ms)]
-
-
-def ranges(index) -> list[tuple[int, int, int, int]]:
-    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._sealed]
+from delay import BucketedDelayIndex, SnapshotStorage
+from tests.delay.small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 
 def corrupt(store, bucket_id, entry, data) -> None:
@@ -52,11 +24,6 @@ def store():
 @pytest.fixture
 def index(store):
     return BucketedDelayIndex(config(), storage=storage_of(store))
-
-
-def fill(index, ledger_id, first_ms, *, count=4, now_ms=0):
-    """Messages of one ledger, 10 ms apart."""
-    add(index, *((ledger_id, entry_id, first_ms + 10 * entry_id) for entry_id in range(count)), now_ms=now_ms)
 
 
 # Failures of the storage.
@@ -99,7 +66,7 @@ def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next
     add(index, (4, 0, 500))
     # Sealing tries what has failed once more before it returns.
     assert keys_of(store) == {f"{KEY}_3_3": "1"}
-    assert [each.bucket_id for each in index.bucket_snapshots()] == [1]
+    assert index.live_buckets == ((1, 1),)
 
 
 class Ledgers:
@@ -161,13 +128,6 @@ def test_a_segment_that_is_damaged_or_gone_is_made_up_late_not_lost(store, index
 
 
 # Merging.
-
-
-def many_buckets(index, *, count, first_ms=1000):
-    """A bucket a ledger, from ledger 3 on, and one message behind them."""
-    for number in range(count):
-        fill(index, 3 + number, first_ms + 100 * number)
-    add(index, (3 + count, 0, 9000))
 
 
 def all_of(count) -> list[tuple[int, int]]:
@@ -298,16 +258,11 @@ def test_trimmed_and_cleared_snapshots_stay_while_they_are_referenced(store):
     assert keys_of(store) == {}
 
 
-def test_bucket_snapshots_tell_what_is_durable_from_the_current_segment_on(index):
+def test_live_buckets_tell_what_is_durable_from_the_current_segment_on(index):
     many_buckets(index, count=2)
+    assert index.live_buckets == ((1, 1), (2, 1))
     assert poll(index, 1010) == [(3, 0), (3, 1)]
-    first, second = index.bucket_snapshots()
-    assert (first.bucket_id, first.key, second.bucket_id, second.key) == (1, (3, 3), 2, (4, 4))
-    held = [
-        [{key: list(bitmap) for key, bitmap in part.bitmaps.items()} for part in each.segments]
-        for each in (first, second)
-    ]
-    assert held == [[{3: [2, 3]}], [{4: [0, 1]}, {4: [2, 3]}]]
+    assert index.live_buckets == ((1, 2), (2, 1))
 
 
 # On real storage.

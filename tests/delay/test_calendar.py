@@ -158,10 +158,11 @@ def test_pages_are_used_again_once_nothing_is_on_them():
 def test_one_page_too_many_is_refused(monkeypatch):
     monkeypatch.setattr(calendar_module, "_PAGE_BITS", 2)
     calendar = Calendar()
+    many = array_of(range(64)), array_of([10] * 64)  # Fewer are gathered first.
     for ledger_id in range(4):
-        calendar.add_many(ledger_id, array_of([0]), array_of([10]))
+        calendar.add_many(ledger_id, *many)
     with pytest.raises(OverflowError, match="on 4 pages"):
-        calendar.add_many(9, array_of([0]), array_of([10]))
+        calendar.add_many(9, *many)
 
 
 # What a call does is bounded, however many messages wait.

@@ -11,8 +11,8 @@ from ackstate import Position
 from cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
 from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from delay.buckets.index import SealedBuckets
+from tests.delay.small_buckets import KEY
 
-KEY = "#pulsar.internal.delayed.bucket"
 FAR_MS = 10**9
 
 

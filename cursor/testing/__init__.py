@@ -1,0 +1,62 @@
+"""Does a store keep the contract of `cursor.store`? The same suite for our backends and for yours.
+
+Call it from a test, with something that opens the same storage each time::
+
+    def test_my_store_keeps_the_contract(tmp_path):
+        check_store(lambda: MyStore(tmp_path / "store"))
+
+It cannot see what only a second process, a full disk or a power cut shows: `StoreLockedError`,
+`StoreFullError`, and whether a sync reached the disk. Test these by hand.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
+
+from cursor.testing.ledgers import CHECKS_OF_LEDGERS
+from cursor.testing.reopening import CHECKS_ACROSS_OPENINGS
+from cursor.testing.values import CHECKS_OF_VALUES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cursor.store import Store
+
+__all__ = ["check_store"]
+_Subject = TypeVar("_Subject")
+
+
+def check_store(make_store: Callable[[], Store]) -> None:
+    """Raise `AssertionError` at the first promise of the contract that a store does not keep.
+
+    Args:
+        make_store: Opens the store; every call opens the same storage, which is empty at the first call. The
+            suite closes one store before it opens the next.
+
+    Raises:
+        AssertionError: The message names the promise, what should have been and what was.
+        ValueError: The storage was not empty.
+
+    >>> from cursor.stores.memory import MemoryDisk, MemoryStore
+    >>> disk = MemoryDisk()
+    >>> check_store(lambda: MemoryStore(disk))
+    """
+    with closing(make_store()) as store:
+        if store.metadata.children("/"):
+            raise ValueError("the suite needs an empty storage")
+    for check in (*CHECKS_OF_LEDGERS, *CHECKS_OF_VALUES):
+        with closing(make_store()) as store:
+            _run(check, store)
+    for check_reopened in CHECKS_ACROSS_OPENINGS:
+        _run(check_reopened, make_store)
+
+
+def _run(check: Callable[[_Subject], None], subject: _Subject) -> None:
+    """Run one check, and call any surprise a broken promise."""
+    try:
+        check(subject)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{check.__doc__} But: {error!r}") from error

@@ -1,0 +1,46 @@
+"""What a check of the suite expects of a store, each with the promise that its failure names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVarTuple
+
+from cursor.store import LedgerFencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cursor.store import Store
+
+_Args = TypeVarTuple("_Args")
+
+
+def expect(promise: str, found: object, wanted: object) -> None:
+    """Raise `AssertionError` unless the two are equal."""
+    # No assert statement: the suite must work under -O too.
+    if found != wanted:
+        raise AssertionError(f"{promise}: expected {_short(wanted)}, found {_short(found)}")
+
+
+def expect_refusal(promise: str, error: type[Exception], call: Callable[[*_Args], object], *args: *_Args) -> None:
+    """Raise `AssertionError` unless a call raises an error of this kind."""
+    try:
+        result = call(*args)
+    except error:
+        return
+    except Exception as other:
+        raise AssertionError(f"{promise}: expected {error.__name__}, found {other!r}") from other
+    raise AssertionError(f"{promise}: expected {error.__name__}, found the answer {_short(result)}")
+
+
+def expect_fenced(store: Store, ledger_id: int) -> None:
+    """Raise `AssertionError` unless a ledger refuses what is appended and stays as it is."""
+    last = store.ledgers.last(ledger_id)
+    ledgers, batch = store.ledgers, [(ledger_id, b"late")]
+    expect_refusal("append to a fenced ledger", LedgerFencedError, ledgers.append, ledger_id, b"late")
+    expect_refusal("append_all to a fenced ledger", LedgerFencedError, ledgers.append_all, batch)
+    expect("last of a fenced ledger after refused appends", store.ledgers.last(ledger_id), last)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"

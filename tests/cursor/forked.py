@@ -1,0 +1,40 @@
+"""Forked children: one that says something, and one that only lives."""
+
+import os
+from contextlib import contextmanager, suppress
+
+
+def in_child(function):
+    """Fork, and return as text what a function returns in the child, or what it raises there."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            said = str(function())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@contextmanager
+def living_child():
+    """A forked child that lives for as long as this does."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        os.waitpid(pid, 0)
