@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check spark crash kill-matrix soak bench bench-delay clean
+.PHONY: help setup demo test check spark crash kill-matrix pulsar-replay soak bench bench-delay clean
 
 # The command that follows runs with the Java that set-up chose.
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
@@ -54,6 +54,9 @@ crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an 
 
 kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
+
+pulsar-replay: setup ## what real Pulsar brokers redelivered beside its prediction, into docs/pulsar-replay.md
+	.venv/bin/python -P -m analysis.pulsar.replay_table tests/vectors/broker-redelivery.jsonl.gz docs/pulsar-replay.md
 
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json

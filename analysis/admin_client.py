@@ -39,7 +39,6 @@ _MS_MAX = 2**63 - 1  # Java's long
 _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
-_ANSWER_BYTES_MAX = 1024 * 1024
 _CONFLICT = 409
 _PAUSES_S = (0.01, 0.02, 0.04, 0.08)
 
@@ -58,6 +57,7 @@ class AdminServer:
         timeout_s: Bounds, for each request sent, the connecting, each wait for bytes, and the whole body of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
         allow_insecure: Take any certificate.
+        answer_bytes_max: A longer answer is refused.
     """
 
     url: str = DEFAULT_ADMIN_URL
@@ -65,6 +65,7 @@ class AdminServer:
     timeout_s: float = 60.0
     trust_cert_path: str = ""
     allow_insecure: bool = False
+    answer_bytes_max: int = 1024 * 1024
 
     def __post_init__(self) -> None:
         if "@" in self.url:
@@ -96,27 +97,51 @@ class AdminServer:
             AdminError: No answer came in time, or one that is no success or no JSON.
         """
         for pause_s in (*_PAUSES_S, None):
-            response, content = self._exchange(method, path, query=query, body=body)
+            with self.client() as client:
+                response, content = self.exchange(client, method, path, query=query, body=body)
             if response.status_code != _CONFLICT or method == "GET" or pause_s is None:
                 break
             time.sleep(pause_s)
         return _answer(response, content)
 
-    def _exchange(
-        self, method: str, path: str, *, query: Mapping[str, str] | None, body: Mapping[str, object] | None
+    def client(self) -> httpx.Client:
+        """Return what keeps connections to servers of this URL's scheme; close it.
+
+        Raises:
+            AdminError: httpx is missing, or the certificates cannot be read.
+        """
+        # Proxies of the environment are left out, as Pulsar's client does.
+        client: httpx.Client = _httpx().Client(timeout=self.timeout_s, trust_env=False, verify=self._trust())
+        return client
+
+    def exchange(
+        self,
+        client: httpx.Client,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | None = None,
     ) -> tuple[httpx.Response, bytes]:
-        library, trust = _httpx(), self._trust()
+        """Send one request and return what was answered, whatever its status, and the content.
+
+        Args:
+            client: Of `client`, of this server or of another of the same scheme and trust.
+            method: The verb.
+            path: As of `call`.
+            query: As of `call`.
+            body: As of `call`.
+
+        Raises:
+            AdminError: No whole answer came in time, or one that is too long.
+        """
+        library = _httpx()
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         deadline_s = time.monotonic() + self.timeout_s
+        url = self.url.rstrip("/") + path
         try:
-            # Proxies of the environment are left out, as Pulsar's client does.
-            with (
-                library.Client(timeout=self.timeout_s, trust_env=False, verify=trust) as client,
-                client.stream(
-                    method, self.url.rstrip("/") + path, params=query, json=body, headers=headers
-                ) as response,
-            ):
-                return response, _content(response, deadline_s=deadline_s)
+            with client.stream(method, url, params=query, json=body, headers=headers) as response:
+                return response, _content(response, deadline_s=deadline_s, bytes_max=self.answer_bytes_max)
         except (library.HTTPError, library.InvalidURL, UnicodeError) as error:
             # A name of a host that no encoding has is a `UnicodeError`.
             why = _printable(str(error)) or type(error).__name__
@@ -300,12 +325,12 @@ def _httpx() -> Any:
     return httpx
 
 
-def _content(response: httpx.Response, *, deadline_s: float) -> bytes:
+def _content(response: httpx.Response, *, deadline_s: float, bytes_max: int) -> bytes:
     content = bytearray()
     for chunk in response.iter_bytes():
         content += chunk
-        if len(content) > _ANSWER_BYTES_MAX:
-            raise AdminError(f"the answer of the server is over {_ANSWER_BYTES_MAX} bytes")
+        if len(content) > bytes_max:
+            raise AdminError(f"the answer of the server is over {bytes_max} bytes")
         if time.monotonic() > deadline_s:
             raise AdminError("the answer of the server did not end in time")
     return bytes(content)
@@ -318,14 +343,15 @@ def _answer(response: httpx.Response, content: bytes) -> Any:
     except (ValueError, RecursionError):
         answer, readable = None, False
     if not response.is_success:
-        reason = _reason(answer) or f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
+        reason = reason_of(answer) or f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
         raise AdminError(f"{reason}\n\nReason: {reason}")
     if not readable:
         raise AdminError("the answer of the server is not JSON")
     return answer
 
 
-def _reason(answer: Any) -> str:
+def reason_of(answer: Any) -> str:
+    """Return the reason that a server gave with a refusal, empty if it gave none."""
     reason = answer.get("reason") if isinstance(answer, dict) else None
     return _printable(reason) if isinstance(reason, str) else ""
 

@@ -1,0 +1,1 @@
+"""Real Pulsar brokers: what they redelivered, and what they would redeliver now."""

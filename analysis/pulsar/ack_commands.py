@@ -1,0 +1,125 @@
+"""What ACK commands make of a cursor's state in a Pulsar broker's memory, and what of it a record brings back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from ackstate.wire.pulsar import (
+    CursorInfo,
+    PositionInfo,
+    decode_cursor_info,
+    decode_position_info,
+    encode_cursor_info,
+    encode_position_info,
+)
+from ackstate.wire.pulsar.records import NO_LEDGER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from analysis.pulsar.policy import BrokerPolicy
+    from analysis.pulsar.recorded_run import AckCommand, RecordedRun
+
+
+class AckState(NamedTuple):
+    """The state of a cursor; whoever is given one does not change it.
+
+    Attributes:
+        mark_delete: Every entry up to it, included, is acked.
+        deleted: Entries acked above it.
+        batch: Unacked messages of partly acked batches.
+    """
+
+    mark_delete: Position
+    deleted: DeletedRanges
+    batch: BatchIndexes
+
+    def copy(self) -> AckState:
+        """Return an independent copy. Complexity: O(state)."""
+        return AckState(self.mark_delete, self.deleted.copy(), self.batch.copy())
+
+
+@final
+class CursorMemory:
+    """A cursor in a broker's memory, as its ACK commands change it.
+
+    Source: ``ManagedCursorImpl.asyncDelete`` of Apache Pulsar 4.2.
+    """
+
+    def __init__(self, positions: Sequence[Position], *, batch_index_acks: bool) -> None:
+        self._positions = positions
+        self._batch_index_acks = batch_index_acks
+        self._ledgers = LedgerMap.from_counts({position.ledger_id: position.entry_id + 1 for position in positions})
+        before_all = Position(positions[0].ledger_id, positions[0].entry_id - 1)
+        self.state = AckState(before_all, DeletedRanges(), BatchIndexes())
+
+    def ack(self, command: AckCommand) -> bool:
+        """Apply a command, and tell whether the broker then asks its limiter for a write.
+
+        It does not while no entry is acked above the mark-delete position: acks of some messages of batches alone are
+        neither written nor remembered as not written (Apache Pulsar, issue 26498).
+        """
+        for entry, unacked_words in command.acks:
+            self._ack(self._positions[entry], unacked_words)
+        if not self.state.deleted:
+            return False
+        self._advance()
+        return True
+
+    def _ack(self, position: Position, unacked_words: tuple[int, ...]) -> None:
+        mark_delete, deleted, batch = self.state
+        if position <= mark_delete or position in deleted or not unacked_words:
+            batch.discard(position)
+            is_acked = position > mark_delete
+        else:
+            is_acked = self._batch_index_acks and batch.ack(position, unacked_words)
+        if is_acked:
+            deleted.add(position)
+
+    def _advance(self) -> None:
+        """Move the mark-delete position over what is acked behind it, across the ends of ledgers too."""
+        mark_delete, deleted, batch = self.state
+        while (run := deleted.run_containing(self._ledgers.next_valid(mark_delete))) is not None:
+            mark_delete = Position(run.ledger_id, run.end - 1)
+        deleted.remove_at_most(mark_delete)
+        batch.remove_at_most(mark_delete)
+        self.state = AckState(mark_delete, deleted, batch)
+
+
+def from_cursor_ledger(state: AckState, policy: BrokerPolicy) -> AckState:
+    """Return what comes back of a state that was written to a cursor ledger: through the bytes, limits and all."""
+    written = encode_position_info(PositionInfo(*state), form=policy.range_form, limits=policy.limits)
+    info = decode_position_info(written)
+    return AckState(info.position, info.deleted, info.batch if policy.batch_index_acks else BatchIndexes())
+
+
+def from_metadata_store(state: AckState, policy: BrokerPolicy) -> AckState:
+    """Return what comes back of a state that was written to the metadata store.
+
+    4.2 writes partly acked batches there and does not read them back (Apache Pulsar, issues 20585 and 26475).
+    """
+    written = encode_cursor_info(CursorInfo(NO_LEDGER, *state), limits=policy.limits)
+    info = decode_cursor_info(written)
+    assert info.mark_delete is not None
+    return AckState(info.mark_delete, info.deleted, BatchIndexes())
+
+
+def redelivered(run: RecordedRun, durable: AckState) -> tuple[int, ...]:
+    """Return, in order, the messages that the client acknowledged and that a broker with this state delivers again."""
+    return tuple(sorted(run.acked_messages.difference(_durable_messages(run, durable))))
+
+
+def _durable_messages(run: RecordedRun, durable: AckState) -> Iterator[int]:
+    mark_delete, deleted, batch = durable
+    for index, position in enumerate(run.positions):
+        first, end = run.first_messages[index], run.first_messages[index + 1]
+        if position <= mark_delete or position in deleted:
+            yield from range(first, end)
+        elif batch and position in batch:
+            words = batch[position]
+            unacked = sum((word % 2**64) << (64 * number) for number, word in enumerate(words))
+            yield from (message for message in range(first, end) if not unacked >> (message - first) & 1)

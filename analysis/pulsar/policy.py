@@ -1,0 +1,106 @@
+"""By which rules does a Pulsar 4 broker make acks durable?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ackstate.properties import flag, number, whole_number
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
+from cursor.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, cursor_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SECOND_MS = 1_000
+_LIMITS = Limits(10_000, 10_000, LimitRule.PULSAR_4_2)
+_RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
+
+
+class PolicyName(Enum):
+    """The policy of real brokers, and wrong ones that show what each of its parts is worth."""
+
+    PULSAR_4 = "pulsar-4"
+    """What Apache Pulsar 4.2 does."""
+
+    NO_STORED_PERMITS = "no-stored-permits"
+    """Wrong: a limiter that saves nothing while it idles."""
+
+    NO_LIMITER = "no-limiter"
+    """Wrong: every ACK command is written."""
+
+    NO_RANGE_LIMIT = "no-range-limit"
+    """Wrong: all ranges are written, however many."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPolicy:
+    """When a broker writes the state of a cursor, and how much of it; the defaults are those of Apache Pulsar 4.2.
+
+    Attributes:
+        writes_per_second: Of the mark-delete limiter; 0 is none.
+        stored_ms_max: How long an idle limiter saves permits.
+        flush_ms: How often what the limiter refused is written all the same, counted from the start of the broker.
+        range_form: How entries of a cursor ledger hold ranges.
+        limits: What a record may hold.
+        metadata_range_count_max: A cursor that is closed with more ranges keeps its ledger.
+        batch_index_acks: Whether acks of single messages of a batch count.
+    """
+
+    writes_per_second: float = 1.0
+    stored_ms_max: int = _SECOND_MS
+    flush_ms: int = 60 * _SECOND_MS
+    range_form: RangeForm = RangeForm.WORDS
+    limits: Limits = _LIMITS
+    metadata_range_count_max: int = 1_000
+    batch_index_acks: bool = True
+
+    @property
+    def permit_ms(self) -> float:
+        """How long the limiter takes to earn a permit."""
+        return _SECOND_MS / self.writes_per_second if self.writes_per_second else 0.0
+
+
+def broker_policy(config: Mapping[str, str], name: PolicyName = PolicyName.PULSAR_4) -> BrokerPolicy:
+    """Return the policy of a broker.
+
+    Args:
+        config: Keys of ``broker.conf``; those that are missing have the defaults of 4.2.
+        name: The real policy, or the way in which it is to be wrong.
+
+    Raises:
+        ValueError: A value is malformed or out of range, or a key looks like a misspelling of one that is read.
+    """
+    settings = cursor_settings(config)
+    default = BrokerPolicy()
+    form = settings.get("range_form", default.range_form)
+    if flag(config, _RANGES_CACHE) is False:
+        form = RangeForm.LIST
+    rate = number(config, MARK_DELETE_RATE)
+    flush_seconds = whole_number(config, FLUSH_SECONDS, least=1)
+    policy = BrokerPolicy(
+        writes_per_second=default.writes_per_second if rate is None else max(rate, 0),
+        flush_ms=default.flush_ms if flush_seconds is None else flush_seconds * _SECOND_MS,
+        range_form=form,
+        limits=Limits(
+            settings.get("range_count_max", default.limits.range_count_max),
+            settings.get("batch_count_max", default.limits.batch_index_count_max),
+            LimitRule.PULSAR_4_2,
+        ),
+        metadata_range_count_max=settings.get("metadata_range_count_max", default.metadata_range_count_max),
+        batch_index_acks=settings.get("batch_index_acks", default.batch_index_acks),
+    )
+    return _wrong(policy, name)
+
+
+def _wrong(policy: BrokerPolicy, name: PolicyName) -> BrokerPolicy:
+    match name:
+        case PolicyName.NO_STORED_PERMITS:
+            return replace(policy, stored_ms_max=0)
+        case PolicyName.NO_LIMITER:
+            return replace(policy, writes_per_second=0)
+        case PolicyName.NO_RANGE_LIMIT:
+            return replace(policy, limits=replace(policy.limits, range_count_max=None))
+        case PolicyName.PULSAR_4:
+            return policy

@@ -1,0 +1,297 @@
+"""One recorded end of a Pulsar broker: what it was given, read from a line of JSON and checked.
+
+=================  =====================================================================================================
+field              meaning
+=================  =====================================================================================================
+topic              a name
+config             keys of ``broker.conf`` that differ from the defaults of 4.2; may be missing
+end                ``kill`` (SIGKILL) or ``term`` (SIGTERM)
+entries            runs of entries in the order of publishing, ``[ledger, first entry, last entry]``; entry index k is
+                   the k-th entry of that list
+batch_sizes        messages in each entry; null or missing for 1 each. Message i is the i-th of that concatenation
+client_ack_order   numbers of the messages that the client acknowledged
+broker_acks_ms     the ACK commands in their order, ``[received, handled, [entry index | [entry index, [words]]]]``;
+                   words of the batch ack set, 1 is not acknowledged
+cursor_opened_ms   ``[earliest, latest]`` time at which the cursor was opened
+broker_up_ms       the same of the broker
+t_end_ms           when the signal came
+=================  =====================================================================================================
+
+Times are ms of one clock, cut off to what is written. Whatever else a line has is not read here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from analysis.trace.events import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+Made = TypeVar("Made")
+
+ENTRY_COUNT_MAX = 10_000_000
+"""A line that says it has more entries is refused before anything is made of it."""
+
+_WORD_BITS = 64
+_WORDS = range(-(2**63), 2**63)
+
+
+class End(Enum):
+    """How the broker ended."""
+
+    KILL = "kill"
+    TERM = "term"
+
+
+class Window(NamedTuple):
+    """When something happened, in ms: at `first` or later, and before `end`."""
+
+    first: float
+    end: float
+
+
+class Ack(NamedTuple):
+    """One entry of an ACK command: the entry, and the words that leave messages of it unacked, or none."""
+
+    entry: int
+    unacked_words: tuple[int, ...]
+
+
+class AckCommand(NamedTuple):
+    """What one ACK command acked, and when the broker looked at its clock for it."""
+
+    when: Window
+    acks: tuple[Ack, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """See the module for each field; none of them was measured after the broker's end.
+
+    Attributes:
+        topic: Its name.
+        config: Values as text.
+        end: How the broker ended.
+        positions: Of each entry, rising.
+        first_messages: Number of each entry's first message, and last the number of messages.
+        acked_messages: What the client acknowledged.
+        commands: In the order in which the broker handled them.
+        cursor_opened: When the cursor, and so its rate limiter, was made.
+        broker_up: When the broker, and so its flush timer, began.
+        ended_ms: When the signal came.
+    """
+
+    topic: str
+    config: Mapping[str, str]
+    end: End
+    positions: Sequence[Position]
+    first_messages: Sequence[int]
+    acked_messages: frozenset[int]
+    commands: Sequence[AckCommand]
+    cursor_opened: Window
+    broker_up: Window
+    ended_ms: float
+
+
+def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:
+    """Yield what is made of each line of a file of runs; blank lines are left out.
+
+    Args:
+        path: The file, compressed by gzip if its name ends in ``.gz``.
+        work: Takes a line, and may raise `TraceError`.
+
+    Raises:
+        OSError: The file cannot be read.
+        TraceError: The file is damaged or holds no run, or `work` raised it: the text then names the line as well.
+    """
+    is_empty = True
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.isspace():
+            is_empty = False
+            try:
+                yield work(line)
+            except TraceError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from None
+    if is_empty:
+        raise TraceError(f"{path} holds no run: it is empty")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            yield from lines
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise TraceError(f"{path} is no gzip file, or cut short: {error}") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not text in UTF-8: {error}") from None
+
+
+def parse_run(line: str) -> RecordedRun:
+    """Read a line.
+
+    Raises:
+        TraceError: It is no such run; the text names the field and, of a list, the element.
+    """
+    fields = parse_object(line)
+    positions = _positions(fields)
+    first_messages = list(accumulate(_batch_sizes(fields, len(positions)), initial=0))
+    try:
+        end = End(_field(fields, "end"))
+    except ValueError:
+        raise TraceError(f"end is kill or term, found {fields['end']!r}") from None
+    return RecordedRun(
+        topic=_text(_field(fields, "topic"), "topic"),
+        config=_config(fields),
+        end=end,
+        positions=positions,
+        first_messages=first_messages,
+        acked_messages=message_numbers(fields, "client_ack_order", first_messages[-1]),
+        commands=_commands(fields, first_messages),
+        cursor_opened=_window(_field(fields, "cursor_opened_ms"), "cursor_opened_ms"),
+        broker_up=_window(_field(fields, "broker_up_ms"), "broker_up_ms"),
+        ended_ms=_time(_field(fields, "t_end_ms"), "t_end_ms"),
+    )
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Read a JSON object, raising `TraceError` if the line is none."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"it is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise TraceError(f"a run is a JSON object, found {_shown(fields)}")
+    return fields
+
+
+def message_numbers(fields: Mapping[str, Any], name: str, message_count: int) -> frozenset[int]:
+    """Read a list of message numbers, each once, raising `TraceError` if it is none."""
+    numbers = _list(_field(fields, name), name)
+    for index, number in enumerate(numbers):
+        if not _is_whole(number) or not 0 <= number < message_count:
+            raise TraceError(f"{name}[{index}] is a message number below {message_count}, found {_shown(number)}")
+    return frozenset(numbers)
+
+
+def _positions(fields: Mapping[str, Any]) -> list[Position]:
+    positions: list[Position] = []
+    for index, run in enumerate(_list(_field(fields, "entries"), "entries")):
+        name = f"entries[{index}]"
+        if len(_list(run, name)) != 3 or not all(map(_is_whole, run)):
+            raise TraceError(f"{name} is [ledger, first entry, last entry], found {_shown(run)}")
+        ledger_id, first, last = run
+        if not (0 <= ledger_id <= LEDGER_ID_MAX and 0 <= first <= last <= ENTRY_ID_MAX):
+            raise TraceError(f"{name} is no run of entries: {_shown(run)}")
+        if len(positions) + last - first >= ENTRY_COUNT_MAX:
+            raise TraceError(f"{name}: more than {ENTRY_COUNT_MAX} entries")
+        if positions and positions[-1] >= (ledger_id, first):
+            raise TraceError(f"{name} begins at {ledger_id}:{first}, not behind {positions[-1]}")
+        positions.extend(Position(ledger_id, entry_id) for entry_id in range(first, last + 1))
+    if not positions:
+        raise TraceError("entries is empty")
+    return positions
+
+
+def _batch_sizes(fields: Mapping[str, Any], entry_count: int) -> list[int]:
+    sizes = fields.get("batch_sizes")
+    if sizes is None:
+        return [1] * entry_count
+    if len(_list(sizes, "batch_sizes")) != entry_count:
+        raise TraceError(f"batch_sizes has {len(sizes)} numbers for {entry_count} entries")
+    for index, size in enumerate(sizes):
+        if not _is_whole(size) or not 1 <= size <= ENTRY_COUNT_MAX:
+            raise TraceError(f"batch_sizes[{index}] is a number of messages, found {_shown(size)}")
+    return list(sizes)
+
+
+def _config(fields: Mapping[str, Any]) -> dict[str, str]:
+    config = fields.get("config", {})
+    if not isinstance(config, dict):
+        raise TraceError(f"config is an object, found {_shown(config)}")
+    for key, value in config.items():
+        if not isinstance(value, str | int | float):
+            raise TraceError(f"config.{key} is text, a number or true or false, found {_shown(value)}")
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
+
+
+def _commands(fields: Mapping[str, Any], first_messages: Sequence[int]) -> list[AckCommand]:
+    rows = _list(_field(fields, "broker_acks_ms"), "broker_acks_ms")
+    return [_command(row, f"broker_acks_ms[{index}]", first_messages) for index, row in enumerate(rows)]
+
+
+def _command(row: Any, name: str, first_messages: Sequence[int]) -> AckCommand:
+    if len(_list(row, name)) != 3:
+        raise TraceError(f"{name} is [received, handled, entries], found {_shown(row)}")
+    when = _window(row[:2], name)
+    acks = _list(row[2], f"{name}[2]")
+    return AckCommand(when, tuple(_ack(ack, f"{name}[2][{index}]", first_messages) for index, ack in enumerate(acks)))
+
+
+def _ack(value: Any, name: str, first_messages: Sequence[int]) -> Ack:
+    entry, words = (value, []) if not isinstance(value, list) or len(value) != 2 else value
+    entry_count = len(first_messages) - 1
+    if not _is_whole(entry) or not 0 <= entry < entry_count:
+        raise TraceError(f"{name} is an entry index below {entry_count}, found {_shown(entry)}")
+    batch_size = first_messages[entry + 1] - first_messages[entry]
+    for number, word in enumerate(_list(words, f"{name}[1]")):
+        fits = _is_whole(word) and word in _WORDS
+        room = max(batch_size - number * _WORD_BITS, 0)
+        # A word is signed; what it says of messages that the batch has not cannot be right.
+        if not fits or (word % 2**_WORD_BITS) >> min(room, _WORD_BITS):
+            raise TraceError(f"{name}[1][{number}] is no word of a batch of {batch_size}: {_shown(word)}")
+    return Ack(entry, tuple(words))
+
+
+def _window(value: Any, name: str) -> Window:
+    if len(_list(value, name)) != 2:
+        raise TraceError(f"{name} is two times, found {_shown(value)}")
+    first, last = (_time(time, f"{name}[{index}]") for index, time in enumerate(value))
+    if last < first:
+        raise TraceError(f"{name} ends at {last}, before it begins at {first}")
+    # Times are cut off to whole ms, so that the last one may be almost a ms later than it says.
+    return Window(first, last + 1)
+
+
+def _time(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53 or not isfinite(value):
+        raise TraceError(f"{name} is a time in ms, found {_shown(value)}")
+    return value
+
+
+def _field(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise TraceError(f"the field {name} is missing")
+    return fields[name]
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TraceError(f"{name} is a list, found {_shown(value)}")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise TraceError(f"{name} is text, found {_shown(value)}")
+    return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,84 @@
+"""`ackstate pulsar replay`: which acked messages killed brokers delivered again, from their ACK commands."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.pulsar.policy import PolicyName
+from analysis.pulsar.recorded_run import for_each_line, parse_run
+from analysis.pulsar.replay import predict
+from analysis.pulsar.replay_table import judge, summary_line, verdict_table
+from analysis.store_commands import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress
+
+    from analysis.pulsar.recorded_run import Made
+
+
+def _path(text: str) -> Path:
+    """An empty path would be the current directory, which is never meant."""
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCommand:
+    """The command.
+
+    Attributes:
+        show: Writes tables and lines to standard output.
+        write: Writes text there.
+        progress: Returns what shows progress.
+    """
+
+    show: Callable[..., None]
+    write: Callable[[str], None]
+    progress: Callable[[], Progress]
+
+    def replay(
+        self,
+        file: Annotated[
+            Path, typer.Argument(metavar="FILE", parser=_path, help="Recorded runs, one a line; .gz is gzip.")
+        ],
+        policy: Annotated[
+            PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
+        ] = PolicyName.PULSAR_4,
+        json: Annotated[bool, typer.Option("--json", help="Print a JSON object a run, one a line.")] = False,
+    ) -> None:
+        """Predict which acked messages killed Pulsar 4.2 brokers delivered again.
+
+        FILE holds what each broker was given until its end: every ACK command
+        with the times of its receipt and its handling. What clocks leave open
+        makes the prediction an interval, and a list of sets.
+
+        Where FILE says what really came back, the table says whether that was
+        predicted, and the exit status is 1 if a number was not. The prediction
+        never looks at it.
+        """
+        # All before the first is written: an error in the last line leaves no half of an answer.
+        if json:
+            predictions = self._of_each(file, lambda line: predict(parse_run(line), policy))
+            self.write("".join(f"{json_format.dumps(asdict(each))}\n" for each in predictions))
+            return
+        verdicts = self._of_each(file, lambda line: judge(line, policy))
+        self.show(verdict_table(verdicts), summary_line(verdicts))
+        if any(verdict.measured is not None and not verdict.is_inside for verdict in verdicts):
+            raise typer.Exit(1)
+
+    def _of_each(self, file: Path, work: Callable[[str], Made]) -> list[Made]:
+        found = []
+        with self.progress() as progress:
+            task = progress.add_task("", total=None)
+            for each in for_each_line(file, work):
+                found.append(each)
+                progress.update(task, description=f"{counted(len(found), 'run')} replayed")
+        return found

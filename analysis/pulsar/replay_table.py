@@ -1,0 +1,194 @@
+"""Predictions beside what was measured: a table for the terminal, and the page `docs/pulsar-replay.md`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.table import Table
+
+from analysis.pulsar.policy import PolicyName
+from analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
+from analysis.pulsar.replay import Prediction, predict
+from analysis.store_commands import counted
+from analysis.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MEASURED = "redelivered_acked"
+"""The field that says which acked messages came back; it may be missing."""
+
+VERDICT_HEADS = ("run", "predicted", "sets", "measured", "inside", "exact")
+SCORE_HEADS = ("policy", "inside", "exact set named", "named first")
+
+_WRONG = tuple(name for name in PolicyName if name is not PolicyName.PULSAR_4)
+
+
+class Verdict(NamedTuple):
+    """A prediction, and what really came back if that is known."""
+
+    prediction: Prediction
+    measured: tuple[int, ...] | None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether as many came back as the prediction allows."""
+        return self.measured is not None and self.prediction.low <= len(self.measured) <= self.prediction.high
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the very messages that came back are one of the predicted sets."""
+        return self.measured in self.prediction.candidates
+
+
+def judge(line: str, name: PolicyName = PolicyName.PULSAR_4) -> Verdict:
+    """Predict a recorded run, and only then look at what came of it.
+
+    Raises:
+        TraceError: The line is no run, or what it says of that is no list of its messages.
+    """
+    run = parse_run(line)
+    prediction = predict(run, name)
+    fields = parse_object(line)
+    if fields.get(MEASURED) is None:
+        return Verdict(prediction, None)
+    return Verdict(prediction, tuple(sorted(message_numbers(fields, MEASURED, run.first_messages[-1]))))
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """Return a table, a row a run."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for column in VERDICT_HEADS[1:]:
+        table.add_column(column, justify="right", overflow="fold")
+    for verdict in verdicts:
+        table.add_row(_printable(verdict.prediction.topic), *verdict_cells(verdict))
+    return table
+
+
+def summary_line(verdicts: Sequence[Verdict]) -> str:
+    """Return how many predictions came true, of those of which it is known."""
+    known = [verdict for verdict in verdicts if verdict.measured is not None]
+    if not known:
+        return f"{counted(len(verdicts), 'run')}, none of them measured"
+    inside, named = sum(each.is_inside for each in known), sum(each.is_named for each in known)
+    return f"Of {len(known)} measured: {inside} inside the interval, {named} with the exact set among the predicted"
+
+
+def judge_all(path: Path) -> dict[PolicyName, list[Verdict]]:
+    """Judge each policy by each run of a file; raises as `for_each_line`."""
+    return {name: list(for_each_line(path, partial(judge, name=name))) for name in PolicyName}
+
+
+def replay_page(verdicts: Mapping[PolicyName, Sequence[Verdict]]) -> str:
+    """Return the page, made of what `judge_all` found in a file of measured runs."""
+    rows = [
+        (verdict.prediction.topic, *verdict_cells(verdict), *(_mark(verdicts[name][number]) for name in _WRONG))
+        for number, verdict in enumerate(verdicts[PolicyName.PULSAR_4])
+    ]
+    heads = (*VERDICT_HEADS, *(name.value for name in _WRONG))
+    scores = [(name.value, *score_cells(each)) for name, each in verdicts.items()]
+    return _PAGE.format(
+        scores=_markdown(SCORE_HEADS, scores), runs=_markdown(heads, rows)
+    )
+
+
+def verdict_cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return a verdict's cells under `VERDICT_HEADS`, but for the run's name."""
+    predicted, sets = _interval(verdict), str(len(verdict.prediction.candidates))
+    if verdict.measured is None:
+        return predicted, sets, "-", "-", "-"
+    return predicted, sets, f"{len(verdict.measured):,}", _yes(verdict.is_inside), _yes(verdict.is_named)
+
+
+def _mark(verdict: Verdict) -> str:
+    return _interval(verdict) if verdict.is_named else f"**{_interval(verdict)}**"
+
+
+def _interval(verdict: Verdict) -> str:
+    low, high = verdict.prediction.low, verdict.prediction.high
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def score_cells(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Return a policy's cells under `SCORE_HEADS`, but for its name; all of its runs are measured."""
+    first = sum(verdict.measured == verdict.prediction.candidates[0] for verdict in verdicts)
+    numbers = (sum(each.is_inside for each in verdicts), sum(each.is_named for each in verdicts), first)
+    return tuple(f"{number} of {len(verdicts)}" for number in numbers)
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "NO"
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+_PAGE = """\
+# What a killed Pulsar broker delivers again
+
+`ackstate pulsar replay FILE` reads the ACK commands that a real Apache Pulsar 4.2 broker was given until it was killed,
+and says which messages it delivers again after its restart although the client had acknowledged them. This page is made
+by `make pulsar-replay` from `tests/vectors/broker-redelivery.jsonl.gz`: twenty recorded runs of 4.2.4 brokers, most of
+them ended by `kill -9`. What was measured stands beside the prediction and takes no part in it. Words as in the
+[glossary](glossary.md).
+
+A broker keeps an ack in memory until it writes the cursor's state. When it does, and how much of it, follows from:
+
+- **The mark-delete limiter** (`managedLedgerDefaultMarkDeleteRateLimit`, 1 a second). Each ACK command asks it. It
+  saves the permits of one idle second and gives one on credit: after a pause two commands in a row are written, then
+  one a second. It is born when the cursor is opened.
+- **The flush timer** (`managedLedgerCursorPositionFlushSeconds`, 60), which counts from the broker's start and asks the
+  same limiter about what it refused before.
+- **The limit on ranges** (`managedLedgerMaxUnackedRangesToPersist`, 10,000). 4.2 keeps one range more in the list form.
+  In the words form it counts acked entries, by whole ledgers, and keeps the one that crosses the limit.
+- **Partly acked batches.** Acks of some messages of batches alone are neither written nor due to be.
+- **The end.** SIGTERM closes the cursor: up to 1,000 ranges go to the metadata store, from which 4.2 reads no partly
+  acked batches back; more go to the cursor ledger or, if that cannot be written any more, to the metadata store too.
+- **The first write** waits for a new cursor ledger, and holds what was acked by then.
+
+No recording says to the microsecond when the limiter looked at its clock, only that it did so between the receipt of a
+command and the end of its handling. At a boundary that decides between two writes a second apart. So the prediction is
+not one set but **every** set that some clocks in these windows lead to: all courses of events are followed, as
+intervals of time, and none is sampled. `low` and `high` are the fewest and the most messages of any of them; the sets
+themselves come with the most plausible first, at most 64.
+
+## How often it comes true
+
+Three policies are wrong on purpose: a limiter that saves nothing while it idles, none at all, and no limit on ranges.
+
+{scores}
+
+## Each run
+
+`sets` is how many sets are possible. Of the wrong policies the table shows what they predict, in bold where the set
+that really came back is not among it.
+
+{runs}
+
+## The JSON
+
+`ackstate pulsar replay FILE --json` prints an object a run, each on its own line, in the order of the file:
+
+| field | meaning |
+| --- | --- |
+| topic | the run's topic |
+| low, high | the fewest and the most acked messages that may come back, both included |
+| candidates | at most 64 distinct lists of rising message numbers, the most plausible first |
+
+What a line of FILE holds is described in `analysis/pulsar/recorded_run.py`. In Python: `analysis.pulsar.replay.predict`
+for one run, `analysis.pulsar.replay_spark.predict_frame` for a DataFrame of lines.
+"""
+
+
+if __name__ == "__main__":
+    write_whole(Path(sys.argv[2]), replay_page(judge_all(Path(sys.argv[1]))))

@@ -1,0 +1,173 @@
+"""Which settings of a broker decide what a crash brings back, and what are they?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ackstate.properties import flag, number, whole_number
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
+from analysis.pulsar.snapshot.internal_stats import SnapshotError
+from cursor import pulsar_conf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
+CONSUMER_UNACKED = "maxUnackedMessagesPerConsumer"
+SUBSCRIPTION_UNACKED = "maxUnackedMessagesPerSubscription"
+MESSAGE_BYTES = "maxMessageSize"
+UNPERSISTED_BYTES = "maxUnPersistAckRecordsBytes"
+
+_FRAME_PADDING_BYTES = 10 * 1024  # of BookKeeper's frames beside the largest message
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_LATEST = "4.2.4"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What is in force for one topic. The defaults are those of Pulsar 4.2.
+
+    Attributes:
+        version: Of the broker.
+        form: How a cursor-ledger entry holds the acked entries.
+        range_count_max: ``managedLedgerMaxUnackedRangesToPersist``; what it counts is up to `rule`.
+        metadata_range_count_max: The same in the metadata store.
+        mark_delete_rate: Cursor writes a second; 0 is no limit, and each ack is written.
+        flush_seconds: What a refused write waits for at most.
+        record_bytes_max: The largest entry that BookKeeper takes.
+        consumer_unacked_max: Unacked messages of a consumer; 0 is no limit.
+        subscription_unacked_max: Unacked messages of a subscription; 0 is no limit.
+        unpersisted_bytes_max: ``maxUnPersistAckRecordsBytes``; None of a broker that has no such setting.
+        is_paused_by_ranges: Whether dispatch pauses above `range_count_max` ranges.
+        assumed: Why some of these are defaults of Pulsar and not what the broker said; empty if all are known.
+    """
+
+    version: str = _LATEST
+    form: RangeForm = RangeForm.WORDS
+    range_count_max: int = 10_000
+    metadata_range_count_max: int = 1_000
+    mark_delete_rate: float = 1.0
+    flush_seconds: int = 60
+    record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES
+    consumer_unacked_max: int = 50_000
+    subscription_unacked_max: int = 200_000
+    unpersisted_bytes_max: int | None = None
+    is_paused_by_ranges: bool = False
+    assumed: str = ""
+
+    @property
+    def rule(self) -> LimitRule:
+        """What the limit on ranges counts in this version."""
+        major, _ = _numbers(self.version)
+        if major < 5:
+            return LimitRule.PULSAR_4_2
+        return LimitRule.PULSAR_5_0_M1 if "5.0.0-M1" in self.version else LimitRule.PULSAR_5_0
+
+    @property
+    def limits(self) -> Limits:
+        """What a record in the cursor ledger may hold."""
+        return Limits(range_count_max=self.range_count_max, rule=self.rule)
+
+    @property
+    def ranges_kept_max(self) -> int:
+        """The most ranges that a record in the list form holds."""
+        return self.range_count_max + (self.rule is LimitRule.PULSAR_4_2)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """After so long without an ack everything acked has been written, if writes succeed.
+
+        A refused write is dirty and goes out with a flush, which the limiter may refuse once more: it may owe two
+        periods.
+        """
+        return self.flush_seconds + 2 / self.mark_delete_rate if self.mark_delete_rate > 0 else 1.0
+
+
+def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
+    """Return what a broker is configured to do.
+
+    Args:
+        configuration: Keys of ``broker.conf`` and their texts; None if they are not known.
+        version: Of the broker; empty if it is not known.
+        assumed: Why something of it is not known.
+
+    Raises:
+        SnapshotError: A value cannot be, or the version is none.
+    """
+    defaults = _defaults(version, assumed=assumed)
+    try:
+        return replace(defaults, **_given(configuration)) if configuration is not None else defaults
+    except (ValueError, TypeError) as error:
+        raise SnapshotError(f"configuration of the broker: {error}") from None
+
+
+def with_policies(
+    settings: BrokerSettings,
+    *,
+    consumer_unacked_max: Any = None,
+    subscription_unacked_max: Any = None,
+    persistence: Any = None,
+) -> BrokerSettings:
+    """Return settings as policies of a namespace or a topic override them; None overrides nothing.
+
+    Args:
+        settings: What is in force without them.
+        consumer_unacked_max: A number, 0 for no limit.
+        subscription_unacked_max: The same.
+        persistence: Pulsar's ``PersistencePolicies``, of which the mark-delete rate matters; below 0 it says nothing.
+
+    Raises:
+        SnapshotError: One of them is of another type.
+    """
+    rate = persistence.get("managedLedgerMaxMarkDeleteRate") if isinstance(persistence, dict) else None
+    found: dict[str, Any] = {
+        "consumer_unacked_max": consumer_unacked_max,
+        "subscription_unacked_max": subscription_unacked_max,
+        "mark_delete_rate": rate,
+    }
+    for name, value in found.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise SnapshotError(f"policies: {name.replace('_', ' ')} is {value!r}, which is no number")
+    return replace(settings, **{name: value for name, value in found.items() if value is not None and value >= 0})
+
+
+def _defaults(version: str, *, assumed: str) -> BrokerSettings:
+    known = BrokerSettings(version=version or _LATEST, assumed=assumed)
+    if _numbers(known.version) >= (5, 0):
+        return replace(known, range_count_max=200_000, metadata_range_count_max=200_000)
+    if _numbers(known.version) < (4, 1):
+        return replace(known, form=RangeForm.LIST)
+    return known
+
+
+def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
+    ours = pulsar_conf.cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
+    message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
+    found: dict[str, Any] = {
+        "form": ours.get("range_form"),
+        "range_count_max": ours.get("range_count_max"),
+        "metadata_range_count_max": ours.get("metadata_range_count_max"),
+        "mark_delete_rate": number(configuration, pulsar_conf.MARK_DELETE_RATE),
+        "flush_seconds": whole_number(configuration, pulsar_conf.FLUSH_SECONDS, least=1),
+        "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
+        "consumer_unacked_max": whole_number(configuration, CONSUMER_UNACKED, least=0),
+        "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),
+        "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
+        "is_paused_by_ranges": flag(configuration, PAUSE),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = _VERSION.match(version)
+    if found is None:
+        raise SnapshotError(f"{version[:40]!r} is no version of Pulsar such as {_LATEST}")
+    return int(found[1]), int(found[2])
+
+
+# The others are read here, or do not matter.
+_CURSOR_KEYS = (
+    pulsar_conf.RANGES, pulsar_conf.METADATA_RANGES, pulsar_conf.METADATA_RANGES_ALIAS, pulsar_conf.AS_WORDS,
+)  # fmt: skip

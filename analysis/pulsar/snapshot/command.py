@@ -1,0 +1,268 @@
+"""`ackstate pulsar snapshot`: what comes back if a live broker dies now? `docs/operations.md` describes the JSON."""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 -- Typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+
+import typer
+
+from ackstate.errors import AckStateError
+from analysis.admin_client import AdminServer, relative_time_ms
+from analysis.store_commands import JsonOption, counted, new_table, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from analysis.pulsar.snapshot.judgement import Judgement
+    from analysis.pulsar.snapshot.sources import Source, TopicAnswers
+
+_Answer = TypeVar("_Answer")
+_Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
+
+_AT_ONCE = 8  # requests under way
+_CHECK_S = 0.5  # by then a write is done that was under way at the look that is judged
+_AGAIN_MS_MAX = 3_600_000
+_REASONS_MAX = 20  # subscriptions of which people are told why
+_CLOSE_PERCENT = 80
+
+
+def _pause(text: str) -> int:
+    try:
+        pause_ms = relative_time_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not 0 < pause_ms <= _AGAIN_MS_MAX:
+        raise typer.BadParameter(f"{text!r} is not from 1s to 1h")
+    return pause_ms
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCommand:
+    """The command.
+
+    Attributes:
+        show: Writes tables and lines to standard output.
+        write: Writes text there.
+        progress: Returns what shows progress.
+    """
+
+    show: Callable[..., None]
+    write: Callable[[str], None]
+    progress: Callable[[], Progress]
+
+    def snapshot(  # noqa: PLR0913, PLR0917 -- one for each option
+        self,
+        url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
+        recorded: Annotated[
+            list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of answers instead.")
+        ] = None,
+        tenant: Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")] = None,
+        namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
+        topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
+        again: Annotated[
+            int | None, typer.Option(metavar="T", parser=_pause, help="Look again after 5s, 65s...: narrower.")
+        ] = None,
+        token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
+        tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
+        request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
+        json: JsonOption = False,
+    ) -> None:
+        """Say what comes back of each subscription if its broker dies now, and how close each limit is.
+
+        Reads internalStats, stats and settings over the admin interface; changes
+        nothing. What is durable is not told there, so the answer is an interval
+        of acked entries with the reason for each end. A second look (--again)
+        narrows it; past the broker's flush interval (60 s) most of all.
+
+        Exit status: 0, 1 if some topics could not be read, 2 if none could.
+        """
+        if (url is None) == (not recorded):
+            raise typer.BadParameter("give either the URL of a broker or --from")
+        if recorded and (again or tenant or namespace or topic):
+            raise typer.BadParameter(
+                "--from is one look at all topics: without --again, --tenant, --namespace, --topic"
+            )
+        with ExitStack() as stack:
+            if url is not None:
+                server = AdminServer(url, _token(token_file), request_timeout, tls_trust_cert_path)
+                source = _live(stack, server, topic or [], namespace or [], tenant or [])
+            else:
+                source = _recorded(recorded or [])
+            found, missing = self._judged(source, again_ms=again)
+        if json:
+            self.write(json_format.dumps(_json(found, missing), indent=2) + "\n")
+        else:
+            self.show(*_text(found, missing))
+        if missing:
+            raise typer.Exit(1)
+
+    def _judged(self, source: Source, *, again_ms: int | None) -> tuple[list[Judgement], dict[str, str]]:
+        """Return what was found, and why of each other topic there is nothing."""
+        from analysis.pulsar.snapshot.judgement import Looks, judge
+
+        topics = source.topics()
+        pauses_s = [0.0] if again_ms is None else [0.0, again_ms / 1_000, _CHECK_S]
+        with self.progress() as progress:
+            settings = _of_all(topics, source.settings, progress, "settings of topics")
+            looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
+        # The last of several looks shows only whether a write was under way at the one before it.
+        now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
+        found: list[Judgement] = []
+        missing: dict[str, AckStateError] = {}
+        for topic in topics:
+            try:
+                around = [_usable(look[topic]) for look in others]
+                found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
+            except AckStateError as error:
+                missing[topic] = error
+        if missing and len(missing) == len(topics):
+            raise next(iter(missing.values()))
+        return found, {topic: str(error) for topic, error in missing.items()}
+
+
+def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: float) -> _Outcomes[TopicAnswers]:
+    if pause_s:
+        waiting = progress.add_task(f"the next look is in {pause_s:g} s", total=None)
+        time.sleep(pause_s)
+        progress.remove_task(waiting)
+    return _of_all(topics, source.read, progress, "looking at topics")
+
+
+def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
+    """Ask of each topic, several at once, and return the answers and errors."""
+    task = progress.add_task(what, total=len(topics))
+
+    def asked(topic: str) -> _Answer | AckStateError:
+        try:
+            return ask(topic)
+        except AckStateError as error:
+            return error
+        finally:
+            progress.advance(task)
+
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return dict(zip(topics, pool.map(asked, topics), strict=True))
+    finally:
+        # After Ctrl-C what has not begun is not begun.
+        pool.shutdown(cancel_futures=True)
+
+
+def _had(outcome: _Answer | AckStateError) -> _Answer:
+    if isinstance(outcome, AckStateError):
+        raise outcome
+    return outcome
+
+
+def _usable(answers: TopicAnswers | AckStateError) -> TopicAnswers | None:
+    return None if isinstance(answers, AckStateError) else answers
+
+
+def _live(
+    stack: ExitStack, server: AdminServer, topics: Sequence[str], namespaces: Sequence[str], tenants: Sequence[str]
+) -> Source:
+    _check_extra()
+    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from analysis.pulsar.snapshot.sources import LiveBroker
+
+    admin = stack.enter_context(PulsarAdmin(server))
+    return LiveBroker(admin, topics=topics, namespaces=namespaces, tenants=tenants)
+
+
+def _recorded(paths: Sequence[Path]) -> Source:
+    _check_extra()
+    from analysis.pulsar.snapshot.sources import RecordedAnswers
+
+    return RecordedAnswers(paths)
+
+
+def _token(path: Path | None) -> str:
+    """Return what a file holds, blanks around it left out; the text of an error never shows it."""
+    if path is None:
+        return ""
+    try:
+        token = path.read_text("ascii").strip()
+    except ValueError:
+        token = ""
+    if not token.isprintable() or not token or " " in token:
+        raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
+    return token
+
+
+def _check_extra() -> None:
+    try:
+        import pydantic  # noqa: F401
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+
+
+def _json(found: Sequence[Judgement], missing: dict[str, str]) -> dict[str, Any]:
+    from analysis.pulsar.snapshot.judgement import totals
+
+    return {
+        "subscriptions": [each.to_json() for each in found],
+        "brokers": totals(found),
+        "missing": [{"topic": topic, "why": why} for topic, why in missing.items()],
+    }
+
+
+def _text(found: Sequence[Judgement], missing: dict[str, str]) -> Iterator[Table | str]:
+    from analysis.pulsar.snapshot.judgement import totals
+
+    if not found and not missing:
+        yield "there are no topics"
+        return
+    yield _table(found, missing)
+    for each in [each for each in found if each.comes_back is None or each.comes_back.high.entries][:_REASONS_MAX]:
+        yield from _reasons(each)
+    for topic, why in missing.items():
+        yield printable(f"{topic}: {why}")
+    for total in totals(found):
+        broker = f"broker {total['owner']}" if total["owner"] else "the broker"
+        entries = _interval(total["low"], total["high"])
+        yield printable(f"if {broker} dies now: {entries} acked entries of {counted(total['subscriptions'], 'cursor')}")
+    for assumed in sorted({each.assumed for each in found if each.assumed}):
+        yield printable(f"settings: {assumed}")
+
+
+def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
+    table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
+    for each in found:
+        back = each.comes_back
+        entries = _interval(back.low.entries, back.high.entries) if back else "-"
+        closest = each.limits[0] if each.limits else None
+        holes = next((f"{use.holes_left:,}" for use in each.limits if use.holes_left is not None), "-")
+        limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
+        numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
+        table.add_row(printable(each.topic), printable(each.subscription), *numbers, entries, *limit, holes)
+    for topic in missing:
+        table.add_row(printable(topic), *["-"] * 3, "not read", *["-"] * 3)
+    return table
+
+
+def _reasons(each: Judgement) -> Iterator[str]:
+    yield printable(f"{each.topic}, {each.subscription}:")
+    if each.comes_back is not None:
+        yield f"  at least {each.comes_back.low.entries:,}: {each.comes_back.low.why}"
+        yield f"  at most {each.comes_back.high.entries:,}: {each.comes_back.high.why}"
+    if each.cut:
+        yield f"  cut off by the limit if written now: {each.cut:,}"
+    if each.comes_back is not None:
+        yield f"  if the topic is unloaded instead: {each.if_unloaded:,}"
+    for use in each.limits:
+        if use.percent >= _CLOSE_PERCENT:
+            yield printable(f"  {use.setting}: {use.used:,} of {use.limit:,} {use.unit}: {use.advice}")
+    yield from (printable(f"  {remark}") for remark in each.remarks)
+
+
+def _interval(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

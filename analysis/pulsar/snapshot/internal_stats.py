@@ -1,0 +1,194 @@
+"""What a broker says of a topic: its `internalStats` and `stats`, read from JSON and checked.
+
+The fields are those of ``PersistentTopicInternalStats`` and ``TopicStats`` of Apache Pulsar; those that do not matter
+here are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.entry_bitmap import bitmap_of_runs
+from ackstate.errors import AckStateError
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyroaring import BitMap
+
+_RANGE = re.compile(r"\((\d{1,19}):(-1|\d{1,10})\.\.(\d{1,19}):(\d{1,10})\]", re.ASCII)
+_POSITION = re.compile(r"(-1|\d{1,19}):(-1|\d{1,10})", re.ASCII)
+
+
+class SnapshotError(AckStateError):
+    """What a broker or a file said of a topic cannot be used; the text names it."""
+
+
+class _PulsarObject(BaseModel):
+    """Has Pulsar's names in JSON and takes no value of another type."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True, extra="ignore")
+
+
+class LedgerInfo(_PulsarObject):
+    """One ledger of the topic's messages. Of the open one, `entries` is 0 whatever it holds."""
+
+    ledger_id: int
+    entries: int
+
+
+class CursorInternals(_PulsarObject):
+    """One cursor as it is in the broker's memory."""
+
+    mark_delete_position: str
+    individually_deleted_messages: str = "[]"
+    cursor_ledger: int = -1
+    cursor_ledger_last_entry: int = -1
+    state: str
+    properties: dict[str, int] = {}
+
+
+class TopicInternals(_PulsarObject):
+    """`internalStats` of one topic or partition."""
+
+    current_ledger_entries: int = 0
+    ledgers: list[LedgerInfo]
+    cursors: dict[str, CursorInternals]
+
+    def entry_counts(self) -> dict[int, int]:
+        """Return how many entries each ledger holds that is still there, in order."""
+        counts = {ledger.ledger_id: max(ledger.entries, 0) for ledger in sorted(self.ledgers, key=_ledger_id)}
+        if counts:
+            last = max(counts)
+            counts[last] = max(counts[last], self.current_ledger_entries)
+        return counts
+
+
+class ConsumerStats(_PulsarObject):
+    """One consumer."""
+
+    consumer_name: str = ""
+    unacked_messages: int = 0
+    avg_messages_per_entry: int = 0
+
+
+class SubscriptionStats(_PulsarObject):
+    """One subscription, as `stats` has it.
+
+    Attributes:
+        non_contiguous_deleted_messages_ranges_serialized_size: Bytes of the acked ranges when the cursor last laid
+            out a record: the sum of the messages, without their tags and lengths. None of a broker that does not say.
+        last_mark_delete_advanced_timestamp: 0 as long as the mark-delete stands where it stood when the topic was
+            loaded; None of a broker that does not say.
+    """
+
+    type: str | None = None
+    unacked_messages: int = 0
+    is_durable: bool | None = None
+    non_contiguous_deleted_messages_ranges_serialized_size: int | None = None
+    last_mark_delete_advanced_timestamp: int | None = None
+    consumers: list[ConsumerStats] = []
+
+
+class TopicStats(_PulsarObject):
+    """`stats` of one topic or partition."""
+
+    subscriptions: dict[str, SubscriptionStats]
+    owner_broker: str | None = None
+
+
+_Object = TypeVar("_Object", bound=_PulsarObject)
+
+
+def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
+    """Check what a broker said.
+
+    Args:
+        kind: What it is.
+        content: JSON as Python objects.
+        what: Names it in errors.
+
+    Raises:
+        SnapshotError: A field is missing or of another type; the text names the first.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SnapshotError(f"{what}: {where or 'the whole'}: {first['msg']}") from None
+
+
+class Acked(NamedTuple):
+    """What is acked in a broker's memory: every entry up to `mark_delete`, included, and `deleted` above it."""
+
+    mark_delete: Position
+    deleted: DeletedRanges
+
+
+def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> Acked:
+    """Return what a cursor has acked.
+
+    Args:
+        cursor: As the broker told it.
+        counts: Entries of each ledger that is still there.
+        what: Names the cursor in errors.
+
+    Raises:
+        SnapshotError: The mark-delete position or the ranges are not as Pulsar writes them.
+
+    Complexity: O(length of the text).
+    """
+    found = _POSITION.fullmatch(cursor.mark_delete_position)
+    if found is None or int(found[1]) > LEDGER_ID_MAX or int(found[2]) > ENTRY_ID_MAX:
+        raise SnapshotError(f"{what}: markDeletePosition {cursor.mark_delete_position!r} is no position")
+    mark_delete = Position(max(int(found[1]), 0), int(found[2]))
+    deleted = _ranges(cursor.individually_deleted_messages, counts, what=what)
+    deleted.remove_at_most(mark_delete)
+    return Acked(mark_delete, deleted)
+
+
+def _ranges(text: str, counts: Mapping[int, int], *, what: str) -> DeletedRanges:
+    """Read ``[(3:0..3:4],(3:6..3:9]]``; older brokers put a blank behind the comma."""
+    plain = text.replace(", ", ",")
+    found = list(_RANGE.finditer(plain))
+    if plain != f"[{','.join(each[0] for each in found)}]":
+        raise SnapshotError(f"{what}: individuallyDeletedMessages {text[:60]!r} are not ranges as Pulsar writes them")
+    try:
+        return DeletedRanges.from_bitmaps(_bitmaps(found, counts))
+    except ValueError as error:
+        raise SnapshotError(f"{what}: individuallyDeletedMessages: {error}") from None
+
+
+def _bitmaps(found: Iterable[re.Match[str]], counts: Mapping[int, int]) -> Iterator[tuple[int, BitMap]]:
+    pieces = (piece for each in found for piece in _by_ledger(each, counts))
+    for ledger_id, group in groupby(pieces, key=lambda piece: piece[0]):
+        runs = np.array([piece[1:] for piece in group], np.int64)
+        if (runs[:, 0] > runs[:, 1]).any() or (runs[1:, 0] <= runs[:-1, 1]).any() or runs[-1, 1] > ENTRY_ID_MAX:
+            raise ValueError(f"ranges of ledger {ledger_id} do not rise")
+        yield ledger_id, bitmap_of_runs(runs[:, 0], runs[:, 1])
+
+
+def _by_ledger(found: re.Match[str], counts: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the first and the last entry in each ledger of an open-closed range; the older range set joins ledgers."""
+    lower_ledger, lower, ledger_id, last = map(int, found.groups())
+    if lower_ledger == ledger_id:
+        yield ledger_id, lower + 1, last
+        return
+    for each, count in counts.items():
+        first = lower + 1 if each == lower_ledger else 0
+        if lower_ledger <= each < ledger_id and first < count:
+            yield each, first, count - 1
+    yield ledger_id, 0, last
+
+
+def _ledger_id(ledger: LedgerInfo) -> int:
+    return ledger.ledger_id

@@ -1,0 +1,289 @@
+"""Where the answers of a broker come from: its admin interface, or files that hold the same JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+
+from analysis.admin_client import namespace_path, topic_path
+from analysis.pulsar.snapshot.admin_rest import RefusedError
+from analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
+from analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+
+_PERSISTENT = "persistent://"
+_PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
+_SYSTEM_TENANT = "pulsar"
+_NOT_TO_BE_READ = 403
+_NOT_SET = frozenset({404, 405, 412})  # no such policy, or none of topics at all
+_FILE = re.compile(r"(internalStats|stats)-(.+)\.json")
+_CONFIGURATION, _VERSION = "configuration.json", "version.txt"
+
+
+class TopicAnswers(NamedTuple):
+    """What was said of one topic or partition.
+
+    Attributes:
+        internals: Its cursors in memory.
+        stats: Asked for after them: what it says of the last record is of the same moment or later. None if unknown.
+        asked_s: Before, on the clock of `time.monotonic`.
+        answered_s: After.
+    """
+
+    internals: TopicInternals
+    stats: TopicStats | None
+    asked_s: float = 0.0
+    answered_s: float = 0.0
+
+
+class Source(Protocol):
+    """Has answers."""
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics, a partition being one; in order, each once."""
+
+    def settings(self, topic: str) -> BrokerSettings:
+        """Return what is in force for a topic."""
+
+    def read(self, topic: str) -> TopicAnswers:
+        """Ask about one topic."""
+
+
+@final
+class LiveBroker:
+    """Asks over REST. Threads may share it.
+
+    Args:
+        admin: Open.
+        topics: Only these, with all of their partitions.
+        namespaces: Only these, each as ``tenant/namespace``.
+        tenants: Only these. With none of the three, all of the cluster but Pulsar's own.
+
+    Raises:
+        AdminError: A name cannot be one.
+    """
+
+    def __init__(
+        self,
+        admin: PulsarAdmin,
+        *,
+        topics: Sequence[str] = (),
+        namespaces: Sequence[str] = (),
+        tenants: Sequence[str] = (),
+    ) -> None:
+        self._admin = admin
+        self._chosen = (topics, namespaces, tenants)
+        for path, names in ((topic_path, topics), (namespace_path, namespaces), (_tenant_path, tenants)):
+            for name in names:
+                path(name)  # refused before anybody is asked
+        self._of_broker = BrokerSettings()
+        self._known: dict[str, BrokerSettings] = {}
+        self._locks: dict[str, Lock] = {}
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics.
+
+        Raises:
+            AdminError: They cannot be listed, or a name is none, or the broker's settings cannot be read.
+            SnapshotError: What the broker says of these is malformed.
+        """
+        topics, namespaces, tenants = self._chosen
+        self._of_broker = self._broker_settings()
+        if not (topics or namespaces or tenants):
+            tenants = [each for each in self._names("/admin/v2/tenants") if each != _SYSTEM_TENANT]
+        # The path of a tenant's namespaces is that of a namespace, cut short.
+        of_tenants = [name for each in tenants for name in self._names(_tenant_path(each))]
+        of_namespaces = [name for each in (*namespaces, *of_tenants) for name in self._of_namespace(each)]
+        return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
+
+    def settings(self, topic: str) -> BrokerSettings:
+        """Return what is in force for one of `topics`: of the broker, its namespace, and the topic itself.
+
+        Raises:
+            AdminError: It cannot be read.
+            SnapshotError: A setting cannot be.
+        """
+        whole = _PARTITION.sub("", topic)
+        namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
+        of_namespace = self._once(namespace, lambda: self._with_namespace(self._of_broker, namespace))
+        return self._once(whole, lambda: self._with_topic(of_namespace, topic_path(whole)))
+
+    def read(self, topic: str) -> TopicAnswers:
+        """Ask about one topic.
+
+        Raises:
+            AdminError: It is gone, or there was no answer.
+            SnapshotError: The answer is not what a broker says.
+        """
+        path, asked_s = topic_path(topic), time.monotonic()
+        internals = read_object(
+            TopicInternals, self._admin.get(f"{path}/internalStats"), what=f"{topic}: internalStats"
+        )
+        stats = read_object(TopicStats, self._admin.get(f"{path}/stats"), what=f"{topic}: stats")
+        return TopicAnswers(internals, stats, asked_s, time.monotonic())
+
+    def _once(self, name: str, ask: Callable[[], BrokerSettings]) -> BrokerSettings:
+        with self._locks.setdefault(name, Lock()):
+            if name not in self._known:
+                self._known[name] = ask()
+            return self._known[name]
+
+    def _names(self, path: str) -> list[str]:
+        names = self._admin.get(path)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise SnapshotError(f"{path}: expected a list of names, found {str(names)[:40]!r}")
+        return names
+
+    def _of_namespace(self, namespace: str) -> list[str]:
+        path = namespace_path(namespace).replace("/namespaces/", "/persistent/", 1)
+        return [name for name in self._names(path) if name.startswith(_PERSISTENT)]
+
+    def _partitions(self, topic: str) -> list[str]:
+        path = topic_path(topic)
+        answer = self._admin.get(f"{path}/partitions")
+        count = answer.get("partitions") if isinstance(answer, dict) else None
+        if not isinstance(count, int):
+            raise SnapshotError(f"{path}/partitions: expected a number of partitions, found {str(answer)[:40]!r}")
+        whole = topic if topic.startswith(_PERSISTENT) else f"{_PERSISTENT}{_with_namespace(topic)}"
+        return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
+
+    def _broker_settings(self) -> BrokerSettings:
+        version = self._admin.get_text("/admin/v2/brokers/version").strip('"')
+        try:
+            configuration = self._admin.get("/admin/v2/brokers/configuration/runtime")
+        except RefusedError as error:
+            if error.status != _NOT_TO_BE_READ:
+                raise
+            why = f"the configuration may not be read: the defaults of Pulsar {version}"
+            return broker_settings(None, version, assumed=why)
+        return broker_settings(_texts(configuration, "configuration of the broker"), version)
+
+    def _with_namespace(self, settings: BrokerSettings, namespace: str) -> BrokerSettings:
+        policies = self._policy(namespace_path(namespace))
+        if not isinstance(policies, dict):
+            return settings
+        return with_policies(
+            settings,
+            consumer_unacked_max=policies.get("max_unacked_messages_per_consumer"),
+            subscription_unacked_max=policies.get("max_unacked_messages_per_subscription"),
+            persistence=policies.get("persistence"),
+        )
+
+    def _with_topic(self, settings: BrokerSettings, path: str) -> BrokerSettings:
+        return with_policies(
+            settings,
+            consumer_unacked_max=self._policy(f"{path}/maxUnackedMessagesOnConsumer"),
+            subscription_unacked_max=self._policy(f"{path}/maxUnackedMessagesOnSubscription"),
+            persistence=self._policy(f"{path}/persistence"),
+        )
+
+    def _policy(self, path: str) -> Any:
+        """Return a policy, None if it is not set or may not be read by this role."""
+        try:
+            return self._admin.get(path)
+        except RefusedError as error:
+            if error.status in _NOT_SET or error.status == _NOT_TO_BE_READ:
+                return None
+            raise
+
+
+@final
+class RecordedAnswers:
+    """Reads files that hold answers.
+
+    ``internalStats-NAME.json`` and maybe ``stats-NAME.json`` of each topic; maybe of the broker ``configuration.json``,
+    as ``/admin/v2/brokers/configuration/runtime`` has it, and ``version.txt``.
+
+    Args:
+        paths: Files, and directories in which others are passed over.
+
+    Raises:
+        SnapshotError: There is no such file, one is named otherwise, or no topic has internal stats.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._files: dict[tuple[str, str], Path] = {}
+        self._of_broker: dict[str, Path] = {}
+        listed = list(paths)
+        for path in listed:
+            is_directory = path.is_dir()
+            for each in sorted(path.iterdir()) if is_directory else [path]:
+                self._take(each, is_named=not is_directory)
+        if not self.topics():
+            raise SnapshotError(f"{', '.join(map(str, listed))}: there is no file internalStats-NAME.json")
+
+    def topics(self) -> list[str]:
+        """Return the names in those of files."""
+        return sorted(name for kind, name in self._files if kind == "internalStats")
+
+    def settings(self, topic: str) -> BrokerSettings:  # noqa: ARG002 -- files hold no policies
+        """Return what is configured; where no file says it, what Pulsar's defaults are.
+
+        Raises:
+            SnapshotError: A file cannot be read, or a setting cannot be.
+        """
+        version_file = self._of_broker.get(_VERSION)
+        version = _text(version_file).strip() if version_file else ""
+        path = self._of_broker.get(_CONFIGURATION)
+        if path is None:
+            why = f"there is no {_CONFIGURATION}: the defaults of Pulsar {version or BrokerSettings().version}"
+            return broker_settings(None, version, assumed=why)
+        return broker_settings(_texts(_json(path), str(path)), version)
+
+    def read(self, topic: str) -> TopicAnswers:
+        """Read the files of one topic.
+
+        Raises:
+            SnapshotError: A file cannot be read, or does not hold what a broker says.
+        """
+        path = self._files["internalStats", topic]
+        stats_path = self._files.get(("stats", topic))
+        stats = read_object(TopicStats, _json(stats_path), what=str(stats_path)) if stats_path else None
+        return TopicAnswers(read_object(TopicInternals, _json(path), what=str(path)), stats)
+
+    def _take(self, path: Path, *, is_named: bool) -> None:
+        found = _FILE.fullmatch(path.name)
+        if found:
+            self._files[found[1], found[2]] = path
+        elif path.name in {_CONFIGURATION, _VERSION}:
+            self._of_broker[path.name] = path
+        elif is_named:
+            expected = f"internalStats-NAME.json, stats-NAME.json, {_CONFIGURATION} or {_VERSION}"
+            raise SnapshotError(f"{path}: expected a file named {expected}")
+
+
+def _with_namespace(topic: str) -> str:
+    return topic if "/" in topic else f"public/default/{topic}"
+
+
+def _tenant_path(tenant: str) -> str:
+    return namespace_path(f"{tenant}/-").rpartition("/")[0]
+
+
+def _texts(content: Any, what: str) -> dict[str, str]:
+    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        raise SnapshotError(f"{what}: expected an object of texts, found {str(content)[:40]!r}")
+    return content
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except (ValueError, RecursionError):
+        raise SnapshotError(f"{path}: is not JSON") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not text"
+        raise SnapshotError(f"{path}: {why}") from None

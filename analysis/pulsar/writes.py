@@ -1,0 +1,268 @@
+"""Which writes may a Pulsar broker have made, when nobody knows to the microsecond what its clock showed?
+
+The broker decides at each ACK command, by a limiter, whether it writes the state of the cursor, and a timer writes what
+the limiter refused. Both go by clocks of which a recording says only the windows. So not one course of events is
+followed but all: courses that have written the same and differ only in when the limiter will grant again are one
+`_Course` with a set of such times, and every step maps intervals to intervals. Nothing is sampled, and only the last
+write matters for what is durable, as each holds the whole state.
+
+Source: ``ManagedCursorImpl`` (``asyncDelete``, ``flush``, ``createNewMetadataLedger``) and
+``ManagedLedgerFactoryImpl.flushCursors`` of Apache Pulsar 4.2, and ``SmoothBursty`` of Guava.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.pulsar.recorded_run import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from analysis.pulsar.policy import BrokerPolicy
+
+LEDGER_CREATION_MS_MAX = 100
+"""The first write has to wait for a new cursor ledger, and then holds all that was acked by then. Brokers that were
+watched took 10 to 60 ms for it."""
+
+WRITE_MS_MAX = 50
+"""A write that began less than this before the end may not have been done."""
+
+
+TIMER_LATE_MS = 5
+"""A timer ticks at a fixed rate, give or take this."""
+
+_PARTS_MAX = 100
+
+
+class LimiterCall(NamedTuple):
+    """An ACK command: when it looked at the clock, and whether it asked the limiter at all."""
+
+    when: Window
+    asks: bool
+
+
+class Clocks(NamedTuple):
+    """What is known of the clocks of a run."""
+
+    calls: Sequence[LimiterCall]
+    cursor_opened: Window
+    broker_up: Window
+    ended_ms: float
+
+
+class _Course(NamedTuple):
+    """What courses of events have in common that are told apart no more.
+
+    Attributes:
+        covered: How many commands the last write holds; 0 is none, or no write.
+        is_dirty: Whether the limiter refused something since the last flush.
+        waits_until: Until when the first write may still wait for its ledger; None before it.
+    """
+
+    covered: int
+    is_dirty: bool
+    waits_until: float | None
+
+
+# When all permits that were granted are paid for, as half-open intervals that do not touch, in order.
+_Paid = tuple[Window, ...]
+_Courses = dict[_Course, _Paid]
+
+
+def last_writes(
+    clocks: Clocks, policy: BrokerPolicy, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
+) -> set[int]:
+    """Return how many of the commands, from the first, the last write may hold: every number that is possible.
+
+    Args:
+        clocks: Windows in which each clock was read.
+        policy: When the broker writes.
+        ledger_creation_ms: How long the first write may have to wait.
+
+    Complexity: O(commands) for each phase of the flush timer that makes a difference: one, unless it ticks while
+    commands come in, and then at most four a command and `_PARTS_MAX` more.
+    """
+    rules = _Rules(clocks, policy, ledger_creation_ms)
+    found: set[int] = set()
+    for phase in _phases(clocks, policy.flush_ms):
+        courses: _Courses = {_Course(0, is_dirty=False, waits_until=None): (clocks.cursor_opened,)}
+        for step in _steps(clocks, phase, policy.flush_ms):
+            courses = _after(step, courses, rules)
+            if step.handled == len(clocks.calls) and not any(course.is_dirty for course in courses):
+                break
+        found.update(course.covered for course in courses)
+    return found
+
+
+class _Rules(NamedTuple):
+    clocks: Clocks
+    policy: BrokerPolicy
+    ledger_creation_ms: float
+
+
+class _Step(NamedTuple):
+    """Commands and flushes whose order nobody knows: one of either, or one of both.
+
+    Attributes:
+        command: Number of the command, from 0, or None.
+        tick: When the flush timer ticks, or None.
+        handled: How many commands were handled before this step.
+    """
+
+    command: int | None
+    tick: Window | None
+    handled: int
+
+
+def _phases(clocks: Clocks, flush_ms: int) -> Iterator[Window]:
+    """Split the start of the flush timer so that in each part all ticks fall into the same gaps between events."""
+    begun = _begun(clocks)
+    up_first, up_end = clocks.broker_up
+    # A broker is up before it hears of anything. Ticks before that do nothing, so that of timers which are whole
+    # periods apart one is enough.
+    up_end = max(min(up_end, begun), up_first + 1)
+    up = Window(max(up_first, min(up_end - flush_ms, begun - 2 * flush_ms)), up_end)
+    events = [time for call in clocks.calls for time in call.when] + [clocks.ended_ms]
+    cuts = {up.first, up.end}
+    for time in events:
+        # Starts from which some tick, of which the first comes after one period, falls on this very time.
+        start = time - flush_ms * max(1, -((up.end - time) // flush_ms))
+        while start >= up.first:
+            if start < up.end:
+                cuts.add(start)
+            start -= flush_ms
+    # Of the ticks of one timer all know each other's time; those of a narrow part may be taken for independent.
+    width = max(TIMER_LATE_MS, flush_ms / _PARTS_MAX) if clocks.ended_ms - begun > flush_ms else up.end - up.first
+    for first, end in pairwise(sorted(cuts)):
+        count = ceil((end - first) / width)
+        for part in range(count):
+            yield Window(first + (end - first) * part / count, first + (end - first) * (part + 1) / count)
+
+
+def _steps(clocks: Clocks, phase: Window, flush_ms: int) -> Iterator[_Step]:
+    ticks = _ticks(clocks, phase, flush_ms)
+    tick = next(ticks, None)
+    for number, call in enumerate(clocks.calls):
+        while tick is not None and tick.end <= call.when.first:
+            yield _Step(None, tick, number)
+            tick = next(ticks, None)
+        within = None
+        if tick is not None and tick.first < call.when.end:
+            within, tick = tick, next(ticks, None)
+        yield _Step(number, within, number)
+    while tick is not None:
+        yield _Step(None, tick, len(clocks.calls))
+        tick = next(ticks, None)
+
+
+def _ticks(clocks: Clocks, phase: Window, flush_ms: int) -> Iterator[Window]:
+    """Yield the ticks that can matter: none before the first command finds anything dirty, none after the end."""
+    count = max(1, int((_begun(clocks) - phase.end) // flush_ms))
+    while (tick := Window(phase.first + count * flush_ms, phase.end + count * flush_ms)).first < clocks.ended_ms:
+        yield tick
+        count += 1
+
+
+def _begun(clocks: Clocks) -> float:
+    return clocks.calls[0].when.first if clocks.calls else clocks.ended_ms
+
+
+def _after(step: _Step, courses: _Courses, rules: _Rules) -> _Courses:
+    if step.tick is None:
+        return _after_command(step, courses, rules)
+    if step.command is None:
+        return _after_tick(step.tick, courses, rules, handled=step.handled)
+    tick_first = _after_command(step, _after_tick(step.tick, courses, rules, handled=step.handled), rules)
+    tick_last = _after_tick(step.tick, _after_command(step, courses, rules), rules, handled=step.handled + 1)
+    return _merged([*tick_first.items(), *tick_last.items()])
+
+
+def _after_command(step: _Step, courses: _Courses, rules: _Rules) -> _Courses:
+    assert step.command is not None
+    when, asks = rules.clocks.calls[step.command]
+    reached: list[tuple[_Course, _Paid]] = []
+    for course, paid in courses.items():
+        if asks:
+            reached += _asked(course, paid, when, rules, handled=step.handled + 1)
+        else:
+            reached.append((course, paid))
+    reached += [
+        (course._replace(covered=step.handled + 1), paid)
+        for course, paid in reached
+        if course.waits_until is not None and when.first < course.waits_until
+    ]
+    return _merged(reached)
+
+
+def _after_tick(tick: Window, courses: _Courses, rules: _Rules, *, handled: int) -> _Courses:
+    reached: list[tuple[_Course, _Paid]] = []
+    for course, paid in courses.items():
+        if course.is_dirty:
+            reached += _asked(course._replace(is_dirty=False), paid, tick, rules, handled=handled)
+        else:
+            reached.append((course, paid))
+    return _merged(reached)
+
+
+def _asked(
+    course: _Course, paid: _Paid, when: Window, rules: _Rules, *, handled: int
+) -> Iterator[tuple[_Course, _Paid]]:
+    """Yield what may come of asking the limiter: a write, a refusal, or either."""
+    granted = _granted(paid, when, rules.policy)
+    if granted:
+        waits_until = course.waits_until
+        delay: float = WRITE_MS_MAX
+        if waits_until is None:
+            waits_until, delay = when.end + rules.ledger_creation_ms, rules.ledger_creation_ms
+        yield course._replace(covered=handled, waits_until=waits_until), granted
+        if when.end + delay > rules.clocks.ended_ms:
+            yield course._replace(waits_until=waits_until), granted
+    refused = _refused(paid, when, rules.policy)
+    if refused:
+        yield course._replace(is_dirty=True), refused
+
+
+def _granted(paid: _Paid, when: Window, policy: BrokerPolicy) -> _Paid:
+    """Return when all is paid for after a permit, of those courses in which one can be had in the window.
+
+    At a time t from which all is paid for since p, a permit is had if t >= p; then all is paid for at
+    max(p, t - stored) + permit.
+    """
+    if not policy.writes_per_second:
+        return paid
+    stored, permit = policy.stored_ms_max, policy.permit_ms
+    return tuple(
+        Window(
+            max(first, when.first - stored) + permit,
+            max(min(end, when.end), when.end - stored) + permit,
+        )
+        for first, end in paid
+        if first < when.end
+    )
+
+
+def _refused(paid: _Paid, when: Window, policy: BrokerPolicy) -> _Paid:
+    if not policy.writes_per_second:
+        return ()
+    return tuple(Window(max(first, when.first), end) for first, end in paid if end > when.first)
+
+
+def _merged(reached: list[tuple[_Course, _Paid]]) -> _Courses:
+    """Join what is known of the same course into intervals that do not touch."""
+    intervals: dict[_Course, list[Window]] = {}
+    for course, paid in reached:
+        intervals.setdefault(course, []).extend(paid)
+    return {course: _union(each) for course, each in intervals.items()}
+
+
+def _union(intervals: list[Window]) -> _Paid:
+    joined: list[Window] = []
+    for interval in sorted(intervals):
+        if joined and interval.first <= joined[-1].end:
+            joined[-1] = Window(joined[-1].first, max(joined[-1].end, interval.end))
+        else:
+            joined.append(interval)
+    return tuple(joined)
