@@ -132,7 +132,7 @@ def test_a_recording_reads_as_drawn(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.record("orders", "é", events)
     data = (tmp_path / "000001.events").read_bytes()
-    assert fields(data, "Header, 12 bytes") == {"magic": b"ACKTRACE", "version": 1}
+    assert fields(data, "Header, 12 bytes") == {"magic": b"ACKTRACE", "version": 2}
     frame = data[12:]
     assert fields(frame, "\nFrame:") == {
         "length": len(frame) - 12,
@@ -200,7 +200,7 @@ def test_the_fields_of_a_table_leave_no_gap(words, end):
 
 
 def test_the_columns_and_kinds_of_a_trace_are_all_there():
-    names = [(row[0].strip("`"), row[1]) for row in table_after("## Parquet trace, version 1")]
+    names = [(row[0].strip("`"), row[1]) for row in table_after("## Parquet trace, version 2")]
     assert names == [*SCALAR_COLUMNS.items(), *((name, f"list of {kind}") for name, kind in LIST_COLUMNS.items())]
     kinds = {int(row[0]): row[1] for row in table_after("The kinds of events")}
     assert kinds == {kind.value: kind.name for kind in EventKind}

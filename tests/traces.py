@@ -29,11 +29,16 @@ def replay(events):
                 acked |= run
             case EventKind.PERSIST_BEGUN:
                 begun = set(acked)
+            case EventKind.HELD_BACK | EventKind.CUT_OFF:
+                begun -= run
+            case EventKind.DISPLACED:
+                begun, durable = begun - run, durable - run
             case EventKind.PERSIST_ENDED:
-                durable, begun = begun or durable, None
+                durable, begun = durable if begun is None else begun, None
             case EventKind.CRASH:
                 alive = False
-            case EventKind.RECOVER:
+            case EventKind.RECOVER | EventKind.RESET:
+                acked |= run if event.first_entry >= 0 else set()
                 durable, begun, alive = set(acked), None, True
             case EventKind.REDELIVER:
                 acked -= run

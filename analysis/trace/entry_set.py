@@ -78,9 +78,16 @@ class SubscriptionHistory:
                     self.accepted.add_run(*run)
                 case EventKind.PERSIST_BEGUN:
                     self._begun = self.accepted.copy()
+                case EventKind.HELD_BACK | EventKind.CUT_OFF:
+                    self._begun.remove_run(*run)
+                case EventKind.DISPLACED:
+                    self._begun.remove_run(*run)
+                    self.promised.remove_run(*run)
                 case EventKind.PERSIST_ENDED:
-                    self.promised = self._begun
-                case EventKind.RECOVER:
+                    self.promised = self._begun.copy()
+                case EventKind.RECOVER | EventKind.RESET:
+                    if event.ledger_id >= 0:
+                        self.accepted.add_run(*run)
                     self.promised = self.accepted.copy()
                 case EventKind.REDELIVER:
                     self.accepted.remove_run(*run)

@@ -19,6 +19,8 @@ first_entry     list<int64>      first entry concerned; -1 without any
 last_entry      list<int64>      last entry concerned, included; -1 without any
 number          list<int64>      what the kind says, else -1
 ==============  ===============  ===================================================================================
+
+Version 2 has the kinds from `HELD_BACK` on, and entries of `RECOVER`; otherwise it is version 1.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import NamedTuple
 
 from ackstate.errors import AckStateError
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
 
@@ -67,7 +69,8 @@ class EventKind(IntEnum):
     """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into. number: which
     consumer."""
     PERSIST_BEGUN = 5
-    """A persist began that covers every ack before this event. number: of the persist."""
+    """A persist began that covers every ack before this event, but for what HELD_BACK, CUT_OFF and DISPLACED events
+    right after it name. number: of the persist."""
     PERSIST_ENDED = 6
     """That persist was synced: what it covers is durable. number: of the persist."""
     PERSIST_FAILED = 7
@@ -76,9 +79,26 @@ class EventKind(IntEnum):
     CRASH = 8
     """The process died. Written by whoever saw it die."""
     RECOVER = 9
-    """The cursor was opened again; what REDELIVER events follow name is not acked any more."""
+    """The cursor was opened again: everything acked is durable, but what REDELIVER events follow name is not acked any
+    more. With entries, one event for each run: they are acked, though no event before says so."""
     REDELIVER = 10
-    """Entries that had been acked and are not after a recovery."""
+    """Entries that had been acked and are not after a recovery or a reset."""
+    HELD_BACK = 11
+    """Acked entries that the persist just begun leaves out because they are young."""
+    CUT_OFF = 12
+    """Acked entries that the persist just begun leaves out because of a limit, and that were not durable."""
+    DISPLACED = 13
+    """Acked entries that the persist just begun leaves out because of a limit, and that were durable until now; they
+    are not from here on, even if it fails."""
+    RESET = 14
+    """The cursor was put elsewhere, and that is durable: as RECOVER, of a cursor that stays open."""
+
+
+NAMES_ENTRIES = frozenset({
+    EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE, EventKind.REDELIVER,
+    EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED,
+})  # fmt: skip
+"""The kinds that never come without entries."""
 
 
 class Event(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ TRACE_SCHEMA = pa.schema(
 )
 _CHUNKS_PER_ROW_GROUP = 64
 _SUFFIX = ".parquet"
+FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark passes files by whose names begin so: they are its own notes.
 _HIDDEN = ("_", ".")
 
@@ -51,22 +53,33 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
         UnsupportedVersionError: A newer release wrote what stands at `path`.
         OSError: The disk is full or failed; what stood at `path` still stands.
     """
+    with new_trace(path) as directory:
+        events = _write_chunks(frames, directory / FIRST_FILE)
+        if not events:
+            raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
+    return events
+
+
+@contextmanager
+def new_trace(path: Path) -> Iterator[Path]:
+    """Make a directory for the Parquet files of a trace, which gets its place when the block ends without an error.
+
+    Raises:
+        As `write_trace`; what the block raises is raised again, and what stood at `path` still stands.
+    """
     check_replaceable(path)
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        events = _write_chunks(frames, unfinished / f"part-00000{_SUFFIX}")
-        if not events:
-            raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
+        yield unfinished
         _put_in_place(unfinished, target)
     except OSError as error:
         # Arrow says what is wrong and not where.
         raise error if error.filename else OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return events
 
 
 def check_replaceable(path: Path) -> None:
@@ -143,7 +156,7 @@ def _chunk_keys(file: Path) -> list[tuple[str, str, int]]:
 
 
 def _check_schema(file: Path, parquet: pq.ParquetFile) -> None:
-    version = (parquet.metadata.metadata or {}).get(VERSION_KEY, str(TRACE_VERSION).encode())
+    version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
     if not version.isdigit():
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
     if int(version) > TRACE_VERSION:

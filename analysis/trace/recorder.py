@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import google_crc32c
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-RECORDING_VERSION = 1
+RECORDING_VERSION = 2  # with the kinds of events that version 2 of a trace has
 _MAGIC = b"ACKTRACE"
 _HEADER = struct.Struct("<8sI")
 _FRAME = struct.Struct("<III")
@@ -39,6 +41,8 @@ _SUFFIX = ".events"
 @final
 class Recorder:
     """Appends events to a new segment of a recording; a frame is handed to the operating system before a call returns.
+
+    Safe for any number of threads.
 
     Args:
         directory: The recording; made if missing.
@@ -54,6 +58,8 @@ class Recorder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._descriptor = os.open(self.path, flags, 0o644)
         self._names: dict[tuple[str, str], bytes] = {}
+        self._lock = threading.Lock()
+        self._size = 0
         try:
             self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
         except BaseException:
@@ -65,7 +71,7 @@ class Recorder:
         """Append events that belong together, as one frame.
 
         Raises:
-            OSError: The disk is full or failed; the frame may be there in part, which a reader leaves out.
+            OSError: The disk is full or failed; the frame is not there, or if the disk refuses even that, in part.
         """
         if not events:
             return
@@ -91,12 +97,17 @@ class Recorder:
         self.close()
 
     def _write(self, data: bytes) -> None:
-        try:
-            written = os.write(self._descriptor, data)
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        with self._lock:
+            try:
+                written = os.write(self._descriptor, data)
+                while written < len(data):
+                    written += os.write(self._descriptor, data[written:])
+            except OSError as error:
+                # A frame in part would hide all that follow it.
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+            self._size += len(data)
 
 
 class Frame(NamedTuple):

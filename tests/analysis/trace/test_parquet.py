@@ -48,7 +48,7 @@ def test_the_trace_has_the_schema_that_is_written_down(tmp_path):
     parquet.write_trace([Frame("t", "s", acks(0, 3))], tmp_path / "trace")
     found = pq.read_schema(next((tmp_path / "trace").glob("*.parquet")))
     assert found.names == [*parquet.SCALAR_COLUMNS, *parquet.LIST_COLUMNS]
-    assert found.metadata[b"ackstate.trace.version"] == b"1"
+    assert found.metadata[b"ackstate.trace.version"] == b"2"
 
 
 def test_a_trace_replaces_the_one_that_was_there(tmp_path):

@@ -1,0 +1,249 @@
+"""Look at every event of a Parquet trace, columnar and without Spark: `ackstate trace check`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackstate.position import ENTRY_ID_MAX
+from analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
+from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
+from analysis.trace.order import EventOrder
+from analysis.trace.parquet import check_trace, trace_files
+from analysis.trace.published import PublishedEntries
+from analysis.trace.rows import Events, count_wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from analysis.trace.rows import Int64s, Mask
+
+_KEY = ("topic", "subscription", "chunk")
+_KINDS = np.array(sorted(EventKind))
+_NAMING = np.array(sorted(NAMES_ENTRIES))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds; every event of it is right.
+
+    Attributes:
+        trace: Its path.
+        sha256: `trace_hash` of it.
+        events: How many.
+        chunks: In how many chunks.
+        topics: How many topics.
+        subscriptions: How many subscriptions; the topics themselves are none.
+        first_ts_ms: Time of the earliest event.
+        last_ts_ms: Time of the latest.
+        kinds: How many events of each kind, by its name in small letters; none that does not occur.
+    """
+
+    trace: str
+    sha256: str
+    events: int
+    chunks: int
+    topics: int
+    subscriptions: int
+    first_ts_ms: int
+    last_ts_ms: int
+    kinds: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def lines(self) -> list[str]:
+        """Say it in words."""
+        kinds = ", ".join(f"{count:,} {name}" for name, count in self.kinds.items())
+        return [
+            f"{self.trace}: {self.events:,} events of {self.subscriptions:,} subscriptions and {self.topics:,} topics",
+            f"from {_time(self.first_ts_ms)} to {_time(self.last_ts_ms)}, in {self.chunks:,} chunks",
+            kinds,
+            f"sha256 {self.sha256}",
+        ]
+
+
+def trace_hash(path: Path) -> str:
+    """Return a SHA-256, in hexadecimal digits, that names a trace: of those of its Parquet files, in order of names.
+
+    It does not depend on where the trace lies nor on how its files are called, only on their order and bytes.
+
+    Raises:
+        TraceError: There is no trace.
+        OSError: A file cannot be read.
+    """
+    whole = hashlib.sha256()
+    for file in trace_files(path):
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
+def check_events(
+    path: Path, *, progress: Callable[[int, int | None], None] = lambda _done, _total: None
+) -> TraceSummary:
+    """Check every event of a trace and count.
+
+    Memory: a row group of its files, about a kilobyte for each subscription, and a bitmap of what each topic published
+    and had acked. A subscription's chunks that the files hold out of order are kept until those before them have come.
+
+    Args:
+        path: A Parquet file or a directory of them.
+        progress: Called with the chunks seen so far, and how many there are.
+
+    Raises:
+        TraceError: It is no trace, or something in it cannot be right; it says what and where.
+        UnsupportedVersionError: A newer release wrote it.
+        OSError: It cannot be read.
+    """
+    chunk_count = check_trace(path)
+    check = _TraceCheck()
+    for done, chunk in enumerate(_chunks(path), start=1):
+        check.take(chunk)
+        progress(done, chunk_count)
+    check.finish(path)
+    return TraceSummary(
+        str(path),
+        trace_hash(path),
+        sum(check.kinds.values()),
+        chunk_count,
+        len({topic for topic, _ in check.keys}),
+        sum(subscription != "" for _, subscription in check.keys),
+        check.first_ms,
+        check.last_ms,
+        {EventKind(kind).name.lower(): check.kinds[kind] for kind in sorted(check.kinds)},
+    )
+
+
+class _Chunk(NamedTuple):
+    """A row of a trace."""
+
+    key: tuple[str, str]
+    number: int
+    first_seq: int
+    bounds_ms: tuple[int, int]
+    events: Events
+
+
+@final
+class _Followed:
+    """A subscription, or a topic, up to the last of its chunks that came in order."""
+
+    def __init__(self) -> None:
+        self.next_chunk = self.next_seq = 0
+        self.order = EventOrder()
+        self.early: dict[int, _Chunk] = {}
+
+
+@final
+class _TraceCheck:
+    """Takes chunks in any order and judges each subscription's in theirs."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[str, str], _Followed] = {}
+        self.kinds: Counter[int] = Counter()
+        self.first_ms, self.last_ms = 2**63 - 1, -(2**63)
+        self._bad_rows = BadRows()
+        self._published = PublishedEntries()
+
+    def take(self, chunk: _Chunk) -> None:
+        """Take the next chunk of a file."""
+        followed = self.keys.setdefault(chunk.key, _Followed())
+        followed.early[chunk.number] = chunk
+        while followed.next_chunk in followed.early:
+            self._judge(followed, followed.early.pop(followed.next_chunk))
+
+    def finish(self, path: Path) -> None:
+        """Judge the whole."""
+        for topic, count, sample in self._published.never():
+            self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
+        self._bad_rows.check(BadRowsMax(), what=str(path), hint="record it anew, or convert it from its source")
+
+    def _judge(self, followed: _Followed, chunk: _Chunk) -> None:
+        events = chunk.events
+
+        def shown(_: Wrong, row: int) -> str:
+            kind = int(events.kind[row])
+            name = EventKind(kind).name.lower() if kind in _KINDS else f"kind {kind}"
+            run = f"{events.ledger_id[row]}:{events.first_entry[row]}..{events.last_entry[row]}"
+            where = " of ".join(filter(None, reversed(chunk.key)))
+            return f"seq {chunk.first_seq + row} of {where} ({name} {run} at {events.ts_ms[row]})"
+
+        self._bad_rows.rows += len(events.kind)
+        wrong = _wrong_alone(events)
+        wrong[Wrong.TIME_BACK] = followed.order.judge_times(events.ts_ms)
+        wrong[Wrong.TWO_CURSORS] = followed.order.judge_lives(events)
+        wrong[Wrong.SEQ_GAP] = np.arange(len(events.kind)) < (chunk.first_seq > followed.next_seq)
+        wrong[Wrong.SEQ_AGAIN] = np.arange(len(events.kind)) < (chunk.first_seq < followed.next_seq)
+        ends = (int(events.ts_ms[0]), int(events.ts_ms[-1]))
+        wrong[Wrong.WRONG_BOUNDS] = np.arange(len(events.kind)) < (ends != chunk.bounds_ms)
+        count_wrong(wrong, self._bad_rows, shown)
+        followed.next_chunk, followed.next_seq = chunk.number + 1, chunk.first_seq + len(events.kind)
+        self._published.follow(chunk.key, events)
+        self.kinds.update(
+            dict(zip(*(part.tolist() for part in np.unique(events.kind, return_counts=True)), strict=True))
+        )
+        self.first_ms, self.last_ms = min(self.first_ms, ends[0]), max(self.last_ms, ends[1])
+
+
+def _wrong_alone(events: Events) -> dict[Wrong, Mask]:
+    """Return which events are wrong by themselves."""
+    naming = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
+    entries = (events.ledger_id, events.first_entry, events.last_entry)
+    negative = (events.ts_ms < 0) | (events.number < -1)
+    for column in entries:
+        negative |= column < np.where(naming, 0, -1)
+    return {
+        Wrong.UNKNOWN_KIND: ~np.isin(events.kind, _KINDS),
+        Wrong.BEYOND: (events.first_entry > ENTRY_ID_MAX) | (events.last_entry > ENTRY_ID_MAX),
+        Wrong.NEGATIVE: negative,
+        Wrong.BACKWARDS: events.last_entry < events.first_entry,
+    }
+
+
+def _chunks(path: Path) -> Iterator[_Chunk]:
+    """Yield every chunk, in the order of the files."""
+    for file in trace_files(path):
+        try:
+            with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+                for batch in parquet.iter_batches(batch_size=64):
+                    yield from _chunks_of(file, batch)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+
+
+def _chunks_of(file: Path, batch: pa.RecordBatch) -> Iterator[_Chunk]:
+    for row in range(batch.num_rows):
+        topic, subscription, number, first_seq, first_ms, last_ms = (
+            batch[name][row].as_py() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms")
+        )
+        where = f"chunk {number} of {subscription or 'the topic'} of {topic}"
+        columns = {name: _numbers(file, where, name, batch[name][row]) for name in LIST_COLUMNS}
+        if len({len(column) for column in columns.values()}) > 1 or not len(columns["kind"]):
+            raise TraceError(f"{file}: {where} is damaged: its lists are empty or not equally long")
+        yield _Chunk((topic, subscription), number, first_seq, (first_ms, last_ms), Events(**columns))
+
+
+def _numbers(file: Path, where: str, name: str, cell: pa.ListScalar) -> Int64s:
+    if cell.values is None or cell.values.null_count:
+        raise TraceError(f"{file}: {where} is damaged: {name!r} has nulls")
+    numbers: Int64s = cell.values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def _time(ts_ms: int) -> str:
+    """Return a time in words, and one that no calendar has as a number."""
+    try:
+        return datetime.fromtimestamp(ts_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ts_ms} ms"

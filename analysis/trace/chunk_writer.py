@@ -1,0 +1,92 @@
+"""Writes chunks of events into one Parquet file of a trace."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.trace.events import LIST_COLUMNS
+from analysis.trace.parquet import TRACE_SCHEMA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.trace.rows import Events
+
+_EVENTS_PER_ROW_GROUP = 1 << 20
+_CHUNKS_PER_ROW_GROUP = 4_096
+
+
+@final
+class ChunkWriter:
+    """Writes a Parquet file of chunks; memory is that of a row group.
+
+    Args:
+        file: What to write; the caller gives it its place in a trace when it is closed.
+
+    Raises:
+        OSError: The disk is full or failed; any call may raise it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.events = 0
+        self._sink = file.open("wb")
+        self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True)
+        self._begun: dict[tuple[str, str], tuple[int, int]] = {}
+        self._rows: list[tuple[tuple[str, str], int, int, Events]] = []
+        self._waiting = 0
+
+    def write(self, key: tuple[str, str], events: Events) -> None:
+        """Write the next chunk of a (topic, subscription); without events, nothing."""
+        count = len(events.kind)
+        if not count:
+            return
+        chunk, first_seq = self._begun.get(key, (0, 0))
+        self._begun[key] = chunk + 1, first_seq + count
+        self._rows.append((key, chunk, first_seq, events))
+        self.events += count
+        self._waiting += count
+        if self._waiting >= _EVENTS_PER_ROW_GROUP or len(self._rows) >= _CHUNKS_PER_ROW_GROUP:
+            self._write_row_group()
+
+    def close(self) -> None:
+        """Write what waits, and the footer."""
+        if self._rows:
+            self._write_row_group()
+        self._writer.close()
+        self._sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # After a failure the file is nothing's: another error while closing it would hide the first.
+        with suppress(pa.ArrowException, OSError, ValueError):
+            self._writer.close()
+        with suppress(OSError):
+            self._sink.close()
+
+    def _write_row_group(self) -> None:
+        keys, chunks, first_seqs, chunk_events = zip(*self._rows, strict=True)
+        topics, subscriptions = zip(*keys, strict=True)
+        ends = np.cumsum([len(events.kind) for events in chunk_events])
+        offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
+        columns: list[pa.Array] = [
+            pa.array(topics), pa.array(subscriptions), pa.array(chunks, pa.int32()), pa.array(first_seqs, pa.int64()),
+            pa.array([events.ts_ms[0] for events in chunk_events], pa.int64()),
+            pa.array([events.ts_ms[-1] for events in chunk_events], pa.int64()),
+        ]  # fmt: skip
+        for name in LIST_COLUMNS:
+            values = np.concatenate([getattr(events, name) for events in chunk_events])
+            field = TRACE_SCHEMA.field(name)
+            columns.append(pa.ListArray.from_arrays(offsets, pa.array(values).cast(field.type.value_type), field.type))
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=TRACE_SCHEMA))
+        self._rows.clear()
+        self._waiting = 0

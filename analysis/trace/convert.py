@@ -1,0 +1,171 @@
+"""Turn what others recorded into a Parquet trace: `ackstate trace convert`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, final
+
+from analysis.trace import ack_log, jsonl, row_parquet
+from analysis.trace.bad_rows import BadRows, BadRowsMax
+from analysis.trace.chunk_writer import ChunkWriter
+from analysis.trace.events import TraceError
+from analysis.trace.parquet import FIRST_FILE, new_trace, write_trace
+from analysis.trace.recorder import read_recording, segments
+from analysis.trace.rows import checked_rows
+from analysis.trace.sorter import EventSorter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from analysis.trace.rows import Int64s
+
+_PARQUET = b"PAR1"
+_HINT = "correct them, or allow them with --bad-rows-max, which leaves them out"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion did.
+
+    Attributes:
+        events: How many events the trace has.
+        bad_rows: What was left out; of a recording nothing is.
+    """
+
+    events: int
+    bad_rows: BadRows = field(default_factory=BadRows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON; a recording has no rows."""
+        return {"events": self.events, **(self.bad_rows.to_json() if self.bad_rows.rows else {})}
+
+
+def convert(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    bad_rows_max: BadRowsMax | None = None,
+    progress: Callable[[int, int | None], None] = lambda _done, _total: None,
+) -> Converted:
+    """Write one trace from all sources, read in order; it appears at `out` when it is whole.
+
+    Args:
+        sources: One recording; or any number of files of JSON lines, logs of ACK commands (both maybe compressed with
+            gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these.
+        out: The trace; one that is there is replaced.
+        bad_rows_max: How many rows may be left out because they cannot be right; by default none.
+        progress: Called with the bytes read so far, and how many there are if that is known.
+
+    Raises:
+        TraceError: A source is missing, damaged or none of these, too many rows are bad, or there is no event.
+        UnsupportedVersionError: A newer release recorded it.
+        OSError: A file cannot be read, or the trace not written; what stood at `out` still stands.
+    """
+    recordings = [source for source in sources if source.is_dir() and segments(source)]
+    if recordings or (len(sources) == 1 and sources[0].is_dir() and not any(sources[0].glob("*.parquet"))):
+        if len(sources) > 1:
+            raise TraceError(f"{recordings[0]}: a recording is converted alone")
+        return Converted(write_trace(read_recording(sources[0]), out))
+    files = list(chain.from_iterable(map(_files, sources)))
+    bad_rows = BadRows()
+    with new_trace(out) as directory:
+        with ChunkWriter(directory / FIRST_FILE) as writer:
+            _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run()
+        if not writer.events:
+            raise TraceError(f"{', '.join(map(str, sources))}: no event in it, so there is no trace to write")
+    return Converted(writer.events, bad_rows)
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_dir():
+        files = sorted(source.glob("*.parquet"))
+        if not files:
+            raise TraceError(f"{source}: a directory with neither a recording nor Parquet files in it")
+        return files
+    if str(source) != jsonl.STANDARD_INPUT and not source.exists():
+        raise TraceError(f"{source}: no such file")
+    return [source]
+
+
+@final
+class _Conversion:
+    """Reads files one after the other into one sorter."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        writer: ChunkWriter,
+        bad_rows: BadRows,
+        bad_rows_max: BadRowsMax,
+        progress: Callable[[int, int | None], None],
+    ) -> None:
+        self._files = files
+        self._bad_rows = bad_rows
+        self._bad_rows_max = bad_rows_max
+        self._progress = progress
+        self._sorter = EventSorter(writer, bad_rows, self._place)
+        is_known = all(str(file) != jsonl.STANDARD_INPUT for file in files)
+        self._total = sum(file.stat().st_size for file in files) if is_known else None
+        self._done = 0
+
+    def run(self) -> None:
+        """Read everything."""
+        for source, file in enumerate(self._files):
+            if self._is_parquet(file):
+                self._read_parquet(source, file)
+            else:
+                self._read_text(source, file)
+            self._done += file.stat().st_size if self._total is not None else 0
+        self._sorter.finish()
+        self._check(finished=True)
+
+    def _read_parquet(self, source: int, file: Path) -> None:
+        size = file.stat().st_size
+
+        def place(number: int) -> str:
+            return self._place(source, number)
+
+        for table, numbers, share in row_parquet.tables(file, bad_rows=self._bad_rows, place=place):
+            self._take(source, table, numbers, done=int(share * size))
+
+    def _read_text(self, source: int, file: Path) -> None:
+        def place(number: int) -> str:
+            return self._place(source, number)
+
+        is_log: bool | None = None
+        with jsonl.opened(file) as (text, position):
+            for block in jsonl.blocks(file, text, position):
+                if is_log is None:
+                    is_log = ack_log.is_ack_log(block.data.lstrip().partition(b"\n")[0])
+                if is_log:
+                    lines = block.data.split(b"\n")
+                    for run in ack_log.tables(lines, block.first_number, bad_rows=self._bad_rows, place=place):
+                        self._take(source, *run, done=block.done)
+                else:
+                    table, numbers = jsonl.table_of(block, bad_rows=self._bad_rows, place=place)
+                    self._take(source, table, numbers, done=block.done)
+
+    def _take(self, source: int, table: pa.Table, numbers: Int64s, *, done: int) -> None:
+        rows = checked_rows(table, numbers, bad_rows=self._bad_rows, place=lambda number: self._place(source, number))
+        self._sorter.add(rows, source=source)
+        self._check(finished=False)
+        self._progress(self._done + done, self._total)
+
+    def _check(self, *, finished: bool) -> None:
+        what = ", ".join(map(str, self._files))
+        self._bad_rows.check(self._bad_rows_max, what=what, hint=_HINT, finished=finished)
+
+    def _place(self, source: int, number: int) -> str:
+        """Name a row; the file only if there are several."""
+        row = f"row {number}" if self._files[source].suffix == ".parquet" else f"line {number}"
+        return f"{self._files[source]} {row}" if len(self._files) > 1 else row
+
+    def _is_parquet(self, file: Path) -> bool:
+        if str(file) == jsonl.STANDARD_INPUT or file.is_dir():
+            return False
+        with file.open("rb") as opened:
+            return opened.read(len(_PARQUET)) == _PARQUET or file.suffix == ".parquet"

@@ -1,0 +1,193 @@
+"""What a made trace consists of: which subscription has how many events, and in which pieces they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.trace.events import CHUNK_EVENTS
+from analysis.trace.generate.clock import NS_PER_S, Arrivals, key_of
+from analysis.trace.generate.outages import Flushes, Outage, outages
+from analysis.trace.generate.series import SubscriptionSeries, TopicSeries
+from analysis.trace.generate.turns import Classes
+from analysis.trace.generate.workloads import Workload, workload_named
+
+EVENTS_MAX = 10**13
+SUBSCRIPTIONS_MAX = 10**7
+FLUSH_INTERVAL_MS_MAX = 86_400_000
+CRASHES_MAX = 10_000
+PIECE_CHUNKS = 64
+PIECE_EVENTS = PIECE_CHUNKS * CHUNK_EVENTS
+_RATE_MIN, _RATE_MAX = 0.001, 10_000_000.0
+_SPAN_YEARS_MAX = 100
+_YEAR_S = 365 * 86_400
+# Subscriptions with as many events end within so long of each other.
+_UNEQUAL_NS = NS_PER_S // 2
+
+
+class Piece(NamedTuple):
+    """Neighbouring chunks of one subscription, which fill a row group; the last piece may be shorter.
+
+    Attributes:
+        subscription: Its number, from 0.
+        number: Of the piece, from 0.
+    """
+
+    subscription: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """What to make.
+
+    Attributes:
+        workload: A name of `WORKLOADS`.
+        events: Of all subscriptions together; what the topics publish comes on top.
+        seed: Decides everything else: the same plan is the same trace.
+        subscriptions: How many.
+        topics: How many the subscriptions are spread over.
+        hot_share: The first subscription has this share of the events, and a topic to itself; None: all are alike.
+        messages_per_second: Mean rate of a topic whose subscriptions have the mean number of events; the others' is in
+            proportion to theirs, so that all take as long.
+        flush_interval_ms: Every cursor persists so often.
+        crashes: The broker dies this often, all subscriptions at once.
+
+    Raises:
+        ValueError: A value is out of its bounds, or they do not fit together.
+    """
+
+    workload: str
+    events: int
+    seed: int = 1
+    subscriptions: int = 8
+    topics: int = 4
+    hot_share: float | None = None
+    messages_per_second: float = 5_000.0
+    flush_interval_ms: int = 1_000
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        workload_named(self.workload)
+        _check("events", self.events, 1, EVENTS_MAX)
+        _check("subscriptions", self.subscriptions, 1, SUBSCRIPTIONS_MAX)
+        _check("topics", self.topics, 1, self.subscriptions, "as many as subscriptions at most")
+        _check("messages per second", self.messages_per_second, _RATE_MIN, _RATE_MAX)
+        _check("flush interval in ms", self.flush_interval_ms, 1, FLUSH_INTERVAL_MS_MAX)
+        _check("crashes", self.crashes, 0, CRASHES_MAX)
+        if self.hot_share is not None:
+            self._check_hot(self.hot_share)
+        if self.events_of(self.subscriptions - 1) < 1:
+            raise ValueError(f"{self.events} events are fewer than one for each of {self.subscriptions} subscriptions")
+        _check("messages per second of the first topic", self.rate_of(0), _RATE_MIN, _RATE_MAX)
+        # An entry makes an event at least, its delivery or its ack.
+        if self.events_of(0) / self.rate_of(0) > _SPAN_YEARS_MAX * _YEAR_S:
+            raise ValueError(f"{self.events} events take more than {_SPAN_YEARS_MAX} years: raise the rate")
+
+    def _check_hot(self, share: float) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"hot share {share} is not between 0 and 1")
+        if self.topics < 2:
+            raise ValueError("a hot subscription has a topic to itself: at least 2 topics are needed")
+        if not 1 <= round(self.events * share) < self.events:
+            raise ValueError(f"hot share {share} of {self.events} events leaves nothing to one side")
+
+    @property
+    def shape(self) -> Workload:
+        """The workload."""
+        return workload_named(self.workload)
+
+    @property
+    def _hot_count(self) -> int:
+        return 0 if self.hot_share is None else 1
+
+    @property
+    def _hot_events(self) -> int:
+        return 0 if self.hot_share is None else round(self.events * self.hot_share)
+
+    def events_of(self, subscription: int) -> int:
+        """Count a subscription's events; apart from a hot one, none has fewer than its followers."""
+        if subscription < self._hot_count:
+            return self._hot_events
+        share, rest = divmod(self.events - self._hot_events, self.subscriptions - self._hot_count)
+        return share + (subscription - self._hot_count < rest)
+
+    def topic_of(self, subscription: int) -> int:
+        """Return the number of a subscription's topic; subscription k is the first of topic k."""
+        hot = self._hot_count
+        return subscription if subscription < hot else hot + (subscription - hot) % (self.topics - hot)
+
+    def rate_of(self, topic: int) -> float:
+        """Return a topic's mean rate, in messages a second."""
+        mean = self.events / self.subscriptions
+        if self.hot_share is None:
+            return self.messages_per_second
+        cold = (self.events - self._hot_events) / (self.subscriptions - 1)
+        return self.messages_per_second * (cold if topic else self._hot_events) / mean
+
+    @property
+    def piece_count(self) -> int:
+        """How many pieces there are."""
+        return self._pieces_before(self.subscriptions)
+
+    def piece(self, index: int) -> Piece:
+        """Return a piece by its index; a subscription's are neighbours."""
+        low, high = 0, self.subscriptions
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._pieces_before(middle) <= index else (low, middle)
+        return Piece(low, index - self._pieces_before(low))
+
+    def pieces_of(self, subscription: int) -> int:
+        """Count a subscription's pieces."""
+        return math.ceil(self.events_of(subscription) / PIECE_EVENTS)
+
+    def _pieces_before(self, subscription: int) -> int:
+        hot = self._hot_count
+        rest = (self.events - self._hot_events) % (self.subscriptions - hot)
+        others = max(subscription - hot, 0)
+        count = self.pieces_of(0) if hot and subscription else 0
+        count += min(others, rest) * self.pieces_of(hot)
+        return count + max(others - rest, 0) * self.pieces_of(self.subscriptions - 1)
+
+    def outages(self) -> list[Outage]:
+        """Return when the broker dies: as the first subscription lives, whose events an outage makes come sooner.
+
+        Raises:
+            ValueError: The trace is too short for so many crashes.
+        """
+        last, end_ns = np.array([self.events_of(0) - 1]), None
+        while True:
+            found: list[Outage] = [] if end_ns is None else self._outages_until(end_ns)
+            series = self.series_of(0, found)
+            ended_ns = int(series.arrivals.at_ns(series.slots_of(last))[0]) - _UNEQUAL_NS
+            if len(found) == self.crashes and (not found or found[-1].at_ns < ended_ns):
+                return found
+            end_ns = ended_ns if end_ns is None else min(ended_ns, end_ns * 19 // 20)
+
+    def _outages_until(self, end_ns: int) -> list[Outage]:
+        return outages(Flushes(self.flush_interval_ms), self.crashes, end_ns=end_ns, key=key_of(self.seed, "outages"))
+
+    def series_of(self, subscription: int, outages: list[Outage]) -> SubscriptionSeries:
+        """Return a subscription's events."""
+        topic = self.topic_of(subscription)
+        rate = self.rate_of(topic)
+        # What is delayed was published so, for all subscriptions of the topic alike.
+        told_by = ("topic", topic) if self.shape.delay_ms else ("subscription", subscription)
+        classes = Classes(key_of(self.seed, *told_by), self.shape.block)
+        arrivals = Arrivals.at_rate(key_of(self.seed, "arrivals", topic), rate)
+        return SubscriptionSeries(self.shape, arrivals, classes, rate, Flushes(self.flush_interval_ms), outages)
+
+    def topic_events(self, topic: int, series: SubscriptionSeries) -> int:
+        """Count what a topic publishes: all that its first subscription is sent, which is sent most."""
+        last_slot = int(series.slots_of(np.array([self.events_of(topic) - 1]))[0])
+        return TopicSeries(series).count(last_slot + 1)
+
+
+def _check(what: str, value: float, lowest: float, highest: float, why: str = "") -> None:
+    # Written so that it holds for nan as well.
+    if not lowest <= value <= highest:
+        raise ValueError(f"{value:,} {what}: expected {lowest:,} to {highest:,}" + (f", {why}" if why else ""))

@@ -1,0 +1,101 @@
+"""Shapes of traffic for made traces, named after the situations that make them.
+
+The last four are the scenarios of Pulsar's issue 19966, "Max Un-Persist Ack Limitation and Generational Ack
+Persistent": holes left by clients, many consumers, delayed messages of mixed length, heavy traffic.
+
+A workload deals with entries by blocks of a fixed size. The entries of a block fall, in a seeded order, one each to the
+block's classes; a class says how long its entries wait for their delivery, and how long for their ack then. So an
+entry's whole story follows from its id, which lets every chunk of a trace be made without the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOUR_MS = 3_600_000
+# As Pulsar's `maxUnackedMessagesPerConsumer`: a consumer that holds so many is sent no more.
+UNACKED_MAX = 50_000
+_BLOCK_MAX = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What happens to the entries of a block, class by class.
+
+    Attributes:
+        about: The situation, in a line.
+        ack_ms: For each class, how long a consumer takes; None: it never acks. Its length is the block's, a power of 2.
+        delay_ms: For each class, how long its messages are delayed; empty: none is.
+        consumers: How many share the work; of one, whole runs of entries are delivered at once.
+        stuck: Whether the first class belongs to a consumer that never acks; when it holds `UNACKED_MAX` the others get
+            its share.
+    """
+
+    about: str
+    ack_ms: tuple[float | None, ...]
+    delay_ms: tuple[float, ...] = ()
+    consumers: int = 1
+    stuck: bool = False
+
+    def __post_init__(self) -> None:
+        block = len(self.ack_ms)
+        if not 2 <= block <= _BLOCK_MAX or block & (block - 1):
+            raise ValueError(f"a block of {block} entries, expected a power of 2 from 2 to {_BLOCK_MAX}")
+        if self.delay_ms and len(self.delay_ms) != block:
+            raise ValueError(f"{len(self.delay_ms)} delays for {block} classes")
+        if self.is_in_runs and self.delay_ms:
+            raise ValueError("a lone consumer gets runs of entries, which cannot be delayed one by one")
+
+    @property
+    def block(self) -> int:
+        """How many entries a block has."""
+        return len(self.ack_ms)
+
+    @property
+    def is_in_runs(self) -> bool:
+        """Whether entries are delivered in runs."""
+        return self.consumers == 1
+
+
+WORKLOADS = {
+    "in_order": Workload("one consumer acks as it reads", (0.0,) * 16),
+    "key_shared": Workload(
+        "eight consumers of unequal speed, each with its keys",
+        tuple(5.0 * 2**speed for speed in range(8)),
+        consumers=8,
+    ),
+    "one_stuck_consumer": Workload(
+        f"one of eight consumers takes messages until it holds {UNACKED_MAX} and acks none",
+        (2.0, *(5.0 + speed for speed in range(7))),
+        consumers=8,
+        stuck=True,
+    ),
+    "client_holes": Workload(
+        "one message in 128 fails and is never acked: holes that stay",
+        (None, *(20.0 * slot / 128 for slot in range(127))),
+    ),
+    "many_consumers": Workload(
+        "512 consumers, the slowest 2 s behind the fastest", tuple(4.0 * slot for slot in range(512)), consumers=512
+    ),
+    "mixed_delays": Workload(
+        "half at once, others delayed by 1 to 10 s, one in eight by an hour",
+        (5.0,) * 8,
+        delay_ms=(0.0, 0.0, 0.0, 0.0, 1_000.0, 3_000.0, 10_000.0, float(HOUR_MS)),
+        consumers=4,
+    ),
+    "heavy_traffic": Workload(
+        "every second message is acked at once, those between 3 s later", (1.0, 3_000.0), consumers=2
+    ),
+}
+
+
+def workload_named(name: str) -> Workload:
+    """Return the workload of a name.
+
+    Raises:
+        ValueError: There is none; the text has the names.
+    """
+    try:
+        return WORKLOADS[name]
+    except KeyError:
+        raise ValueError(f"no workload {name!r}, choose from {', '.join(WORKLOADS)}") from None

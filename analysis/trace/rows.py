@@ -1,0 +1,215 @@
+"""Rows of one event each, as others write them, into columns: each value is checked by itself here.
+
+Columns as `analysis.trace.events` has them for events, with `topic`, `subscription` and `seq`. Left out may be what a
+kind does not need; `last_entry` is `first_entry` then. A kind is its name in small letters, or its number.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackstate.position import ENTRY_ID_MAX
+from analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
+from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Int64s = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+KINDS = {kind.name.lower(): kind.value for kind in EventKind}
+NO_SEQ = -1
+ROW_SCHEMA = pa.schema(
+    [("topic", pa.string()), ("subscription", pa.string()), ("ts_ms", pa.int64()), ("kind", pa.string())]
+    + [(name, pa.int64()) for name in ("ledger_id", "first_entry", "last_entry", "number", "seq")]
+)
+_OTHER_KIND = 0  # of no event
+_NAMING = np.array(sorted(NAMES_ENTRIES))
+
+
+class Events(NamedTuple):
+    """Events of one subscription, or of a topic, in parallel arrays; columns as in the trace."""
+
+    ts_ms: Int64s
+    kind: Int64s
+    ledger_id: Int64s
+    first_entry: Int64s
+    last_entry: Int64s
+    number: Int64s
+
+    def where(self, chosen: Int64s | Mask) -> Events:
+        """Return the events at some indexes, or where a mask is true."""
+        return Events(*(column[chosen] for column in self))
+
+
+class Rows(NamedTuple):
+    """Rows that are right by themselves, in the order in which they were read.
+
+    Attributes:
+        keys: Every (topic, subscription) that is there; the latter is empty for events of the topic itself.
+        key: Which of them each row has.
+        values: The columns of `Events`, then what the rows say of their `seq`, `NO_SEQ` where they do not, then the
+            number of the line or row where each stood, from 1.
+    """
+
+    keys: list[tuple[str, str]]
+    key: Int64s
+    values: Int64s
+
+
+def checked_rows(table: pa.Table, numbers: Int64s, *, bad_rows: BadRows, place: Callable[[int], str]) -> Rows:
+    """Take the rows of a table that are right by themselves, and count the others.
+
+    Args:
+        table: Columns as `ROW_SCHEMA`, which may be missing, or the kind a number.
+        numbers: Where each row stood.
+        bad_rows: Gets the bad rows, and the number of all.
+        place: Names the place of a row by its number.
+    """
+    bad_rows.rows += table.num_rows
+    topic, subscription = (_names(table, name) for name in ("topic", "subscription"))
+    kind, kind_text = _kinds(table)
+    values = {name: _numbers(table, name) for name in ("ts_ms", "ledger_id", "first_entry", "last_entry", "number")}
+    no_last = _nulls(table, "last_entry")
+    values["last_entry"] = np.where(no_last, values["first_entry"], values["last_entry"])
+    events = Events(kind=kind, **values)
+    of_topic = kind == EventKind.PUBLISH
+    wrong = {
+        Wrong.UNKNOWN_KIND: (kind == _OTHER_KIND) & ~_nulls(table, "kind"),
+        Wrong.MISSING: _missing(table, events, of_topic=of_topic),
+        **_out_of_bounds(events),
+        Wrong.NEGATIVE: _negative(table, events),
+    }
+    wrong[Wrong.BACKWARDS] = events.last_entry < events.first_entry
+
+    def shown(problem: Wrong, row: int) -> str:
+        return f"{place(int(numbers[row]))} ({_what(problem, table, row, kind_text)})"
+
+    good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))
+    keys, key = _keys(topic, subscription, good, of_topic)
+    rows = np.column_stack((*events, _numbers(table, "seq"), numbers))
+    return Rows(keys, key, rows[good])
+
+
+def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wrong, int], str]) -> Mask:
+    """Count what is wrong, a row under the first thing that is, and return which rows are bad.
+
+    Args:
+        wrong: For each thing, the rows that have it.
+        bad_rows: Gets the counts, and samples.
+        shown: Names a row, and what is wrong with it.
+    """
+    bad: Mask = np.zeros(len(next(iter(wrong.values()))), np.bool_)
+    for problem, mask in wrong.items():
+        fresh = np.flatnonzero(mask & ~bad)
+        if len(fresh):
+            bad_rows.add(problem, len(fresh), [shown(problem, row) for row in fresh[:SAMPLES_MAX].tolist()])
+        bad |= mask
+    return bad
+
+
+def _missing(table: pa.Table, events: Events, *, of_topic: Mask) -> Mask:
+    """Rows without topic, subscription, time or kind, or without the entries that their kind is about."""
+    missing = _nulls(table, "ts_ms") | _nulls(table, "kind") | _empty(table, "topic")
+    missing |= _empty(table, "subscription") & ~of_topic
+    needs = np.isin(events.kind, _NAMING)
+    return missing | (needs & (_nulls(table, "ledger_id") | _nulls(table, "first_entry")))
+
+
+def _out_of_bounds(events: Events) -> dict[Wrong, Mask]:
+    return {Wrong.BEYOND: (events.first_entry > ENTRY_ID_MAX) | (events.last_entry > ENTRY_ID_MAX)}
+
+
+def _negative(table: pa.Table, events: Events) -> Mask:
+    """Rows with a negative number; -1 is that of what is not there."""
+    negative = (events.ts_ms < 0) | (_numbers(table, "seq") < NO_SEQ) | (events.number < -1)
+    entries = (events.ledger_id, events.first_entry, events.last_entry)
+    some_entry = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
+    negative |= reduce(np.logical_or, [column < np.where(some_entry, 0, -1) for column in entries])
+    return negative
+
+
+def _what(problem: Wrong, table: pa.Table, row: int, kind_text: Callable[[int], str]) -> str:
+    if problem is Wrong.UNKNOWN_KIND:
+        return kind_text(row)
+    found = table.slice(row, 1).to_pylist()[0]
+    if problem is Wrong.MISSING:
+        needed = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
+        return "no " + ", ".join(name for name in needed if found.get(name) in {None, ""})
+    numbers = ("ts_ms", "seq", "number") if problem is Wrong.NEGATIVE else ()
+    return ", ".join(
+        f"{name} {found[name]}"
+        for name in (*numbers, "ledger_id", "first_entry", "last_entry")
+        if found.get(name) is not None
+    )
+
+
+def _kinds(table: pa.Table) -> tuple[Int64s, Callable[[int], str]]:
+    """Return each row's kind as a number, and what shows an unknown one."""
+    if "kind" not in table.column_names:
+        return np.full(table.num_rows, _OTHER_KIND), lambda _: ""
+    column = table["kind"]
+    if pa.types.is_integer(column.type):
+        numbers = _numbers(table, "kind")
+        return np.where(np.isin(numbers, list(KINDS.values())), numbers, _OTHER_KIND), lambda row: str(numbers[row])
+    encoded = _encoded(column)
+    codes = np.array([KINDS.get(text, _OTHER_KIND) for text in encoded.dictionary.to_pylist()] + [_OTHER_KIND])
+    indexes = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
+    return codes[indexes].astype(np.int64), lambda row: repr(column[row].as_py())
+
+
+def _keys(
+    topic: pa.DictionaryArray, subscription: pa.DictionaryArray, good: Int64s, of_topic: Mask
+) -> tuple[list[tuple[str, str]], Int64s]:
+    """Return the distinct (topic, subscription) of the good rows, and which each has."""
+    topics, subscriptions = topic.dictionary.to_pylist(), [*subscription.dictionary.to_pylist(), ""]
+    topic_code = _codes(topic, 0)[good]
+    subscription_code = np.where(of_topic, len(subscriptions) - 1, _codes(subscription, len(subscriptions) - 1))[good]
+    found, key = np.unique(topic_code * len(subscriptions) + subscription_code, return_inverse=True)
+    pairs = [divmod(code, len(subscriptions)) for code in found.tolist()]
+    return [(topics[first], subscriptions[second]) for first, second in pairs], key.astype(np.int64)
+
+
+def _codes(encoded: pa.DictionaryArray, of_null: int) -> Int64s:
+    codes: Int64s = encoded.indices.fill_null(of_null).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+def _names(table: pa.Table, name: str) -> pa.DictionaryArray:
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, pa.string()).dictionary_encode()
+    return _encoded(table[name])
+
+
+def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return pa.concat_arrays(column.cast(pa.string()).chunks or [pa.array([], pa.string())]).dictionary_encode()
+
+
+def _numbers(table: pa.Table, name: str) -> Int64s:
+    if name not in table.column_names:
+        return np.full(table.num_rows, -1)
+    return np.asarray(table[name].cast(pa.int64()).fill_null(-1).to_numpy(), np.int64)
+
+
+def _nulls(table: pa.Table, name: str) -> Mask:
+    if name not in table.column_names:
+        return np.ones(table.num_rows, np.bool_)
+    return np.asarray(table[name].is_null().to_numpy(), np.bool_)
+
+
+def _empty(table: pa.Table, name: str) -> Mask:
+    if name not in table.column_names:
+        return np.ones(table.num_rows, np.bool_)
+    return np.asarray(pc.fill_null(pc.equal(table[name].cast(pa.string()), ""), fill_value=True).to_numpy(), np.bool_)
+
+
+assert set(Events._fields) == set(LIST_COLUMNS)

@@ -1,0 +1,1 @@
+"""What the Spark estimate takes, by the size of the trace, beside DuckDB and beside Spark doing nothing."""

@@ -1,0 +1,187 @@
+"""How long does the estimate take, by the size of the trace and its skew, and what does its memory do?
+
+``--events N`` runs at another size, ``--sizes N,N`` the curve at others; what is printed then is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from contextlib import contextmanager
+from importlib.metadata import version
+from os import sched_getaffinity
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from analysis.redelivery import estimate
+from analysis.redelivery.spark import local_session, read_trace
+from analysis.trace.generate.job import make_trace
+from analysis.trace.generate.plan import TracePlan
+from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
+from benchmarks.scale import worker_memory
+from benchmarks.scale.rows import Summary, summaries, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+EVENTS = 10_000_000
+SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
+RUNS = 3
+HOT_SHARE = 0.9
+WORKLOAD = "key_shared"
+RATE = "million events/s"
+# A size that the last one lets expect to take longer than this is left out.
+_PATIENCE_S = 600
+_BATCH_ROWS = 10_000
+_ROW_SCHEMA = (
+    "topic string, subscription string, seq bigint, ts_ms bigint, kind tinyint, ledger_id bigint, first_entry bigint, "
+    "last_entry bigint"
+)
+
+ABOUT = (
+    f"Made traces, `{WORKLOAD}`, 8 subscriptions on 4 topics, a persist each second, as recorded, in one Spark session "
+    f"on two cores; time includes reading. DuckDB gives the same answer from the same events as one row each, the rows "
+    f"written beforehand; `identity` is Spark's `mapInArrow` that returns those rows as they came, written nowhere. "
+    f"Hot: one subscription has {HOT_SHARE:.0%} of the events. PySpark {version('pyspark')}, DuckDB "
+    f"{version('duckdb')}."
+)
+
+
+def plan_of(events: int, *, hot_share: float | None = None) -> TracePlan:
+    return TracePlan(WORKLOAD, events, hot_share=hot_share)
+
+
+def estimated(spark: SparkSession, trace: Path) -> list[Summary]:
+    """Return every subscription's summary, computed by the estimate."""
+    found = estimate.summary(estimate.curve(read_trace(spark, trace))).collect()
+    return sorted(Summary(*row) for row in found)
+
+
+def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:
+    """Refuse to time what does not find the same."""
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine._replace(expected=0) == other._replace(expected=0), (mine, other)
+        assert math.isclose(mine.expected, other.expected, rel_tol=1e-9), (mine, other)
+
+
+def identity(spark: SparkSession, rows: Path) -> None:
+    """Send every row through a Python worker that returns it."""
+
+    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    with conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS):
+        spark.read.parquet(str(rows)).mapInArrow(same, _ROW_SCHEMA).write.format("noop").mode("overwrite").save()
+
+
+@contextmanager
+def conf(spark: SparkSession, name: str, value: object) -> Iterator[None]:
+    """Set a setting for a while."""
+    before = spark.conf.get(name)
+    assert before is not None
+    spark.conf.set(name, str(value))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def in_turn(things: dict[str, Callable[[], object]], *, runs: int = RUNS) -> dict[str, Spread]:
+    """Time things in rounds, in seconds."""
+    timings = {name: Timing(lambda _, thing=thing: thing(), lambda: None, 1e9) for name, thing in things.items()}
+    return timed_in_turn(timings, runs=runs)
+
+
+def rate(spread: Spread, events: int) -> Spread:
+    """Turn seconds into million events a second."""
+    return Spread(*(events / seconds / 1e6 for seconds in (spread.median, spread.high, spread.low)), spread.runs)
+
+
+def measure_peers(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+    """Measure the estimate beside DuckDB and beside Spark doing nothing."""
+    trace, rows = directory / "trace", directory / "rows.parquet"
+    make_trace(spark, plan_of(events), trace)
+    write_rows(trace, rows)
+    cores = len(sched_getaffinity(0))
+    check_equal(estimated(spark, trace), summaries(rows, threads=cores))
+    taken = in_turn({
+        "as recorded": lambda: estimated(spark, trace),
+        "DuckDB": lambda: summaries(rows, threads=cores),
+        "identity": lambda: identity(spark, rows),
+    })  # fmt: skip
+    rates = {name: rate(spread, events) for name, spread in taken.items()}
+    duckdb = Against("DuckDB", rates["DuckDB"].median)
+    report.time(f"as recorded, {events:,} events", RATE, rates["as recorded"], duckdb)
+    report.time(f"DuckDB over rows, {events:,} events", RATE, rates["DuckDB"])
+    report.time(f"identity over rows, {events:,} events", RATE, rates["identity"], duckdb)
+
+
+def measure_skew(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+    """Measure a trace of which one subscription has most."""
+    even, hot = directory / "even", directory / "hot"
+    make_trace(spark, plan_of(events), even)
+    make_trace(spark, plan_of(events, hot_share=HOT_SHARE), hot)
+    taken = in_turn({"even": lambda: estimated(spark, even), "hot": lambda: estimated(spark, hot)})
+    report.time(f"even, {events:,} events", "s", taken["even"])
+    report.time(f"hot, {events:,} events", "s", taken["hot"], Against("even", taken["even"].median))
+
+
+def row_of(events: int, what: str) -> str:
+    """Name a figure: the picture finds it by that."""
+    return f"{what}, curve, {events:,} events"
+
+
+def measure_curve(report: Report, spark: SparkSession, directory: Path, sizes: Sequence[int]) -> None:
+    """Measure time and the largest worker by the size of the trace, as long as it takes no more than patience has."""
+    expected_s = 0.0
+    for events in sizes:
+        if expected_s * events > _PATIENCE_S:
+            report.count(f"left out: more than {_PATIENCE_S} s expected", "events", events)
+            continue
+        begun = perf_counter()
+        trace = directory / str(events)
+        make_trace(spark, plan_of(events), trace)
+        worker_memory.forget(spark)
+        taken = in_turn({"": lambda trace=trace: estimated(spark, trace)})[""]
+        report.time(row_of(events, "time"), "s", taken)
+        report.count(row_of(events, "largest worker"), "MB", worker_memory.peak_mb(spark))
+        expected_s = (perf_counter() - begun) / events
+
+
+class Screen(Report):
+    """Shows and does not keep: figures of another size than the README's."""
+
+    def publish(self) -> None:
+        for figure in self._figures:
+            median, low, high, runs = figure.spread
+            held = f", {figure.against.name} {figure.against.figure:.3g}" if figure.against else ""
+            Console(width=160).print(
+                f"{figure.what}: {median:.3g} {figure.unit} ({low:.3g} to {high:.3g}, {runs} runs{held})"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=lambda text: int(float(text)), default=EVENTS)
+    parser.add_argument("--sizes", type=lambda text: [int(float(size)) for size in text.split(",")], default=SIZES)
+    chosen = parser.parse_args()
+    is_kept = (chosen.events, chosen.sizes) == (EVENTS, SIZES)
+    report = (Report if is_kept else Screen)("scale", ABOUT)
+    spark = local_session()
+    with TemporaryDirectory() as directory:
+        for measure, size in ((measure_peers, chosen.events), (measure_skew, chosen.events)):
+            measure(report, spark, Path(directory), size)
+        measure_curve(report, spark, Path(directory), chosen.sizes)
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()
