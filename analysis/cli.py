@@ -29,15 +29,18 @@ from analysis.admin.command import ServeCommand
 from analysis.admin_commands import add_admin_commands
 from analysis.crash_command import CrashCommand
 from analysis.explain_command import ExplainCommand
+from analysis.pulsar_commands import add_pulsar_commands
 from analysis.store_commands import StoreCommands
+from analysis.sweep_command import MasterOption, SweepCommand
+from analysis.trace_commands import TraceCommands, trace_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
-    from analysis.crash.broker import BrokerSettings
-    from analysis.demo import DemoRun
+    from analysis.demo.broker import BrokerSettings
+    from analysis.demo.job import DemoRun
 
 app = typer.Typer(
     name="ackstate",
@@ -112,6 +115,10 @@ def _between(lowest: float, highest: float) -> Callable[[float], float]:
     return check
 
 
+def _rate(number: float | None) -> float | None:
+    return None if number is None else _between(0, _NUMBER_MAX)(number)
+
+
 def _record_bytes_limit(number: int) -> int:
     from limits import GateLimits
 
@@ -157,10 +164,10 @@ def demo(
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them.
     """
-    from analysis import demo as main_job
-    from analysis.crash.broker import BrokerSettings
+    from analysis.demo import job as main_job
+    from analysis.demo.broker import BrokerSettings
+    from analysis.demo.results import DemoDirectory
     from analysis.report import render, verdict
-    from analysis.results import DemoDirectory
     from analysis.whole_file import write_whole
 
     results = DemoDirectory(out)
@@ -182,22 +189,39 @@ def demo(
 @app.command(short_help="What a crash would have brought back, at every instant.")
 def redelivery(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", parser=_path, help="A Parquet trace, directory or file.")],
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V", help="Replay with this setting; may be repeated.")
+    ] = None,
+    crashes_per_day: Annotated[
+        float | None, typer.Option(metavar="N", callback=_rate, help="Count the duplicates of so many crashes.")
+    ] = None,
+    form: Annotated[str | None, typer.Option("--format", metavar="F", help="json, parquet or csv; with --out.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=_path, help="Write it there.")] = None,
+    master: MasterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
     Per subscription: expected (mean over time), p50, p99, max, and the number
-    at each crash that the trace holds.
+    at each crash that the trace holds. With a policy, a crash rate or a
+    format: under that policy, or as recorded, also for topics, namespaces and
+    all, with what it cost.
     """
+    if policy or crashes_per_day is not None or form is not None or out is not None:
+        rate = 1.0 if crashes_per_day is None else crashes_per_day
+        _sweep_command.redelivery(
+            trace, policy or [], crashes_per_day=rate, form=form, out=out, json=json, master=master
+        )
+        return
     from analysis.redelivery import estimate
-    from analysis.redelivery.spark import local_session, read_trace, readable_failures
+    from analysis.redelivery.spark import open_session, read_trace, readable_failures
     from analysis.trace.parquet import check_trace
 
     # Before Spark, which takes seconds to start.
     check_trace(trace)
     with _progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        steps = estimate.curve(read_trace(local_session(), trace)).cache()
+        steps = estimate.curve(read_trace(open_session(master), trace)).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
     rows = [
@@ -212,23 +236,24 @@ def redelivery(
             _show(tables.redelivery_table([row for row in rows if row["topic"] == topic]))
 
 
-@app.command(short_help="Turn a recording into a Parquet trace.")
-def trace(
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", parser=_path, help="What a broker recorded.")],
-    out: Annotated[
-        Path, typer.Argument(metavar="TRACE", parser=_path, help="The trace to write; one that is there is replaced.")
-    ],
-    json: JsonOption = False,
+@app.command(short_help="Pack what the workers of a Spark cluster need of us.")
+def package(
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=_path, help="Where both files go.")],
 ) -> None:
-    """Turn a live recording, the directory of that name beside a broker's store, into a Parquet trace."""
-    from analysis.trace.parquet import write_trace
-    from analysis.trace.recorder import read_recording
+    """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
 
-    events = write_trace(read_recording(recording), out)
-    if json:
-        _write_json({"trace": str(out), "events": events})
-    else:
-        _show(f"{out}: {events} events")
+    What the packages import must be in the workers' Python, whose name is in
+    spark.pyspark.python. Together, for example:
+      spark-submit --master spark://HOST:7077 --py-files DIR/ackstate.zip \\
+        DIR/ackstate_job.py redelivery TRACE
+    """
+    from analysis.redelivery.package import SCRIPT, write_package
+    from analysis.whole_file import write_whole
+
+    out.mkdir(parents=True, exist_ok=True)
+    count = write_package(out / "ackstate.zip")
+    write_whole(out / "ackstate_job.py", SCRIPT)
+    _show(f"{out / 'ackstate.zip'}: {count} files", f"{out / 'ackstate_job.py'}")
 
 
 @app.command(short_help="Run a small broker until it is killed.")
@@ -264,7 +289,7 @@ def broker(
     It says "ready" when it has begun. On a directory that a killed broker
     left, it recovers first and goes on.
     """
-    from analysis.crash.broker import BrokerSettings
+    from analysis.demo.broker import BrokerSettings
 
     settings = BrokerSettings(
         seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_ms_max, flush_interval_ms,
@@ -284,8 +309,8 @@ def recover(
     does; no ack is changed. What comes back is noted in the recording, so that
     recovering again finds nothing more.
     """
-    from analysis.crash.directory import BrokerDirectory
-    from analysis.crash.recover import recover as recover_all
+    from analysis.demo.directory import BrokerDirectory
+    from analysis.demo.recovery import recover as recover_all
     from analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
@@ -362,9 +387,9 @@ def _os_error(error: OSError) -> str:
 
 def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
     """Run the main job once for each of the settings, with progress shown."""
-    from analysis import demo as main_job
+    from analysis.demo import job as main_job
+    from analysis.demo.results import DemoDirectory
     from analysis.redelivery.spark import local_session, readable_failures
-    from analysis.results import DemoDirectory
 
     runs: list[DemoRun] = []
     with _progress() as progress, readable_failures(DemoDirectory(out).trace):
@@ -384,10 +409,10 @@ def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms
 
 
 def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
-    from analysis.crash.broker import Broker, run
-    from analysis.crash.directory import BrokerDirectory
-    from analysis.crash.kill import READY
-    from analysis.crash.recover import recover as recover_all
+    from analysis.demo.broker import Broker, run
+    from analysis.demo.directory import BrokerDirectory
+    from analysis.demo.kill import READY
+    from analysis.demo.recovery import recover as recover_all
     from analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
@@ -457,11 +482,19 @@ def _write(text: str) -> None:
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(
     CrashCommand(_show, _write_json, lambda: _progress(auto_refresh=False)).crash
 )
+_sweep_command = SweepCommand(_show, _write_json, _progress)
+app.command("sweep", short_help="Which settings buy down what comes back, at what price.")(_sweep_command.sweep)
 _store_commands = StoreCommands(_show, _write_json)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(_store_commands.fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(_store_commands.inspect)
 _explain_command = ExplainCommand(_show, _write_json)
 app.command("explain", short_help="Show which unacked messages cost most.")(_explain_command.explain)
+add_pulsar_commands(app, _show, _write, _progress)
+app.add_typer(
+    trace_app(TraceCommands(_show, _write_json, _progress)),
+    name="trace",
+    short_help="Make traces from what brokers recorded, and check them.",
+)
 add_admin_commands(app, _write)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(ServeCommand(_write).serve)
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from analysis.redelivery.fold import Chunk, Folded, RedeliveryFold
+from analysis.redelivery.acked import Chunk
+from analysis.redelivery.fold import Folded, RedeliveryFold
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from analysis.redelivery.fold import Int64s
+    from analysis.redelivery.acked import Int64s
 
 CURVE_SCHEMA = (
     "topic string, subscription string, ts_ms bigint, until_ms bigint, redelivery bigint, redelivery_max bigint, "

@@ -1,4 +1,4 @@
-"""A local Spark session that is quiet, stays on this machine, and fails in a sentence."""
+"""A Spark session that is quiet and fails in a sentence; unless told otherwise it stays on this machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.errors import AckStateError
+from analysis.redelivery.cluster import (
+    answer_awaited,
+    await_executor,
+    check_master,
+    hint,
+    is_local,
+    is_on_loopback,
+    ship_package,
+)
 from analysis.trace.events import LIST_COLUMNS, EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
+    from rich.progress import Progress, TaskID
 
 JAVA_MAJOR_MIN = 17
+_CORES = 2
+# What `spark-submit` tells the program that it runs.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+_PROGRESS_SECONDS = 0.3
 _REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
@@ -31,10 +45,21 @@ class SparkUnavailableError(AckStateError):
 
 
 def local_session(*, cores: int = 2) -> SparkSession:
-    """Start, or find, a Spark session on this machine's loopback address with `cores` cores.
+    """Start, or find, a Spark session on this machine's loopback address with `cores` cores; raises as `open_session`."""
+    return open_session(f"local[{cores}]")
+
+
+def open_session(master: str | None = None) -> SparkSession:
+    """Start, or find, a Spark session that is quiet and fails in a sentence.
+
+    Args:
+        master: Where Spark runs: ``local[N]`` is this machine, ``spark://HOST:PORT`` a standalone cluster, whose workers
+            are sent our packages. None for what `spark-submit` was told, which also sends what it was given; without
+            that, two cores of this machine.
 
     Raises:
         SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
+        ClusterError: The cluster is not there, or gives nothing.
     """
     try:
         from pyspark import SparkConf, SparkContext
@@ -45,12 +70,20 @@ def local_session(*, cores: int = 2) -> SparkSession:
         raise SparkUnavailableError(f"Spark is missing, install ackstate[spark]: {error}") from None
     from py4j.protocol import Py4JError
 
-    _check_java()
+    is_submitted = _SUBMITTED in os.environ
+    if master is None and not is_submitted:
+        master = f"local[{_CORES}]"
+    if master is not None:
+        check_master(master)
+    if not is_submitted:
+        _check_java()
     # Workers would take the system's interpreter, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    configuration = SparkConf().setMaster(f"local[{cores}]").setAppName("ackstate")
-    configuration.setAll(list(_settings(cores=cores).items()))
+    configuration = SparkConf().setAppName("ackstate").setAll(list(_settings(master).items()))
+    if master is not None:
+        configuration.setMaster(master)
+        if is_on_loopback(master):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryFile() as said, _own_interrupts():
         try:
             # The virtual machine greets every start with warnings that are none of the user's business.
@@ -59,12 +92,21 @@ def local_session(*, cores: int = 2) -> SparkSession:
                 with _interrupts_held_back():
                     gateway = launch_gateway(configuration, popen_kwargs=output)  # type: ignore[no-untyped-call]
                 SparkContext._ensure_initialized(gateway=gateway)
-            return SparkSession.builder.config(conf=configuration).getOrCreate()
+            # Now Spark tells what it was submitted to.
+            where = master or SparkConf().get("spark.master", "local")
+            assert where is not None
+            check_master(where)
+            with answer_awaited(where):
+                spark = SparkSession.builder.config(conf=configuration).getOrCreate()
+            await_executor(spark, where)
+            if not is_local(where) and not is_submitted:
+                ship_package(spark)
         except (PySparkException, Py4JError, OSError) as error:
             said.seek(0)
             told = said.read().decode(errors="replace")
             reason = _reason(error) if isinstance(error, Py4JError) else _complaint(told) or _reason(error)
             raise SparkUnavailableError(f"Spark does not start: {reason}") from error
+    return spark
 
 
 def read_trace(spark: SparkSession, path: Path) -> DataFrame:
@@ -87,11 +129,12 @@ def read_trace(spark: SparkSession, path: Path) -> DataFrame:
 
 
 @contextmanager
-def readable_failures(what: Path) -> Iterator[None]:
+def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
     """Turn what Spark raises into a `TraceError` of one line.
 
     Args:
-        what: The trace that is read.
+        what: The trace that is read, or written.
+        work: Which of both.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -99,24 +142,60 @@ def readable_failures(what: Path) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise TraceError(f"{what}: Spark cannot read it, {_reason(error)}") from error
+        reason = _reason(error)
+        raise TraceError(f"{what}: Spark cannot {work} it, {reason}{hint(reason)}") from error
 
 
-def _settings(*, cores: int) -> dict[str, str]:
-    return {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": str(cores),
+@contextmanager
+def shown_stages(spark: SparkSession, progress: Progress) -> Iterator[None]:
+    """Show the stages that Spark is at, as its status tracker counts them, while the block runs."""
+    task = progress.add_task("Spark computes every instant", total=None)
+    if progress.disable:
+        yield
+        return
+    ended = threading.Event()
+    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, ended), daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+
+
+def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, ended: threading.Event) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(_PROGRESS_SECONDS):
+        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        running = [stage for stage in stages if stage is not None]
+        if running:
+            done, total = sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running)
+            name = f"Spark, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
+            progress.update(task, description=name, completed=done, total=total)
+
+
+def _settings(master: str | None) -> dict[str, str]:
+    settings = {
         # A record of ours is a chunk of up to 16,384 events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
         # Workers would look for modules in the current directory first, and find a stranger's `limits.py` there.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
         # Damage inside a page may decompress to other numbers.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    }
+    if master is None:
+        return settings
+    settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()}",
     }
+    if is_on_loopback(master):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    cores = re.fullmatch(r"local\[(\d+)\]", master)
+    if cores:
+        settings["spark.sql.shuffle.partitions"] = cores[1]
+    return settings
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from dataclasses import replace
 import pytest
 
 from analysis import cli, tables
-from analysis.crash.directory import BrokerDirectory
-from analysis.results import DemoDirectory
+from analysis.demo.directory import BrokerDirectory
+from analysis.demo.results import DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
@@ -288,9 +288,9 @@ def test_a_demo_interrupted_while_spark_starts_leaves_no_virtual_machine(tmp_pat
 PARENT = """
 import sys
 from pathlib import Path
-from analysis.crash.broker import BrokerSettings
-from analysis.crash.directory import BrokerDirectory
-from analysis.crash.kill import run_and_kill
+from analysis.demo.broker import BrokerSettings
+from analysis.demo.directory import BrokerDirectory
+from analysis.demo.kill import run_and_kill
 
 told = []
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.errors import AckStateError
-from analysis.results import DemoDirectory
+from analysis.demo.results import DemoDirectory
 from analysis.trace.events import VERSION_KEY
 from analysis.trace.parquet import TRACE_SCHEMA, write_trace
 from analysis.trace.recorder import read_recording
@@ -75,7 +75,10 @@ def good_trace(killed, tmp_path_factory):
         (["demo", "--json=yes"], "--json"),
         (["redelivery"], "TRACE"),
         (["redelivery", "one", "two"], "two"),
-        (["trace", "recording"], "TRACE"),
+        (["trace", "recording"], "FILE"),
+        (["trace", "convert", "one", "two", "--bad-rows-max", "many"], "--bad-rows-max"),
+        (["trace", "check"], "TRACE"),
+        (["trace", "check", "one", "two"], "two"),
         (["recover"], "DIR"),
         (["recover", ""], "DIR"),
         (["broker"], "DIR"),
@@ -150,7 +153,7 @@ BAD_FILES = {
     ),
     "other columns": (lambda good: parquet_of(pa.table({"name": ["a"], "size": [1]})), "'topic'"),
     "a column twice": (lambda good: parquet_of(twice(pq.read_table(good))), "several times"),
-    "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"2"}), "version 2"),
+    "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"3"}), "version 3"),
     "a version that is no number": (lambda good: rewritten(good, metadata={VERSION_KEY: b"two"}), "two"),
     "a newer version with other columns": (
         lambda good: rewritten(good, without=["kind"], metadata={VERSION_KEY: b"17"}),
@@ -332,7 +335,7 @@ def damage_a_frame(recording):
 
 def set_version(recording):
     data = first_segment(recording).read_bytes()
-    first_segment(recording).write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
+    first_segment(recording).write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
 
 
 def replace_by_text(recording):
@@ -358,7 +361,7 @@ def empty_it(recording):
 
 BAD_RECORDINGS = {
     damage_a_frame: "000001.events",
-    set_version: "version 2",
+    set_version: "version 3",
     replace_by_text: "000001.events",
     lose_first_segment: "000001.events",
     make_a_directory_of_it: "000002.events",
@@ -557,7 +560,7 @@ def test_a_demo_follows_no_link_to_a_broker_elsewhere(broker, tmp_path, capsys):
 def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
     set_version(broker / "recording")
     before = tree(tmp_path)
-    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 2")
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 3")
     assert tree(tmp_path) == before
 
 

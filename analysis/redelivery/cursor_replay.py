@@ -1,0 +1,279 @@
+"""A replay by the cursor itself, for policies under which a persist may leave acks out.
+
+The cursor is the library's own, on a store in memory, and is given the acks of an epoch at once. What is jumped over
+are ticks at which it would do nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, cast, final
+
+import numpy as np
+from pyroaring import BitMap
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.redelivery.replay import Epochs
+from analysis.redelivery.schedule import Schedule
+from analysis.trace.events import EventKind
+from cursor.auto_age import AutoAge
+from cursor.managed import ManagedCursor
+from cursor.outcome import Route
+from cursor.store import StoreError
+from cursor.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from analysis.redelivery.acked import Int64s, NewRuns
+    from analysis.redelivery.policy import Policy
+    from analysis.redelivery.replay import Piece
+    from cursor.outcome import PersistResult
+    from cursor.store import LedgerStore, MetadataStore, Store
+
+_TOPIC, _SUBSCRIPTION = "replayed", "replayed"
+
+
+@final
+class CursorReplay:
+    """See `analysis.redelivery.replay.Replay`.
+
+    Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
+    few steps for each millisecond with deliveries, with one that is chosen for each delivery and ack.
+
+    Args:
+        policy: How it persists.
+        log: Ledger id -> entry count of the message log, rising, at its end: a cursor has the same state whether its
+            log has grown that far or not, as no ack is of an entry that is not there yet.
+        opened_ms: When the cursor is opened.
+    """
+
+    def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
+        self._policy = policy
+        self._store = _store(policy)
+        self._ledgers = LedgerMap.from_counts(log or {0: 0})
+        age = policy.cursor.become_old_ack_record_seconds
+        self._chooses_age = isinstance(age, AutoAge)
+        self._is_young = self._chooses_age or age != 0
+        self._age_ms_max = 1_000 * (age.seconds_max if isinstance(age, AutoAge) else age)
+        self._open(opened_ms)
+
+    def _open(self, now_ms: int) -> None:
+        self._cursor = ManagedCursor.open(
+            self._store, topic=_TOPIC, subscription=_SUBSCRIPTION, ledgers=self._ledgers,
+            config=self._policy.cursor, now_ms=now_ms,
+        )  # fmt: skip
+        self._schedule = Schedule(self._policy, opened_ms=now_ms)
+        # When the ruler was given marks, rising; since the frontier was last asked for in vain, until when.
+        self._sent_ms: list[int] = []
+        self._asked_ms = now_ms - 1
+        self._highest = Position(0, -1)
+        self._left_out = False
+
+    def take(self, piece: Piece, *, until_ms: int) -> Epochs:
+        """See `Replay.take`."""
+        rows: list[tuple[int, ...]] = []
+        waiting = _Waiting(piece)
+        self._schedule.acked(piece.new_ts_ms)
+        ts_ms = piece.events.ts_ms
+        for stop in self._stops(piece):
+            now_ms = int(ts_ms[stop])
+            rows += self._persist_until(now_ms, waiting)
+            self._ask_before(now_ms)
+            if piece.events.kind[stop] == EventKind.DELIVER:
+                self._deliver(piece, stop)
+            else:
+                waiting.ack_events(self._cursor, stop + 1, now_ms=now_ms)
+                self._asked_ms = min(self._asked_ms, now_ms - 1)
+        rows += self._persist_until(until_ms, waiting)
+        waiting.ack_events(self._cursor, len(ts_ms), now_ms=until_ms)
+        # The others have been asked about at every age that there may be.
+        del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
+        return Epochs.of(rows)
+
+    def restart(self, *, now_ms: int) -> dict[int, BitMap]:
+        """See `Replay.restart`."""
+        self._open(now_ms)
+        acked = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._cursor.deleted.bitmaps()}
+        marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
+        for ledger_id, count in self._ledgers.counts().items():
+            end = count if ledger_id < marked_ledger_id else marked_entry_id + 1
+            if ledger_id <= marked_ledger_id and end > 0:
+                acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
+        return acked
+
+    def _stops(self, piece: Piece) -> Sequence[int]:
+        """Return the events that the cursor must be told of one by one, in their order."""
+        if not self._is_young:
+            return ()
+        events = piece.events
+        is_delivery = events.kind == EventKind.DELIVER
+        if self._chooses_age:
+            stops: list[int] = np.flatnonzero(is_delivery | (piece.new_counts > 0)).tolist()
+            return stops
+        # Of the deliveries in one millisecond the last that goes beyond all before it says as much as all of them.
+        delivered = np.flatnonzero(is_delivery)
+        return _last_of_each_rise(events.ledger_id, events.last_entry, events.ts_ms, delivered)
+
+    def _deliver(self, piece: Piece, stop: int) -> None:
+        position = Position(int(piece.events.ledger_id[stop]), int(piece.events.last_entry[stop]))
+        now_ms = int(piece.events.ts_ms[stop])
+        self._cursor.delivered(position, now_ms=now_ms)
+        if position > self._highest:
+            self._highest = position
+            if not self._sent_ms or self._sent_ms[-1] != now_ms:
+                self._sent_ms.append(now_ms)
+
+    def _persist_until(self, until_ms: int, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+        while True:
+            due = self._schedule.next_due()
+            if due is not None and due < until_ms:
+                until_more = due
+            else:
+                due, until_more = None, until_ms
+            if self._left_out:
+                due = self._more_due(until_more, due)
+            if due is None:
+                # Acks of later times follow, which no tick before may see.
+                self._asked_ms = max(self._asked_ms, until_ms - 1)
+                return
+            waiting.ack_until(self._cursor, due)
+            row = self._persist(due)
+            if row is not None:
+                yield row
+
+    def _persist(self, at_ms: int) -> tuple[int, ...] | None:
+        try:
+            result = self._cursor.tick(now_ms=at_ms)
+        except StoreError:
+            self._schedule.failed(at_ms)
+            self._left_out = False
+            return None
+        assert result is not None, f"nothing was due at {at_ms} ms"
+        self._schedule.persisted(at_ms)
+        self._asked_ms = at_ms
+        self._left_out = result.messages_held_back > 0 or (result.route is Route.METADATA and result.messages_cut > 0)
+        stats = self._cursor.stats()
+        return (
+            at_ms, stats.redelivery_if_crashed, result.messages_held_back, *self._cut(result),
+            result.bytes_written, stats.journal_bytes,
+        )  # fmt: skip
+
+    def _cut(self, result: PersistResult) -> tuple[int, int, int]:
+        """Return how many messages were cut off by ranges, by bytes, and by the metadata store's own limit."""
+        cut, config = result.messages_cut, self._policy.cursor
+        if not cut or result.route is not Route.METADATA:
+            return cut, 0, 0
+        limit = config.metadata_limits.range_count_max
+        kept = self._cursor.deleted.range_count
+        if limit is None or kept <= limit:
+            return 0, cut, 0
+        is_own = limit != config.ledger_limits.range_count_max
+        return (0, 0, cut) if is_own else (cut, 0, 0)
+
+    def _more_due(self, until_ms: int, due: int | None) -> int | None:
+        """Return the first tick before a time at which what was left out may be written; else what is due anyway."""
+        begin = max(self._schedule.flush_at, self._schedule.tick_at(self._asked_ms + 1))
+        for at_ms in self._more_ticks(begin, until_ms):
+            self._asked_ms = at_ms
+            if self._cursor.is_persist_due(now_ms=at_ms):
+                return at_ms
+        return due
+
+    def _more_ticks(self, begin: int, until_ms: int) -> Iterator[int]:
+        """Yield, rising, the ticks at which that may have changed."""
+        if begin >= until_ms:
+            return
+        if not self._policy.ledger_writable:
+            # What backs off tries again at a time that only the cursor knows.
+            last = self._schedule.tick_at(until_ms - self._schedule.tick_ms)
+            ticks = range(begin, last + 1, self._schedule.tick_ms)
+            at = bisect_left(ticks, True, key=lambda now_ms: self._cursor.is_persist_due(now_ms=now_ms))
+            yield from ticks[at : at + 1]
+            return
+        yield begin
+        age_ms = self._cursor.stats().young_age_ms
+        previous = begin
+        for sent_ms in self._sent_ms[bisect_right(self._sent_ms, begin - age_ms) :]:
+            at_ms = self._schedule.tick_at(sent_ms + age_ms)
+            if at_ms >= until_ms:
+                return
+            if at_ms > previous:
+                previous = at_ms
+                yield at_ms
+
+    def _ask_before(self, now_ms: int) -> None:
+        """Let the cursor look for old acks at the last tick before a time, as it does at all: the ruler remembers."""
+        last = self._schedule.tick_at(now_ms - self._schedule.tick_ms)
+        if last >= self._schedule.flush_at:
+            self._cursor.is_persist_due(now_ms=last)
+
+
+class _Waiting:
+    """The acks of a piece that the cursor has not been given yet."""
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._given = 0  # events
+
+    def ack_until(self, cursor: ManagedCursor, at_ms: int) -> None:
+        """Give the cursor what was acked up to the end of a millisecond."""
+        self.ack_events(cursor, int(np.searchsorted(self._piece.events.ts_ms, at_ms, "right")), now_ms=at_ms)
+
+    def ack_events(self, cursor: ManagedCursor, end: int, *, now_ms: int) -> None:
+        """Give the cursor what the events up to one (excluded) acked."""
+        if end > self._given:
+            for ledger_id, bitmap in _bitmaps(self._piece.news.part(self._given, end)):
+                cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
+            self._given = end
+
+
+def _bitmaps(runs: NewRuns) -> Iterator[tuple[int, BitMap]]:
+    yield from runs.bitmaps().items()
+
+
+def _last_of_each_rise(ledger_id: Int64s, entry_id: Int64s, ts_ms: Int64s, indexes: Int64s) -> Sequence[int]:
+    """Return of some events the last in each millisecond whose position is the highest so far."""
+    if not len(indexes):
+        return ()
+    order = np.lexsort((entry_id[indexes], ledger_id[indexes]))
+    rank = np.empty(len(indexes), np.int64)
+    rank[order] = np.arange(len(indexes))
+    highest = np.maximum.accumulate(rank)
+    rises = indexes[np.diff(highest, prepend=-1) > 0]
+    times = ts_ms[rises]
+    stops: list[int] = rises[np.append(times[1:] != times[:-1], True)].tolist()
+    return stops
+
+
+def _store(policy: Policy) -> Store:
+    store = MemoryStore()
+    if policy.ledger_writable:
+        return store
+    return _WrongRouteStore(store)
+
+
+@final
+class _WrongRouteStore:
+    """A store that makes no ledgers."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        return cast("LedgerStore", self)
+
+    @property
+    def metadata(self) -> MetadataStore:
+        return self._store.metadata
+
+    def close(self) -> None:
+        self._store.close()
+
+    def create(self, owner: str) -> int:
+        raise StoreError(f"no ledger can be written for {owner}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.ledgers, name)

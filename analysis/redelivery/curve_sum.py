@@ -1,0 +1,148 @@
+"""Sum a curve of redelivery if crashed up as it comes: mean over time, quantiles, maximum, causes; exact, in arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from analysis.redelivery.acked import Int64s
+
+CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
+"""Why a persist left out what it did; everything else is not yet flushed."""
+
+_DISTINCT_MAX = 65_536
+
+
+class Points(NamedTuple):
+    """A curve, as the number from each of some times on, in parallel arrays.
+
+    Attributes:
+        ts_ms: When; never falls. Of points at one time the last holds.
+        value: Messages that a crash would bring back.
+        is_alive: Whether there is a process that could crash, from here to the next point.
+        causes: For each of `CAUSES` how many of them there are for it; None if all are not yet flushed.
+    """
+
+    ts_ms: Int64s
+    value: Int64s
+    is_alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    causes: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
+
+
+@final
+class Histogram:
+    """For how long each value held."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64s, Int64s]] = []
+        self._pending_count = 0
+
+    def add(self, value: Int64s, duration_ms: Int64s) -> None:
+        """Count values for some durations; those that last no time do not count."""
+        lasting = duration_ms > 0
+        if lasting.any():
+            part = combined(value[lasting], duration_ms[lasting])
+            self._parts.append(part)
+            self._pending_count += len(part[0])
+        if self._pending_count > _DISTINCT_MAX:
+            self._parts = [self.columns()]
+            # Where most values differ, to combine again at once would gain nothing.
+            self._pending_count = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is time to write it down and begin anew."""
+        return bool(self._parts) and len(self._parts[0][0]) > _DISTINCT_MAX
+
+    def columns(self) -> tuple[Int64s, Int64s]:
+        """Return each value once, rising, and its duration in ms."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        if not self._parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return combined(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
+
+
+@final
+class CurveSum:
+    """The sums of one curve, whose points come in order."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+        self.peak = 0
+        self.peak_ts_ms: int | None = None
+        self.cause_sums = np.zeros(len(CAUSES), np.int64)
+        self._last: Points | None = None
+
+    def add(self, points: Points) -> None:
+        """Go on with the next points."""
+        if not len(points.ts_ms):
+            return
+        joined = points if self._last is None else _joined(self._last, points)
+        self._weigh(joined)
+        self._last = Points(
+            points.ts_ms[-1:], points.value[-1:], points.is_alive[-1:],
+            None if points.causes is None else points.causes[:, -1:],
+        )  # fmt: skip
+
+    def end(self, ts_ms: int) -> None:
+        """Let the last point hold until a time."""
+        if self._last is not None:
+            last = self._last
+            self.add(last._replace(ts_ms=np.array([max(ts_ms, int(last.ts_ms[0]))])))
+
+    def note_peak(self, values: Int64s, ts_ms: Int64s) -> None:
+        """Note the most of some values that may hold for less than a millisecond."""
+        if len(values):
+            at = int(np.argmax(values))
+            if self.peak_ts_ms is None or values[at] > self.peak:
+                self.peak, self.peak_ts_ms = int(values[at]), int(ts_ms[at])
+
+    def _weigh(self, points: Points) -> None:
+        duration_ms = np.where(points.is_alive[:-1], np.diff(points.ts_ms), 0)
+        self.histogram.add(points.value[:-1], duration_ms)
+        if points.causes is not None:
+            self.cause_sums += points.causes[:, :-1] @ duration_ms
+
+
+def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each value once, rising, with the sum of its durations."""
+    if not len(value):
+        return value, duration_ms
+    low, high = int(value.min()), int(value.max())
+    if high - low <= 4 * len(value) + 1024:
+        # Most curves move in a narrow band, where counting beats sorting by far; doubles hold sums of ms exactly.
+        sums = np.bincount(value - low, weights=duration_ms, minlength=high - low + 1).astype(np.int64)
+        held = np.flatnonzero(sums)
+        return held + low, sums[held]
+    order = np.argsort(value, kind="stable")
+    ordered = value[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    return ordered[begins], np.add.reduceat(duration_ms[order], begins)
+
+
+def quantile(value: Int64s, duration_ms: Int64s, share: float) -> int | None:
+    """Return the least of some rising values that holds for that share of the time; None if no time passed."""
+    if not len(value):
+        return None
+    passed = np.cumsum(duration_ms)
+    # In whole numbers, because a share of a long time is no double.
+    needed = -(-int(passed[-1]) * round(share * 1000) // 1000)
+    return int(value[int(np.searchsorted(passed, max(needed, 1)))])
+
+
+def _joined(last: Points, points: Points) -> Points:
+    causes = None
+    if points.causes is not None or last.causes is not None:
+        none = np.zeros((len(CAUSES), 1), np.int64)
+        before = none if last.causes is None else last.causes
+        after = np.repeat(none, len(points.ts_ms), axis=1) if points.causes is None else points.causes
+        causes = np.concatenate((before, after), axis=1)
+    return Points(
+        np.concatenate((last.ts_ms, points.ts_ms)),
+        np.concatenate((last.value, points.value)),
+        np.concatenate((last.is_alive, points.is_alive)),
+        causes,
+    )

@@ -1,0 +1,318 @@
+"""Redelivery if crashed under every policy of a grid: exact for every instant, for each subscription and their sums.
+
+Three steps, in each of which a worker sees sorted rows and holds a bounded part of them: every subscription is
+replayed under all policies at once; the curves of a slice of time are added up for topics, namespaces and all; what
+was found for each is put together. On the driver there is a row for each estimate, and nothing else.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from analysis.redelivery.acked import Chunk
+from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
+from analysis.redelivery.policy import PolicyError
+from analysis.redelivery.slices import Slices, SliceWriter, namespace_of, sum_slices
+from analysis.redelivery.subscription_replay import Costs, SubscriptionReplay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.policy import Policy
+
+SCOPES = ("subscription", "topic", "namespace", "total")
+_KEY = ("policy", "scope", "namespace", "topic", "subscription")
+_PART = pa.schema([
+    ("policy", pa.int32()), ("slice", pa.int32()), ("scope", pa.string()), ("namespace", pa.string()),
+    ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.int64()),
+    ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
+])  # fmt: skip
+_PART_SCHEMA = (
+    "policy int, slice int, scope string, namespace string, topic string, subscription string, begin bigint, "
+    "first array<bigint>, second array<bigint>, sums array<bigint>"
+)
+_COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
+_COSTS = Costs._fields
+ESTIMATE_SCHEMA = (
+    "policy int, scope string, namespace string, topic string, subscription string, expected double, "
+    + "".join(f"{name} bigint, " for name in _COUNTS)
+    + "not_flushed double, "
+    + "".join(f"{name} double, " for name in CAUSES)
+    + ", ".join(f"{name} bigint" for name in (*_COSTS, "duration_ms"))
+)
+_ESTIMATE = pa.schema(
+    [
+        (name, {"int": pa.int32(), "string": pa.string(), "double": pa.float64(), "bigint": pa.int64()}[kind])
+        for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
+    ]
+)
+_CHUNKS_PER_SLICE = 64
+
+
+class Part(NamedTuple):
+    """A row between two steps.
+
+    Attributes:
+        policy: Index in the grid.
+        slice: Of which slice of time these are the changes of a curve; -1 for a part of a result.
+        scope: One of `SCOPES`; what follows names it, empty beyond it.
+        namespace: The first two parts of the topic's name.
+        topic: The same.
+        subscription: The same.
+        begin: Of changes, the number at the slice's begin; of a result, nothing.
+        first: Of changes, when; of a result, values, each once.
+        second: Of changes, by how much; of a result, for how long each value held.
+        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`; None in all parts of a result but one.
+    """
+
+    policy: int
+    slice: int
+    scope: str
+    namespace: str
+    topic: str
+    subscription: str
+    begin: int
+    first: Int64s
+    second: Int64s
+    sums: Sequence[int | None] | None
+
+
+def estimates(
+    trace: DataFrame, policies: Sequence[Policy | None], *, scopes: Sequence[str] = SCOPES, crashes_per_day: float = 1
+) -> DataFrame:
+    """Estimate what a crash at any instant of a trace brings back, under each policy of a grid.
+
+    All numbers are over the whole trace, from its first event to its last, so that those of subscriptions add up to
+    those of their topic. Before its first event, and while its process is dead, nothing of a subscription comes back;
+    after its last one the broker goes on to tick.
+
+    Args:
+        trace: Columns as in `analysis.trace.events`.
+        policies: The grid; `AS_RECORDED` is the recording itself.
+        scopes: Of `SCOPES`, for which: a topic is what its unload redelivers, ``total`` a crash of the broker.
+        crashes_per_day: The rate for which duplicates are counted.
+
+    Returns:
+        ``policy``: index in the grid; ``scope, namespace, topic, subscription``: what it is for, empty beyond the
+        scope; ``expected``: mean over time, null if no time passed, as the next three; ``p50, p90, p99``: the least
+        number that holds for that share of the time; ``max, max_ts_ms``: the most, and when first: of a subscription
+        at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges, cut_by_bytes,
+        cut_by_route``: expected by cause; they add up to it, and of as recorded all is not flushed; ``write_count,
+        bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``: of the trace;
+        ``duplicates_per_day``.
+
+    Raises:
+        PolicyError: A policy cannot be replayed.
+    """
+    for policy in policies:
+        if policy is not None and policy.blocks:
+            raise PolicyError("policy: max_unpersisted_ack_record_bytes is not replayed, only 0 is")
+    span = trace.agg(
+        F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("count")
+    ).collect()[0]
+    if not span["count"]:
+        return trace.sparkSession.createDataFrame([], f"{ESTIMATE_SCHEMA}, duplicates_per_day double")
+    slice_count = -(-span["count"] // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
+    slices = Slices.of(span["begin"], span["end"], slice_count)
+    parts = chunks_with_logs(trace, policies).mapInArrow(
+        partial(_replay, policies=policies, slices=slices), _PART_SCHEMA
+    )
+    if slice_count:
+        by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
+        parts = by_slice.mapInArrow(partial(_sum, slices=slices), _PART_SCHEMA)
+    by_key = parts.where(F.col("scope").isin(*scopes)).repartition(*_KEY).sortWithinPartitions(*_KEY)
+    found = by_key.mapInArrow(partial(_put_together, duration_ms=slices.end_ms - slices.begin_ms), ESTIMATE_SCHEMA)
+    return found.withColumn("duplicates_per_day", F.col("expected") * F.lit(float(crashes_per_day)))
+
+
+def chunks_with_logs(trace: DataFrame, policies: Sequence[Policy | None]) -> DataFrame:
+    """Return the chunks of subscriptions, sorted; with the message log of their topic if a replay needs that."""
+    key = ("topic", "subscription")
+    chunks = trace.where(F.col("subscription") != "").select(*key, "first_seq", *Chunk._fields)
+    if any(policy is not None for policy in policies):
+        chunks = chunks.join(message_logs(trace), on="topic", how="left")
+    else:
+        chunks = chunks.withColumn("log", F.lit(None).cast("array<struct<ledger_id:bigint,entry_count:bigint>>"))
+    return chunks.repartition(*key).sortWithinPartitions(*key, "first_seq")
+
+
+def message_logs(trace: DataFrame) -> DataFrame:
+    """Return how many entries each ledger of each topic has, as far as the trace tells.
+
+    Those that were published are known by PUBLISH events; of others it is the highest that any event names.
+
+    Returns:
+        ``topic``; ``log``: (``ledger_id, entry_count``), rising.
+    """
+    highest = trace.select("topic", "ledger_id", "last_entry").mapInArrow(
+        _highest, "topic string, ledger_id bigint, entry_count bigint"
+    )
+    counts = highest.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
+    return counts.groupBy("topic").agg(F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count"))).alias("log"))
+
+
+def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        topics: list[str] = []
+        ledgers: list[Int64s] = []
+        counts: list[Int64s] = []
+        for index in range(batch.num_rows):
+            ledger_id, last = _array(batch["ledger_id"], index), _array(batch["last_entry"], index)
+            known = np.unique(ledger_id[ledger_id >= 0])
+            ledgers.append(known)
+            counts.append(np.array([last[ledger_id == each].max() + 1 for each in known], np.int64))
+            topics += [batch["topic"][index].as_py()] * len(known)
+        columns = [pa.array(topics, pa.string()), pa.array(_flat(ledgers)), pa.array(_flat(counts))]
+        yield pa.RecordBatch.from_arrays(columns, names=["topic", "ledger_id", "entry_count"])
+
+
+def _replay(
+    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], slices: Slices
+) -> Iterator[pa.RecordBatch]:
+    """Replay sorted chunks, and write down what each subscription's curves come to."""
+    open_one: _OpenSubscription | None = None
+    for batch in batches:
+        for index in range(batch.num_rows):
+            key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
+            if open_one is None or open_one.key != key:
+                if open_one is not None:
+                    yield from _batches(open_one.end())
+                log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
+                open_one = _OpenSubscription(key, policies, log, slices)
+            chunk = Chunk(*(_array(batch[name], index) for name in Chunk._fields))
+            yield from _batches(open_one.take(chunk))
+    if open_one is not None:
+        yield from _batches(open_one.end())
+
+
+class _OpenSubscription:
+    def __init__(
+        self, key: tuple[str, str], policies: Sequence[Policy | None], log: dict[int, int], slices: Slices
+    ) -> None:
+        self.key = key
+        self._names = (namespace_of(key[0]), *key)
+        self._slices = slices
+        self._replay = SubscriptionReplay(policies, log)
+        self._writers = [SliceWriter(slices) for _ in policies]
+
+    def take(self, chunk: Chunk) -> Iterator[Part]:
+        """Take the next chunk in, and return what is ready to be passed on."""
+        for policy, points in enumerate(self._replay.take(chunk)):
+            for change in self._writers[policy].changes(points):
+                yield Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None)
+            yield from self._large_histogram(policy)
+
+    def end(self) -> Iterator[Part]:
+        """Return the rest."""
+        for policy, points in enumerate(self._replay.end(self._slices.end_ms)):
+            changes = self._writers[policy]
+            for change in (*changes.changes(points), *changes.end()):
+                yield Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None)
+            curve = self._replay.curves[policy]
+            sums = [curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums.tolist(), *curve.costs]
+            yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), sums)
+
+    def _large_histogram(self, policy: int) -> Iterator[Part]:
+        curve = self._replay.curves[policy]
+        if curve.sum.histogram.is_large:
+            yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), None)
+            curve.sum.histogram = Histogram()
+
+
+def _sum(batches: Iterable[pa.RecordBatch], *, slices: Slices) -> Iterator[pa.RecordBatch]:
+    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes."""
+    yield from _batches(sum_slices(_parts(batches), slices))
+
+
+def _put_together(batches: Iterable[pa.RecordBatch], *, duration_ms: int) -> Iterator[pa.RecordBatch]:
+    rows: list[dict[str, object]] = []
+    result: _Result | None = None
+    for part in _parts(batches):
+        if result is None or not result.is_of(part):
+            if result is not None:
+                rows.append(result.row(duration_ms))
+            result = _Result(part)
+        result.add(part)
+    if result is not None:
+        rows.append(result.row(duration_ms))
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, _ESTIMATE)
+
+
+class _Result:
+    """One estimate, from its parts."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._histogram = Histogram()
+        self._peak: tuple[int, int] | None = None
+        self._sums = np.zeros(len(CAUSES) + len(_COSTS), np.int64)
+
+    def is_of(self, part: Part) -> bool:
+        """Whether a part belongs to it."""
+        mine, theirs = self._part, part
+        return all(getattr(mine, name) == getattr(theirs, name) for name in _KEY)
+
+    def add(self, part: Part) -> None:
+        """Take a part in."""
+        self._histogram.add(part.first, part.second)
+        if part.sums is not None:
+            peak, peak_ts_ms, *sums = part.sums
+            self._sums += np.array(sums, np.int64)
+            if peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
+                self._peak = (-(peak or 0), peak_ts_ms)
+
+    def row(self, duration_ms: int) -> dict[str, object]:
+        """Return it."""
+        values, durations = self._histogram.columns()
+        # When nothing of it was there, nothing could come back.
+        self._histogram.add(np.zeros(1, np.int64), np.array([duration_ms - int(durations.sum())]))
+        values, durations = self._histogram.columns()
+        weight = int(values @ durations)
+        causes = self._sums[: len(CAUSES)].tolist()
+        by_cause = dict(zip(("not_flushed", *CAUSES), (weight - sum(causes), *causes), strict=True))
+        means = {name: number / duration_ms if duration_ms else None for name, number in by_cause.items()}
+        shares = {name: quantile(values, durations, int(name[1:]) / 100) for name in ("p50", "p90", "p99")}
+        peak, peak_ts_ms = self._peak or (0, None)
+        names = {name: getattr(self._part, name) for name in _KEY}
+        costs = dict(zip(_COSTS, self._sums[len(CAUSES) :].tolist(), strict=True))
+        expected = weight / duration_ms if duration_ms else None
+        return {
+            **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,
+            **means, **costs, "duration_ms": duration_ms,
+        }  # fmt: skip
+
+
+def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
+    for batch in batches:
+        for index in range(batch.num_rows):
+            plain = {name: batch[name][index].as_py() for name in Part._fields if name not in {"first", "second"}}
+            yield Part(**plain, first=_array(batch["first"], index), second=_array(batch["second"], index))
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        columns = [
+            pa.ListArray.from_arrays(pa.array([0, len(value)], pa.int32()), pa.array(value))
+            if isinstance(value, np.ndarray)
+            else pa.array([value], field.type)
+            for field, value in zip(_PART, part, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=_PART)
+
+
+def _flat(arrays: Sequence[Int64s]) -> Int64s:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+
+
+def _array(column: pa.Array, index: int) -> Int64s:
+    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return values

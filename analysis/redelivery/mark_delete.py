@@ -1,0 +1,120 @@
+"""When does the mark-delete position pass each acked entry? For whole chunks, and the same for all policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+
+from ackstate.entry_bitmap import run_end
+from ackstate.position import Position
+from analysis.redelivery.acked import NewRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyroaring import BitMap
+
+    from analysis.redelivery.acked import Int64s
+
+NEVER = np.iinfo(np.int64).max
+_CONTAINER = 2**16
+
+
+class PlacedRuns(NamedTuple):
+    """Newly acked runs in order of position, cut where a container of a roaring bitmap ends.
+
+    Attributes:
+        runs: They themselves; their events do not rise.
+        covered_at: Which event moves the mark-delete position beyond each; `NEVER` if none of the chunk does.
+        mark_delete: Where it stands after the chunk.
+    """
+
+    runs: NewRuns
+    covered_at: Int64s
+    mark_delete: Position
+
+    def mark_delete_before(self, event: int) -> Position:
+        """Return where the mark-delete position stands just before an event: right below what it passes then."""
+        passed = np.flatnonzero((self.covered_at != NEVER) & (self.covered_at >= event))
+        if not len(passed):
+            return self.mark_delete
+        first = int(passed[0])
+        return Position(int(self.runs.ledger_id[first]), int(self.runs.first[first]) - 1)
+
+
+@final
+class MarkDeleteFold:
+    """Carries the mark-delete position of one subscription from chunk to chunk.
+
+    Args:
+        log: Ledger id -> entry count of the message log, rising.
+    """
+
+    def __init__(self, log: Mapping[int, int]) -> None:
+        self._ledger_ids = list(log)
+        self._counts = list(log.values())
+        self._at = 0  # index of the ledger in which it stands
+        self._next_entry = 0  # the first entry above it
+
+    def take(self, news: NewRuns, acked: Mapping[int, BitMap]) -> PlacedRuns:
+        """Move over what a chunk acked.
+
+        Args:
+            news: What it acked first.
+            acked: All that is acked after it.
+
+        Complexity: O(runs log runs), and range queries for each ledger that is passed.
+        """
+        self._move(acked)
+        mark_delete = self._mark_delete()
+        runs = cut_at_containers(_by_position(news))
+        passed = runs.ledger_id < mark_delete.ledger_id
+        passed |= (runs.ledger_id == mark_delete.ledger_id) & (runs.first <= mark_delete.entry_id)
+        covered_at = np.full(len(passed), NEVER)
+        covered_at[passed] = np.maximum.accumulate(runs.event[passed])
+        return PlacedRuns(runs, covered_at, mark_delete)
+
+    def grow(self, log: Mapping[int, int]) -> None:
+        """Go on with a longer log, which has the ledger in which it stands."""
+        at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
+        self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
+
+    @property
+    def mark_delete(self) -> Position:
+        """Where it stands."""
+        return self._mark_delete()
+
+    def _mark_delete(self) -> Position:
+        return Position(self._ledger_ids[self._at] if self._ledger_ids else 0, self._next_entry - 1)
+
+    def _move(self, acked: Mapping[int, BitMap]) -> None:
+        while self._at < len(self._ledger_ids):
+            held = acked.get(self._ledger_ids[self._at])
+            if held is not None and self._next_entry in held:
+                self._next_entry = run_end(held, self._next_entry)
+            if self._next_entry < self._counts[self._at] or self._at == len(self._ledger_ids) - 1:
+                return
+            self._at, self._next_entry = self._at + 1, 0
+
+
+def _by_position(runs: NewRuns) -> NewRuns:
+    rises = (runs.ledger_id[1:] == runs.ledger_id[:-1]) & (runs.first[1:] > runs.first[:-1])
+    if rises.all():
+        return runs
+    if len(runs.ledger_id) and (runs.ledger_id == runs.ledger_id[0]).all():
+        order = np.argsort(runs.first, kind="stable")
+    else:
+        order = np.lexsort((runs.first, runs.ledger_id))
+    return NewRuns(*(column[order] for column in runs))
+
+
+def cut_at_containers(runs: NewRuns) -> NewRuns:
+    """Return the same runs with those cut that go beyond a multiple of 65,536; the event goes with each part."""
+    pieces = (runs.end - 1) // _CONTAINER - runs.first // _CONTAINER + 1
+    if not len(pieces) or pieces.max() == 1:
+        return runs
+    event, ledger_id, first, end = (np.repeat(column, pieces) for column in runs)
+    number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins = (first // _CONTAINER + number) * _CONTAINER
+    return NewRuns(event, ledger_id, np.maximum(first, begins), np.minimum(end, begins + _CONTAINER))

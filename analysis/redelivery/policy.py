@@ -1,0 +1,172 @@
+"""How a cursor might have persisted: what a replay is told instead of the persists that a trace recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from ackstate.errors import AckStateError
+from ackstate.integers import check_count
+from ackstate.selection import Keep
+from ackstate.wire.pulsar import Compression, RangeForm
+from cursor.auto_age import AUTO, AutoAge
+from cursor.config import CursorConfig
+from cursor.journal_format import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AS_RECORDED: Final = None
+"""The policy of the recording itself: what was durable is what its persist events say."""
+
+
+class PolicyError(AckStateError):
+    """A policy with an unknown key or a malformed value; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When and what a broker persists of a cursor.
+
+    Attributes:
+        cursor: The cursor's own settings.
+        tick_ms: The broker ticks each cursor when the time is a multiple of this, after what happens in that
+            millisecond; 1 is a tick at the very instant at which a persist is due.
+        max_unpersisted_ack_record_bytes: Dispatch stops while the ranges that are acked and not durable take so many
+            bytes, until a persist has written them; 0 for never.
+        ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
+            metadata store, with its own limits.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: It is not an integer.
+    """
+
+    cursor: CursorConfig = field(default_factory=CursorConfig)
+    tick_ms: int = 1
+    max_unpersisted_ack_record_bytes: int = 0
+    ledger_writable: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("tick_ms", self.tick_ms, least=1)
+        check_count("max_unpersisted_ack_record_bytes", self.max_unpersisted_ack_record_bytes, least=0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each persist makes everything durable that is acked, so that counting replaces the cursor."""
+        config = self.cursor
+        limits_nothing = config.format is Format.NATIVE and config.range_count_max is None
+        holds_nothing_back = config.become_old_ack_record_seconds == 0
+        return limits_nothing and holds_nothing_back and self.ledger_writable and not self.blocks
+
+    @property
+    def blocks(self) -> bool:
+        """Whether dispatch may stop."""
+        return self.max_unpersisted_ack_record_bytes > 0
+
+    @property
+    def label(self) -> str:
+        """What distinguishes it from the default policy, as `from_mapping` takes it: ``flush_interval_ms=5000``."""
+        return " ".join(f"{key}={text}" for key, text in self.to_mapping().items()) or "default"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Every setting as text."""
+        return {key: _text(self._value(key)) for key in KEYS}
+
+    def to_mapping(self) -> dict[str, str]:
+        """Return what differs from the default policy: `from_mapping` makes the same policy of it."""
+        return {key: text for key, text in self.texts.items() if text != _DEFAULT_TEXTS[key]}
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> Policy:
+        """Return the policy of some settings; what is left out is the default.
+
+        Args:
+            settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
+                type. ``none`` stands for None, an enum's member goes by its name, ``AUTO`` chooses the young age.
+
+        Raises:
+            PolicyError: A key is unknown or a value malformed; the message names the key.
+        """
+        values = {str(key).strip().replace("-", "_"): value for key, value in settings.items()}
+        for key in values:
+            if key not in KEYS:
+                raise PolicyError(f"policy: unknown key {key!r}, known are {', '.join(KEYS)}")
+        parsed = {key: _parsed(key, value) for key, value in values.items()}
+        own = {key: parsed.pop(key) for key in _OWN_KEYS if key in parsed}
+        try:
+            return cls(CursorConfig(**parsed), **own)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f"policy: {error}") from None
+
+    def _value(self, key: str) -> object:
+        return getattr(self if key in _OWN_KEYS else self.cursor, key)
+
+
+_OWN_KEYS = ("tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable")
+KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)
+"""What `Policy.from_mapping` knows."""
+
+_ENUMS: Mapping[str, type[Enum]] = {
+    "format": Format, "keep": Keep, "range_form": RangeForm, "compression": Compression,
+}  # fmt: skip
+_BOOLEANS = ("batch_index_acks", "ledger_writable")
+_NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")
+_TRUTH = {"true": True, "false": False}
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return value.name
+        case AutoAge():
+            return "AUTO" if value == AUTO else repr(value)
+        case float() if value.is_integer():
+            return str(int(value))
+        case None:
+            return "none"
+    return str(value)
+
+
+_DEFAULT_TEXTS = Policy().texts
+
+
+def _parsed(key: str, value: Any) -> Any:
+    """Return a setting's value; what is no text is left for the settings to judge, but for names of members."""
+    if isinstance(value, bool) and key not in _BOOLEANS:
+        raise PolicyError(f"policy: {key} is {value}, and not a truth value")
+    if not isinstance(value, str):
+        if key in _BOOLEANS and not isinstance(value, bool):
+            raise PolicyError(f"policy: {key} is true or false, found {value!r}")
+        return value
+    text = value.strip()
+    if key in _ENUMS:
+        return _member(key, text)
+    if key in _BOOLEANS:
+        return _chosen(key, text.lower(), _TRUTH)
+    if key in _NULLABLE and text.lower() == "none":
+        return None
+    if key == "become_old_ack_record_seconds" and text.upper() == "AUTO":
+        return AUTO
+    return _number(key, text)
+
+
+def _member(key: str, text: str) -> Any:
+    return _chosen(key, text.upper(), {member.name: member for member in _ENUMS[key]})
+
+
+def _chosen(key: str, text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise PolicyError(f"policy: {key} is one of {', '.join(values)}, found {text!r}")
+    return values[text]
+
+
+def _number(key: str, text: str) -> int | float:
+    try:
+        return float(text) if key == "mark_delete_rate_limit" else int(text)
+    except ValueError:
+        raise PolicyError(f"policy: {key} is a number, found {text!r}") from None

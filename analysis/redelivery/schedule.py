@@ -1,0 +1,126 @@
+"""When does a broker persist a cursor? The decisions of `cursor.persister.Persister.tick`, jumped to, not tried out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from cursor.rate_limiter import MarkDeleteRateLimiter
+
+if TYPE_CHECKING:
+    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.policy import Policy
+
+# A permit is at most so far away, by the lowest rate that a decimal of 17 digits can say.
+_PERMIT_MS_MAX = 2**62
+
+
+@final
+class Schedule:
+    """The ticks of one open cursor, of which only those matter at which something may be persisted.
+
+    A tick comes after everything that happens in its millisecond. Times that are handed in never fall.
+
+    Args:
+        policy: Its flush interval, rate limit and ticks.
+        opened_ms: When the cursor was opened: its interval and its limiter begin there.
+    """
+
+    def __init__(self, policy: Policy, *, opened_ms: int) -> None:
+        config = policy.cursor
+        self.tick_ms = policy.tick_ms
+        self._flush_ms = config.flush_interval_ms
+        self._limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=opened_ms)
+        self._flush_at = self.tick_at(opened_ms + self._flush_ms)
+        self._permit_at = opened_ms
+        # The first ticks after new acks, rising. Invariant: all acks before the first of them are persisted, and
+        # those between it and the others were refused by the limiter or wait for the flush.
+        self._waiting: list[int] = []
+
+    @property
+    def flush_at(self) -> int:
+        """The first tick at which the flush interval is over."""
+        return self._flush_at
+
+    def tick_at(self, ts_ms: int) -> int:
+        """Return the first tick at or after a time."""
+        return -(-ts_ms // self.tick_ms) * self.tick_ms
+
+    def acked(self, ts_ms: Int64s) -> None:
+        """Take note of when something was newly acked; rising, not below earlier ones."""
+        if not len(ts_ms):
+            return
+        ticks = -(-ts_ms // self.tick_ms) * self.tick_ms
+        ticks = ticks[np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 1))]
+        begin = int(bool(self._waiting) and self._waiting[-1] == ticks[0])
+        self._waiting += ticks[begin:].tolist()
+
+    def next_due(self) -> int | None:
+        """Return the next tick at which the cursor persists for what was acked so far; None if nothing waits."""
+        if not self._waiting:
+            return None
+        due = max(self._waiting[0], self._flush_at)
+        if self._limiter is not None:
+            at = bisect_left(self._waiting, self._permit_at)
+            if at < len(self._waiting):
+                due = min(due, self._waiting[at])
+        return due
+
+    def persisted(self, at_ms: int) -> None:
+        """Take note of a persist at a tick: everything acked until then has been looked at."""
+        del self._waiting[: bisect_right(self._waiting, at_ms)]
+        self._flush_at = self.tick_at(max(at_ms + self._flush_ms, at_ms + 1))
+        self._take_permit(at_ms)
+
+    def failed(self, at_ms: int) -> None:
+        """Take note of a persist that could not be written: the next tick tries again."""
+        self._take_permit(at_ms)
+        later = self._waiting[bisect_right(self._waiting, at_ms) :]
+        self._waiting = [at_ms + self.tick_ms, *(each for each in later if each > at_ms + self.tick_ms)]
+
+    def persist_until(self, until_ms: int) -> Int64s:
+        """Persist at each tick before a time at which that is due, and return those ticks."""
+        if self._limiter is None and self._flush_ms <= self.tick_ms:
+            return self._every_tick(until_ms)
+        found: list[int] = []
+        waiting, begin, count = self._waiting, 0, len(self._waiting)
+        while begin < count:
+            due = max(waiting[begin], self._flush_at)
+            if self._limiter is not None:
+                at = bisect_left(waiting, self._permit_at, begin)
+                due = min(due, waiting[at]) if at < count else due
+            if due >= until_ms:
+                break
+            found.append(due)
+            begin = bisect_right(waiting, due, begin)
+            self._flush_at = self.tick_at(max(due + self._flush_ms, due + 1))
+            self._take_permit(due)
+        self._waiting = self._still_waiting(begin, until_ms)
+        return np.array(found, np.int64)
+
+    def _every_tick(self, until_ms: int) -> Int64s:
+        """As `persist_until` where the interval is over at every tick."""
+        ready = bisect_left(self._waiting, until_ms)
+        if ready and self._waiting[0] < self._flush_at:
+            # A cursor that was just opened waits out its first interval.
+            self._waiting[:ready] = sorted({max(each, self._flush_at) for each in self._waiting[:ready]})
+            ready = bisect_left(self._waiting, until_ms)
+        found, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        if found:
+            self._flush_at = self.tick_at(max(found[-1] + self._flush_ms, found[-1] + 1))
+        return np.array(found, np.int64)
+
+    def _still_waiting(self, begin: int, until_ms: int) -> list[int]:
+        """Return the ticks that later calls need: the first, and those that are still to come."""
+        to_come = bisect_left(self._waiting, until_ms, begin)
+        return [*self._waiting[begin : min(begin + 1, to_come)], *self._waiting[to_come:]]
+
+    def _take_permit(self, at_ms: int) -> None:
+        if self._limiter is not None:
+            self._limiter.try_acquire(at_ms)
+            times = range(at_ms, _PERMIT_MS_MAX)
+            self._permit_at = times[bisect_left(times, True, key=self._limiter.can_acquire)]

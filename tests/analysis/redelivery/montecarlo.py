@@ -1,0 +1,183 @@
+"""The slow, obvious answer: run the real cursor event by event, crash it at every instant, recover it, and count."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.redelivery.policy import Policy
+from analysis.trace.events import Event, EventKind
+from cursor.managed import ManagedCursor
+from cursor.store import StoreError
+from cursor.stores.memory import MemoryStore
+
+NAMES = {"topic": "t", "subscription": "s"}
+
+
+class Observed(NamedTuple):
+    """What crashes at every instant brought back.
+
+    Attributes:
+        at_end: Millisecond -> acked messages that come back if the broker dies at its end; 0 while it is dead.
+        peak: The most after any single event.
+        bytes_written: By all persists but those of opening the cursor.
+        write_count: How many those were.
+        bytes_kept: What a recovery would read at the end.
+    """
+
+    at_end: dict[int, int]
+    peak: int
+    bytes_written: int
+    write_count: int
+    bytes_kept: int
+
+
+class _Broker:
+    """One subscription on a log that grows no sooner than its entries are spoken of."""
+
+    def __init__(self, policy, log):
+        self.policy, self.log = policy, log
+        self.disk_of = MemoryStore()
+        if not policy.ledger_writable:
+            self.disk_of.ledgers.create = self._refuse
+        self.ledgers = LedgerMap(min(log))
+        self.acked = set()
+        self.cursor = None
+        self.bytes_written = self.write_count = 0
+
+    def _refuse(self, _owner):
+        raise StoreError("planted")
+
+    def open(self, now_ms):
+        self.cursor = ManagedCursor.open(
+            self.disk_of, ledgers=self.ledgers, config=self.policy.cursor, now_ms=now_ms, **NAMES
+        )
+        self.acked = {position for position in self.acked if self.cursor.is_acked(Position(*position))}
+
+    def tick(self, now_ms):
+        before = self.cursor.stats().persist_count
+        try:
+            result = self.cursor.tick(now_ms=now_ms)
+        except StoreError:
+            return True
+        if self.cursor.stats().persist_count > before:
+            self.bytes_written += result.bytes_written
+            self.write_count += 1
+        return result is not None
+
+    def follow(self, event):
+        self._grow(event)
+        ledger_id, last = event.ledger_id, event.last_entry
+        match event.kind:
+            case EventKind.DELIVER:
+                self.cursor.delivered(Position(ledger_id, last), now_ms=event.ts_ms)
+            case EventKind.ACK:
+                for entry in range(event.first_entry, last + 1):
+                    self.cursor.ack(Position(ledger_id, entry), now_ms=event.ts_ms)
+                    self.acked.add((ledger_id, entry))
+            case EventKind.MARK_DELETE:
+                if Position(ledger_id, last) > self.cursor.mark_delete_position:
+                    self.cursor.mark_delete(Position(ledger_id, last), now_ms=event.ts_ms)
+                self.acked |= {(ledger_id, entry) for entry in range(last + 1)}
+
+    def _grow(self, event):
+        while self.ledgers.current_ledger_id < event.ledger_id:
+            current = self.ledgers.current_ledger_id
+            self.ledgers.append(self.log[current] - self.ledgers.entry_count(current))
+            self.ledgers.roll(min(each for each in self.log if each > current))
+        if event.ledger_id == self.ledgers.current_ledger_id:
+            self.ledgers.append(max(0, event.last_entry + 1 - self.ledgers.entry_count(event.ledger_id)))
+
+    def lost_in_a_crash(self):
+        """Drop everything but the disk, recover from a copy of it, and count what is not acked any more."""
+        twin = MemoryStore(copy.deepcopy(self.disk_of.disk, {id(self.disk_of.disk.lock): None}))
+        twin.disk.lock = type(self.disk_of.disk)().lock
+        recovered = ManagedCursor.open(twin, ledgers=self.ledgers, config=self.policy.cursor, now_ms=0, **NAMES)
+        return sum(not recovered.is_acked(Position(*position)) for position in self.acked)
+
+
+def observe(events, policy, log, *, end_ms):
+    """Run a trace, and crash at every instant of it up to one, included."""
+    broker, peak, at_end, alive, lost = _Broker(policy, log), 0, {}, True, 0
+    broker.open(events[0].ts_ms)
+    waiting = list(events)
+    for now_ms in range(events[0].ts_ms, end_ms + 1):
+        while waiting and waiting[0].ts_ms == now_ms:
+            event = waiting.pop(0)
+            if event.kind == EventKind.CRASH:
+                alive, lost = False, 0
+            elif event.kind == EventKind.RECOVER:
+                broker.open(now_ms)
+                alive, lost = True, broker.lost_in_a_crash()
+            elif alive:
+                broker.follow(event)
+                if event.kind != EventKind.DELIVER:
+                    lost = broker.lost_in_a_crash()
+                peak = max(peak, lost)
+        if alive and now_ms % policy.tick_ms == 0 and broker.tick(now_ms):
+            lost = broker.lost_in_a_crash()
+        at_end[now_ms] = lost
+    return Observed(
+        at_end, peak, broker.bytes_written, broker.write_count,
+        broker.cursor.stats().journal_bytes if broker.write_count else 0,
+    )  # fmt: skip
+
+
+@st.composite
+def small_traces(draw, *, crashes=True):
+    """Events of one subscription and its log: deliveries in order, acks of some, sometimes of stretches."""
+    chance = draw(st.randoms(use_true_random=False))
+    log = {
+        ledger_id: chance.randrange(1, 30) for ledger_id in sorted(chance.sample(range(1, 300), chance.randint(1, 3)))
+    }
+    log[max(log) + 1] = 60
+    positions = [(ledger_id, entry) for ledger_id, count in log.items() for entry in range(count)]
+    ts_ms, events, sent, alive = chance.randrange(1_000), [], 0, True
+    for _ in range(draw(st.integers(1, 60))):
+        ts_ms += chance.choice((0, 0, 0, 1, 1, 3, 20, 300))
+        choice = chance.random()
+        if not alive:
+            events.append(Event(ts_ms, EventKind.RECOVER))
+            alive = True
+        elif choice < 0.35 and sent < len(positions):
+            taken = positions[sent : sent + chance.choice((1, 1, 4))]
+            events += [Event(ts_ms, EventKind.DELIVER, ledger, entry, entry, 1) for ledger, entry in taken]
+            sent += len(taken)
+        elif choice < 0.9 and sent:
+            ledger, entry = positions[chance.randrange(max(0, sent - 12), sent)]
+            last = min(entry + chance.choice((0, 0, 0, 2)), log[ledger] - 1)
+            events.append(Event(ts_ms, EventKind.ACK, ledger, entry, last, 1))
+        elif choice < 0.95 and sent:
+            ledger, entry = positions[chance.randrange(sent)]
+            events += [Event(ts_ms, EventKind.MARK_DELETE, each, 0, log[each] - 1) for each in log if each < ledger]
+            events.append(Event(ts_ms, EventKind.MARK_DELETE, ledger, 0, entry))
+        elif crashes and choice > 0.97:
+            events.append(Event(ts_ms, EventKind.CRASH))
+            alive = False
+    return events or [Event(ts_ms, EventKind.DELIVER, min(log), 0, 0)], log
+
+
+POLICIES = st.fixed_dictionaries(
+    {"flush_interval_ms": st.sampled_from((0, 1, 5, 30, 400))},
+    optional={
+        "tick_ms": st.sampled_from((1, 7, 50)),
+        "mark_delete_rate_limit": st.sampled_from((1, 3, 20, 500)),
+        "range_count_max": st.sampled_from((0, 1, 2, 5)),
+        "keep": st.sampled_from(("LOWEST", "WIDEST")),
+        "become_old_ack_record_seconds": st.sampled_from((1, 2, "AUTO")),
+        "format": st.sampled_from(("NATIVE", "PULSAR")),
+        "range_form": st.sampled_from(("LIST", "WORDS")),
+        "ledger_writable": st.sampled_from(("true", "false")),
+        "metadata_range_count_max": st.sampled_from((0, 1, 3)),
+        "metadata_bytes_max": st.sampled_from((240, 900_000)),
+        "compaction_bytes_min": st.sampled_from((0, 300)),
+        "ledger_entry_count_max": st.sampled_from((1, 3, 50_000)),
+        "ledger_rollover_ms": st.sampled_from((0, 100)),
+        "ledger_retry_ms": st.sampled_from((0, 10, 1_000)),
+    },
+).map(Policy.from_mapping)
+"""Policies of every kind."""

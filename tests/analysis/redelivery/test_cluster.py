@@ -1,0 +1,288 @@
+"""A standalone cluster on this machine's loopback: the same answer as here, and a line for whatever is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from analysis.cli import main
+from analysis.redelivery import cluster
+from analysis.redelivery.package import SCRIPT, write_package
+from analysis.redelivery.policy import Policy
+from analysis.trace import parquet
+from analysis.trace.events import Event, EventKind
+from analysis.trace.recorder import Frame
+
+POLICY = "flush_interval_ms=50"
+
+
+def some_trace(path, *, length=300):
+    frames = [
+        Frame(f"persistent://public/default/t{topic}", f"s{number}", [
+            Event(1_000 + 7 * entry + number, EventKind.ACK, 3, 2 * entry, 2 * entry) for entry in range(length)
+        ])
+        for topic in range(2) for number in range(3)
+    ]  # fmt: skip
+    parquet.write_trace(frames, path)
+    return path
+
+
+class Daemon:
+    """A process of Spark's that says in its log when it is ready."""
+
+    def __init__(self, name, log, *arguments):
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        self.log = log
+        words = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{name}"]
+        words += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments]
+        environment = os.environ | {
+            "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(log.parent / "work")
+        }  # fmt: skip
+        with log.open("wb") as said:
+            self.process = subprocess.Popen(words, stdout=said, stderr=said, env=environment)
+
+    def await_line(self, pattern):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if found := re.search(pattern, self.log.read_text()):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(self.log.read_text())
+
+    def end(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory):
+    """Yield the URL of a master with two workers, and the workers."""
+    directory, daemons = tmp_path_factory.mktemp("cluster"), []
+    try:
+        daemons.append(Daemon("master.Master", directory / "master.log"))
+        url = daemons[0].await_line(r"Starting Spark master at (spark://\S+)")[1]
+        for number in (1, 2):
+            options = ("--cores", "1", "--memory", "1g", url)
+            daemons.append(Daemon("worker.Worker", directory / f"worker{number}.log", *options))
+        for worker in daemons[1:]:
+            worker.await_line("Successfully registered with master")
+        yield url, daemons[1:]
+    finally:
+        for daemon in reversed(daemons):
+            daemon.end()
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """Return an interpreter that has what our packages import, and not them."""
+    directory = tmp_path_factory.mktemp("bare")
+    builder = venv.EnvBuilder(symlinks=True)
+    builder.create(directory)
+    others = directory / "others"
+    others.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "ackstate" not in entry.name and entry.suffix != ".pth":
+            (others / entry.name).symlink_to(entry)
+    site = next((directory / "lib").glob("python*/site-packages"))
+    (site / "others.pth").write_text(f"{others}\n")
+    python = directory / "bin" / "python"
+    code = "import pyroaring, pyarrow, importlib.util as u; assert not u.find_spec('ackstate')"
+    subprocess.run([python, "-P", "-c", code], check=True, cwd=directory)
+    return python
+
+
+def local_answer(spark, trace):
+    from analysis.redelivery.estimates import estimates
+    from analysis.redelivery.results import SweepResult
+    from analysis.redelivery.spark import read_trace
+
+    policies = [Policy.from_mapping(dict([POLICY.split("=")]))]
+    rows = [row.asDict() for row in estimates(read_trace(spark, trace), policies).collect()]
+    return SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=1.0).to_json()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installed_us(
+    spark, master, bare_python, tmp_path
+):
+    import pyspark
+
+    url, workers = master
+    trace = some_trace(tmp_path / "trace")
+    main_of(["package", str(tmp_path)])
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    words = [
+        submit, "--master", url, "--py-files", tmp_path / "ackstate.zip", "--conf", "spark.driver.host=127.0.0.1",
+        "--conf", f"spark.pyspark.python={bare_python}", "--conf", f"spark.pyspark.driver.python={sys.executable}",
+        tmp_path / "ackstate_job.py", "redelivery", trace, "--policy", POLICY, "--json",
+    ]  # fmt: skip
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == local_answer(spark, trace)
+    for worker in workers:
+        worker.await_line("Asked to launch executor app-.* for ackstate")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(spark, master, bare_python, tmp_path):
+    url, _ = master
+    trace = some_trace(tmp_path / "trace")
+    # Another process has another current directory there.
+    words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"] for path in
+             (str(trace), "/proc/self/cwd/trace")]  # fmt: skip
+    code = "import sys, analysis.cli as cli\nfor words in %r:\n  try: cli.main(words)\n  except SystemExit as end:\n"
+    code += "    print('\\nstatus', end.code, flush=True)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
+    environment |= {"PYSPARK_PYTHON": str(bare_python)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code % words], capture_output=True, text=True, cwd=tmp_path, env=environment,
+        check=False,
+    )  # fmt: skip
+    answer, statuses = done.stdout.partition("\nstatus")[::2]
+    assert json.loads(answer or "null") == local_answer(spark, trace), done.stderr
+    assert statuses.split() == ["0", "status", "2"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ackstate: /proc/self/cwd/trace: Spark cannot read it, ")
+    assert line.endswith("the workers cannot see it: put it on storage that all of them mount at this path")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, monkeypatch):
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    from analysis.redelivery.estimates import estimates
+    from analysis.redelivery.spark import read_trace
+
+    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
+    collected, collect = [], DataFrame.collect
+
+    def counted(frame):
+        rows = collect(frame)
+        collected.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(DataFrame, "collect", counted)
+    seen = []
+    for length in (100, 2_000):
+        collected.clear()
+        trace = some_trace(tmp_path / str(length), length=length)
+        estimates(read_trace(spark, trace), [None, Policy()]).collect()
+        seen.append(list(collected))
+    # Of each policy: 6 subscriptions, 2 topics, a namespace and all.
+    assert seen[0] == seen[1]
+    assert sum(seen[1]) <= 1 + 2 * (6 + 2 + 1 + 1)
+
+
+def main_of(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def refused(words, capsys):
+    """Return the one line that a command says that cannot do its work."""
+    assert main_of(words) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    (line,) = said.err.splitlines()
+    return line
+
+
+@pytest.fixture
+def no_java(monkeypatch):
+    """Let no virtual machine be started."""
+
+    def launch(*_arguments, **_options):
+        raise AssertionError("started")
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+
+
+def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys, no_java):
+    with socket.socket() as taken:
+        # Bound, and not listened on.
+        taken.bind(("127.0.0.1", 0))
+        url = f"spark://127.0.0.1:{taken.getsockname()[1]}"
+        line = refused(["redelivery", str(some_trace(tmp_path / "trace")), "--master", url], capsys)
+    assert line == f"ackstate: no Spark master at {url}: Connection refused; start it, or give another --master"
+
+
+@pytest.mark.parametrize("master", ["", "7077", "http://h:1", "spark://h", "spark://h:x", "local[", "spark://h:1,"])
+def test_what_is_no_master_is_refused(tmp_path, capsys, no_java, master):
+    line = refused(["redelivery", str(some_trace(tmp_path / "trace")), "--master", master], capsys)
+    assert f"no Spark master: {master!r}" in line
+
+
+def test_one_master_of_several_is_enough():
+    with socket.socket() as standby, socket.socket() as leader:
+        standby.bind(("127.0.0.1", 0))
+        leader.bind(("127.0.0.1", 0))
+        leader.listen()
+        ports = [each.getsockname()[1] for each in (standby, leader)]
+        cluster.check_master(f"spark://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}")
+        with pytest.raises(cluster.ClusterError, match="refused"):
+            cluster.check_master(f"spark://127.0.0.1:{ports[0]}")
+
+
+class Spark:
+    """A session that knows of so many processes, one of which is the driver."""
+
+    def __init__(self, processes):
+        self.sparkContext = self._jsc = self
+        self.sc = lambda: self
+        self.getExecutorMemoryStatus = lambda: self
+        self.size = lambda: processes
+
+
+def test_a_cluster_that_starts_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr(cluster, "EXECUTOR_SECONDS", 0.0)
+    with pytest.raises(cluster.ClusterError, match=r"spark://h:1 has started nothing in 0 s"):
+        cluster.await_executor(Spark(1), "spark://h:1")
+    cluster.await_executor(Spark(2), "spark://h:1")
+    # YARN may let a job wait for its turn.
+    cluster.await_executor(Spark(1), "yarn")
+
+
+def test_what_spark_gives_up_is_told_in_our_words():
+    with pytest.raises(cluster.ClusterError, match=r"at spark://h:1: .* 7077"), cluster.answer_awaited("spark://h:1"):
+        raise RuntimeError("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.")
+    with pytest.raises(RuntimeError), cluster.answer_awaited("spark://h:1"):
+        raise RuntimeError("another")
+
+
+def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
+    count = write_package(tmp_path / "a.zip")
+    assert write_package(tmp_path / "b.zip") == count
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
+    assert len(set(names)) == count
+    assert {name.partition("/")[0] for name in names} == {"ackstate", "limits", "delay", "cursor", "analysis"}
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import analysis.redelivery.estimates as e; print(e.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, tmp_path / "a.zip"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(tmp_path / "a.zip"))
+    compile(SCRIPT, "script", "exec")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "b.zip"]

@@ -1,0 +1,85 @@
+"""The array replay against the obvious one, whatever the chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import analysis.redelivery.fold as fold_module
+from analysis.redelivery.acked import AckedFold, Chunk
+from analysis.redelivery.fold import RedeliveryFold
+from analysis.trace.events import Event, EventKind
+from traces import State, replay, traces
+
+
+def chunk_of(events):
+    columns = {name: np.array([getattr(event, name) for event in events], dtype=np.int64) for name in Chunk._fields}
+    return Chunk(**columns)
+
+
+def folded_states(events, sizes):
+    fold, states, begin = RedeliveryFold(), [], 0
+    for size in [*sizes, len(events)]:
+        folded = fold.fold(chunk_of(events[begin : begin + size]))
+        states += [
+            State(*values)
+            for values in zip(
+                folded.redelivery.tolist(),
+                folded.if_written.tolist(),
+                folded.persisting.tolist(),
+                folded.alive.tolist(),
+                strict=True,
+            )
+        ]
+        begin += size
+    return states
+
+
+def assert_agreement(events, sizes):
+    assert folded_states(events, sizes) == replay(events)
+
+
+SIZES = st.lists(st.integers(0, 20), max_size=5)
+test_every_instant_agrees_with_sets = given(traces(), SIZES)(assert_agreement)
+
+
+def test_an_ack_counts_once():
+    ack = Event(1, EventKind.ACK, 3, 7, 7)
+    again = [ack, ack, Event(2, EventKind.MARK_DELETE, 3, 0, 9), ack, Event(3, EventKind.ACK, 4, 7, 7)]
+    assert [state.redelivery for state in folded_states(again, [2])] == [1, 1, 10, 10, 11]
+
+
+def test_a_persist_covers_what_was_acked_before_it_began():
+    events = [
+        Event(1, EventKind.ACK, 3, 0, 0),
+        Event(2, EventKind.PERSIST_BEGUN),
+        Event(3, EventKind.ACK, 3, 1, 1),
+        Event(4, EventKind.PERSIST_ENDED),
+    ]
+    states = folded_states(events, [])
+    assert [state.redelivery for state in states] == [1, 1, 2, 1]
+    assert [state.if_written for state in states] == [1, 0, 1, 1]
+    assert [state.persisting for state in states] == [False, True, True, False]
+
+
+def assert_agreement_fails():
+    search = settings(max_examples=500, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(given(traces(), SIZES)(assert_agreement))()
+
+
+def test_the_comparison_catches_redeliveries_that_are_overlooked(monkeypatch):
+    monkeypatch.setattr(AckedFold, "_apply_run", lambda self, chunk, index: ())
+    assert_agreement_fails()
+
+
+def test_the_comparison_catches_a_persist_that_covers_nothing(monkeypatch):
+    monkeypatch.setattr(fold_module, "_latest", lambda values, before: np.full(len(values), before))
+    assert_agreement_fails()
+
+
+def test_a_recording_of_a_very_long_run_is_not_spelled_out():
+    events = [Event(1, EventKind.MARK_DELETE, 3, 0, 2**32 - 1), Event(2, EventKind.ACK, 3, 5, 5)]
+    assert [state.redelivery for state in folded_states(events, [])] == [2**32, 2**32]

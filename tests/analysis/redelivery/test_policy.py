@@ -1,0 +1,85 @@
+"""Policies and grids: what they are made of, and what is refused, by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analysis.redelivery.grid import policies_of, policies_of_texts, read_grid
+from analysis.redelivery.policy import Policy, PolicyError
+from cursor.auto_age import AUTO
+from cursor.config import CursorConfig
+from cursor.journal_format import Format
+
+
+def test_a_policy_is_made_of_texts():
+    policy = Policy.from_mapping(
+        {
+            "flush-interval-ms": "5000",
+            "format": "pulsar",
+            "become_old_ack_record_seconds": "auto",
+            "range_count_max": "none",
+        }
+    )
+    assert policy.cursor == CursorConfig(
+        format=Format.PULSAR, flush_interval_ms=5_000, become_old_ack_record_seconds=AUTO, range_count_max=None
+    )
+    assert Policy.from_mapping(policy.to_mapping()) == policy
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"flush_interval": "1"}, "unknown key 'flush_interval'"),
+        ({"flush_interval_ms": "soon"}, "flush_interval_ms is a number, found 'soon'"),
+        ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, found -1"),
+        ({"flush_interval_ms": True}, "flush_interval_ms is True"),
+        ({"keep": "BEST"}, "keep is one of LOWEST, WIDEST, found 'BEST'"),
+        ({"ledger_writable": "maybe"}, "ledger_writable is one of true, false"),
+        ({"ledger_writable": 1}, "ledger_writable is true or false"),
+        ({"tick_ms": 0}, "tick_ms must be at least 1, found 0"),
+    ],
+)
+def test_what_is_wrong_is_named(settings, named):
+    with pytest.raises(PolicyError, match=named):
+        Policy.from_mapping(settings)
+
+
+def test_only_what_leaves_nothing_out_is_plain():
+    assert Policy().is_plain
+    for settings in (
+        {"range_count_max": 5}, {"become_old_ack_record_seconds": "AUTO"}, {"format": "PULSAR"},
+        {"ledger_writable": "false"}, {"max_unpersisted_ack_record_bytes": 1},
+    ):  # fmt: skip
+        assert not Policy.from_mapping(settings).is_plain
+
+
+def test_a_grid_is_every_combination_the_last_setting_fastest(tmp_path):
+    file = tmp_path / "grid.json"
+    file.write_text(json.dumps({"flush_interval_ms": [1, 2], "tick_ms": [3, 4], "keep": "WIDEST"}))
+    found = [(policy.cursor.flush_interval_ms, policy.tick_ms) for policy in read_grid(file)]
+    assert found == [(1, 3), (1, 4), (2, 3), (2, 4)]
+    assert policies_of_texts({"flush_interval_ms": "1, 2"}) == policies_of({"flush_interval_ms": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"flush_interval_ms": range(1_000_000)}, "1,000,000 policies are more than 10,000"),
+        ({"flush_interval_ms": [5, "5"]}, "'flush_interval_ms=5' is there twice"),
+        ({"flush_interval_ms": []}, "flush_interval_ms has no values"),
+        ({"flush_interval_ms": 5}, "flush_interval_ms needs a list"),
+    ],
+)
+def test_a_grid_that_is_none_is_refused(settings, named):
+    with pytest.raises(PolicyError, match=named):
+        policies_of(settings)
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", "7", '{"x": 1}', "[" * 100_000])
+def test_a_file_that_is_no_grid_is_named(tmp_path, text):
+    file = tmp_path / "grid.json"
+    file.write_text(text)
+    with pytest.raises(PolicyError, match=r"grid\.json"):
+        read_grid(file)
