@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check spark crash kill-matrix pulsar-replay soak bench bench-delay clean
+.PHONY: help setup demo test check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
 
 # The command that follows runs with the Java that set-up chose.
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
@@ -52,6 +52,10 @@ spark: setup ## the tests that start Spark
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
 
+calibrate: setup ## kill real cursors beside the estimate, into benchmarks/calibration.json and docs/calibration.md
+	$(JAVA) .venv/bin/ackstate calibrate --out benchmarks/calibration.json
+	.venv/bin/python -P -m analysis.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
+
 kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
@@ -73,6 +77,10 @@ bench: setup ## run every benchmarks/bench_*.py
 		echo "benchmarks.$${name%.py}"; \
 		$(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
 	done
+
+bench-scale: setup ## what the Spark estimate takes by the size of the trace, beside DuckDB, and draw it
+	$(JAVA) .venv/bin/python -m benchmarks.scale.bench_scale
+	.venv/bin/python -m benchmarks.scale.draw
 
 bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw what they found
 	@set -e; for file in benchmarks/delay/bench_*.py; do \

@@ -1,0 +1,61 @@
+"""Would the check see it? The kills that there were, beside estimates that were told a wrong setting."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from analysis.calibration.prediction import Prediction
+from analysis.calibration.results import MOMENT, Mistake
+from analysis.redelivery.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from analysis.calibration.points import Point
+    from analysis.calibration.results import PointResult
+
+MISTAKES: tuple[Mapping[str, str], ...] = (
+    {"flush_interval_ms": "333"},
+    {"tick_ms": "250"},
+    {"mark_delete_rate_limit": "3"},
+    {"range_count_max": "3"},
+    {"become_old_ack_record_seconds": "3"},
+    {"ledger_writable": "false", "metadata_range_count_max": "2"},
+)
+
+
+def mistakes(
+    points: Sequence[Point], results: Sequence[PointResult], progress: Callable[[str, float], None]
+) -> tuple[Mistake, ...]:
+    """Return for each of `MISTAKES` how many kills at random moments it would have predicted, and how well.
+
+    Args:
+        points: The grid.
+        results: What came of each.
+        progress: Is told what is under way, and the share of it that is done.
+    """
+    found = []
+    for number, settings in enumerate(MISTAKES, start=1):
+        compared = [
+            each
+            for point, result in zip(points, results, strict=True)
+            for each in _compared(point, result, Policy.from_mapping(point.policy.to_mapping() | dict(settings)))
+        ]
+        equal = sum(observed == predicted for observed, predicted in compared)
+        error = fmean(abs(observed - predicted) for observed, predicted in compared) if compared else 0.0
+        label = " ".join(f"{key}={value}" for key, value in settings.items())
+        found.append(Mistake(label, len(compared), equal, error))
+        progress(f"estimated with {label}", number / len(MISTAKES))
+    return tuple(found)
+
+
+def _compared(point: Point, result: PointResult, policy: Policy) -> list[tuple[int, int]]:
+    """Return what was observed and what is predicted under a policy that is not the point's."""
+    if policy == point.policy:
+        return []
+    workload = point.workload
+    deaths = [death for death in result.kills if death.when == MOMENT]
+    instants = [workload.end_of(workload.begin_ms + death.at_ms - 1) for death in deaths]
+    prediction = Prediction(workload, policy, instants)
+    return [(death.observed, prediction.at(each)) for death, each in zip(deaths, instants, strict=True)]

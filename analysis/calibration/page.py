@@ -1,0 +1,200 @@
+"""A calibration as a table for the terminal, and as the page `docs/calibration.md`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from analysis.calibration.picture import drawn
+from analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
+from analysis.redelivery.policy import Policy
+from analysis.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from analysis.calibration.results import Death, PointResult
+
+_HEADS = ("traffic", "store", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
+_WORDS = 3
+
+
+def result_table(calibration: Calibration) -> Table:
+    """Return a table, a row a point."""
+    table = Table(box=None, header_style="bold")
+    for number, head in enumerate(_HEADS):
+        table.add_column(head, justify="left" if number < _WORDS else "right", overflow="fold")
+    for point in calibration.points:
+        table.add_row(*_cells(point), style=None if _holds(point) else "red")
+    return table
+
+
+def page(calibration: Calibration) -> str:
+    """Return the text of the page."""
+    kills, cuts = calibration.kills, calibration.power_cuts
+    heads = [_HEADS, ["---"] * _WORDS + ["---:"] * (len(_HEADS) - _WORDS)]
+    rows = [_cells(point, code="`") for point in calibration.points]
+    return _PAGE.format(
+        sentence=calibration.sentence,
+        deviation=f"{calibration.deviation:+.2f}",
+        kinds=_markdown(
+            [("died", "times", "as predicted", "messages"), ("---", "---:", "---:", "---:"), *_kinds(kills)]
+        ),
+        distribution=_distribution("kills", errors(kills)),
+        undecided=_undecided(kills),
+        cuts=_cuts(cuts, calibration.skipped),
+        by_spark=sum(point.expected_by_spark is not None for point in calibration.points),
+        points=len(calibration.points),
+        mistakes=_markdown(_mistakes(calibration)),
+        seed=calibration.seed,
+        table=_markdown([*heads, *rows]),
+    )
+
+
+def _mistakes(calibration: Calibration) -> Iterable[Sequence[str]]:
+    yield "wrong setting", "kills", "as predicted", "messages off, in the mean"
+    yield "---", "---:", "---:", "---:"
+    for each in calibration.mistakes:
+        yield f"`{each.setting}`", f"{each.kills:,}", f"{each.equal:,}", f"{each.error:,.1f}"
+
+
+def _kinds(kills: Sequence[Death]) -> Iterable[Sequence[str]]:
+    names = {
+        MOMENT: "at the end of a random millisecond",
+        EVENT: "right after a random event",
+        PERSIST: "while it persisted",
+    }
+    for kind, name in names.items():
+        some = [death for death in kills if death.when == kind]
+        equal, messages = sum(death.is_equal for death in some), sum(death.observed for death in some)
+        yield name, f"{len(some):,}", f"{equal:,}", f"{messages:,}"
+
+
+def _undecided(kills: Sequence[Death]) -> str:
+    some = [death for death in kills if death.when == PERSIST and len(set(death.predicted)) > 1]
+    before = sum(death.observed == death.predicted[0] for death in some)
+    after = sum(death.is_equal for death in some) - before
+    said = f"{len(some):,} came before the process said that it was over, where that makes a difference"
+    return f"{said}: {before:,} recovered the state before it, {after:,} the state after it"
+
+
+def _cuts(cuts: Sequence[Death], skipped: str) -> str:
+    if skipped:
+        return f"There were none: {skipped}."
+    fewer = [death.slack for death in cuts if death.slack > 0]
+    said = f"{sum(death.is_within for death in cuts):,} of {len(cuts):,} brought back at most what was predicted, "
+    said += f"{len(cuts) - len(fewer):,} exactly that."
+    return said + (f" Slack: {sum(fewer):,} messages in all, {max(fewer):,} at most." if fewer else "")
+
+
+def _distribution(what: str, found: dict[int, int]) -> str:
+    said = ", ".join(f"{error:+,}: {count:,}" if error else f"0: {count:,}" for error, count in found.items())
+    return f"Observed less predicted, over all {what}: {said or 'none'}."
+
+
+def _cells(point: PointResult, code: str = "") -> list[str]:
+    policy = Policy.from_mapping(point.policy).label
+    equal = len(point.kills) - point.unequal
+    mean, cuts = point.mean, point.power_cuts
+    observed = [death.observed for death in point.kills]
+    return [
+        point.shape,
+        point.store,
+        f"{code}{policy}{code}",
+        str(len(point.kills)),
+        str(equal) if equal == len(point.kills) else f"{equal} (!)",
+        f"{min(observed):,} to {max(observed):,}",
+        f"{point.expected:,.1f}",
+        f"{mean.observed:,.1f} ± {mean.half_width:,.1f}" if mean else "-",
+        f"{len(cuts) - point.beyond} of {len(cuts)}" if cuts else "-",
+        f"{sum(death.slack for death in cuts):,}" if cuts else "-",
+    ]
+
+
+def _holds(point: PointResult) -> bool:
+    return not point.unequal and not point.beyond and point.spark_agrees
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+_PAGE = """\
+# Calibration: is the estimate true?
+
+`ackstate sweep` and `ackstate redelivery --policy` say what a crash would bring back under settings that nobody has
+tried. This page tries them. It is made by `make calibrate` from `benchmarks/calibration.json`.
+
+**{sentence}.**
+
+![Predicted against observed](../benchmarks/calibration.svg)
+
+## How
+
+A grid point is a policy, a shape of traffic and a store. For each death a process of its own plays the traffic by the
+traffic's clock with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`; where a limit on bytes stops
+dispatch, with a `Subscription` and its gate. At a moment drawn from the seed it says so over a pipe and is killed with
+SIGKILL. A second process opens the cursor that it left and counts, of all that had been acked, what it does not know:
+**observed**. **Predicted** is what the estimate says for that instant from the trace alone: it is given the events and
+the policy, and never sees the store.
+
+- A kill has to bring back exactly what was predicted. The kernel keeps what a killed process wrote, so there is no luck
+  in it.
+- A kill while a persist is under way, a random fraction of a millisecond to two milliseconds after its begin, may find
+  it written or not: then either number counts, and no other. Once the process has said that the persist is over, only
+  one of them does.
+- A power cut forgets what was not synced, and never what was: at most what was predicted may come back, or the more of
+  the two numbers if a persist was under way. ext4 on a loop device is shut down under the living process, mounted again
+  and recovered.
+- No recovery may hold a message for acked that nobody acked.
+- The estimate's `expected` is a mean over time. Of the kills at random moments the mean must be near it: beside each
+  point stands its 95 % interval, and all points together must not be further off than four standard errors. They are
+  {deviation}. The Spark job gave the same number as the single-process replay at {by_spark} of {points} points.
+
+Where a limit on bytes stops dispatch, the trace is what a broker with that limit records: it shows what was sent, and
+when. The estimate replays everything else of the policy on it.
+
+## Kills
+
+{kinds}
+
+{distribution}
+
+Of the kills while it persisted {undecided}.
+
+## Power cuts
+
+{cuts}
+
+## Can the check fail?
+
+`ackstate calibrate --estimate-with flush_interval_ms=333` lets the estimate replay a policy that is not the one that
+was run: kills do not come as predicted any more, and the exit status is 1. The tests do so with wrong flush intervals,
+rates, ages, limits on ranges, choices of ranges, formats and routes. These are the kills at random moments from above
+beside estimates with a wrong setting, at the points whose policy it changes:
+
+{mistakes}
+
+## Each point
+
+`observed` is the fewest and the most messages that came back after a kill; `slack` is by how many messages the power
+cuts stayed below what was predicted, in sum. Seed {seed}.
+
+{table}
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Draw and write: ``python -m analysis.calibration.page JSON SVG PAGE``."""
+    source, picture, text = map(Path, arguments)
+    calibration = Calibration.from_json(json.loads(source.read_text(encoding="utf-8")))
+    write_whole(picture, drawn(calibration))
+    write_whole(text, page(calibration))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

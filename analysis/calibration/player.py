@@ -1,0 +1,260 @@
+"""A small broker that does what a workload says, by the workload's clock, with the real cursor on a real store."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
+
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
+from analysis.trace.events import EventKind
+from cursor import ManagedCursor, Subscription
+from cursor.message_log import NO_DELAY, Message, MessageLog
+from cursor.store import StoreError
+from cursor.stores.file import FileStore
+from cursor.stores.memory import MemoryStore
+from cursor.stores.sqlite import SqliteStore
+from cursor.subscription import SubscriptionOptions
+from limits.gate import DispatchGate, GateLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.calibration.workload import Instant, Workload
+    from analysis.redelivery.policy import Policy
+    from analysis.trace.events import Event
+    from cursor.store import LedgerStore, MetadataStore, Store
+
+
+class StoreKind(Enum):
+    """Where the cursor is kept."""
+
+    SQLITE = "sqlite"
+    FILE = "file"
+
+
+def open_store(kind: StoreKind, directory: Path, policy: Policy) -> Store:
+    """Open the store in a directory; under a policy without cursor ledgers it makes none."""
+    store: Store = SqliteStore(directory) if kind is StoreKind.SQLITE else FileStore(directory)
+    return over_store(store, policy)
+
+
+def over_store(store: Store, policy: Policy) -> Store:
+    """Return a store as it is under a policy: without cursor ledgers, maybe."""
+    return store if policy.ledger_writable else _WithoutLedgers(store)
+
+
+class Dispatch(Protocol):
+    """What is between the workload and the cursor."""
+
+    cursor: ManagedCursor
+
+    def open(self, now_ms: int) -> None:
+        """Open the cursor, once."""
+        ...
+
+    def publish(self, event: Event) -> None:
+        """Append entries to the log."""
+        ...
+
+    def deliver(self, event: Event) -> None:
+        """Send entries."""
+        ...
+
+    def ack(self, event: Event) -> None:
+        """Ack entries."""
+        ...
+
+
+@final
+class Player:
+    """Plays a workload once, up to an instant.
+
+    Args:
+        workload: What happens.
+        policy: How the cursor persists, and when the broker ticks.
+        store: Where.
+    """
+
+    def __init__(self, workload: Workload, policy: Policy, store: Store) -> None:
+        self._workload = workload
+        self._policy = policy
+        self._dispatch: Dispatch = (
+            OverSubscription(workload.topic, policy, store) if policy.blocks else _OverCursor(workload, policy, store)
+        )
+        self._next_tick_ms = -1
+        self.persisted_ms: list[int] = []
+        """At which ticks something was persisted."""
+
+    def play(self, instant: Instant) -> None:
+        """Let everything happen until then."""
+        for event in self._workload.events[: instant.played]:
+            self._tick_until(event.ts_ms)
+            match event.kind:
+                case EventKind.PUBLISH:
+                    self._dispatch.publish(event)
+                case EventKind.DELIVER:
+                    self._open(event.ts_ms)
+                    self._dispatch.deliver(event)
+                case _:
+                    self._open(event.ts_ms)
+                    self._dispatch.ack(event)
+        self._tick_until(instant.until_ms)
+
+    def tick(self, now_ms: int) -> bool:
+        """Let the broker tick, and return whether that persisted something."""
+        try:
+            result = self._dispatch.cursor.tick(now_ms=now_ms)
+        except StoreError:
+            # What the metadata store refuses as too large the next tick tries again.
+            return False
+        if result is not None:
+            self.persisted_ms.append(now_ms)
+        return result is not None
+
+    def _open(self, now_ms: int) -> None:
+        """The cursor is opened by the first event of its subscription, and ticks from then on."""
+        if self._next_tick_ms < 0:
+            self._dispatch.open(now_ms)
+            self._next_tick_ms = -(-now_ms // self._policy.tick_ms) * self._policy.tick_ms
+
+    def _tick_until(self, end_ms: int) -> None:
+        if self._next_tick_ms < 0:
+            return
+        while self._next_tick_ms < end_ms:
+            self.tick(self._next_tick_ms)
+            self._next_tick_ms += self._policy.tick_ms
+
+
+class Recovered(NamedTuple):
+    """What a recovery found.
+
+    Attributes:
+        lost: Acked entries that it does not know.
+        invented: Entries that nobody acked and that it holds for acked.
+    """
+
+    lost: int
+    invented: int
+
+
+def recover(workload: Workload, policy: Policy, store: Store, instant: Instant) -> Recovered:
+    """Open the cursor that a dead process left, and count against what had been acked."""
+    log = workload.log_at(instant)
+    cursor = ManagedCursor.open(
+        store, topic=workload.topic, subscription=SUBSCRIPTION, ledgers=LedgerMap.from_counts(log),
+        config=policy.cursor, now_ms=instant.until_ms,
+    )  # fmt: skip
+    acked = workload.acked_at(instant)
+    lost = sum(not cursor.is_acked(Position(*entry)) for entry in acked)
+    others = [Position(ledger, entry) for ledger, count in log.items() for entry in range(count)]
+    return Recovered(lost, sum(cursor.is_acked(each) for each in others if tuple(each) not in acked))
+
+
+@final
+class _OverCursor:
+    """The cursor alone: who embeds it has a dispatcher of its own."""
+
+    cursor: ManagedCursor
+
+    def __init__(self, workload: Workload, policy: Policy, store: Store) -> None:
+        self._workload, self._policy, self._store = workload, policy, store
+        self._ledgers = LedgerMap(workload.events[0].ledger_id)
+
+    def open(self, now_ms: int) -> None:
+        self.cursor = ManagedCursor.open(
+            self._store, topic=self._workload.topic, subscription=SUBSCRIPTION, ledgers=self._ledgers,
+            config=self._policy.cursor, now_ms=now_ms,
+        )  # fmt: skip
+
+    def publish(self, event: Event) -> None:
+        if event.ledger_id > self._ledgers.current_ledger_id:
+            self._ledgers.roll(event.ledger_id)
+        self._ledgers.append(event.last_entry + 1 - event.first_entry)
+
+    def deliver(self, event: Event) -> None:
+        self.cursor.delivered(Position(event.ledger_id, event.last_entry), now_ms=event.ts_ms)
+
+    def ack(self, event: Event) -> None:
+        entries = range(event.first_entry, event.last_entry + 1)
+        if len(entries) == 1:
+            self.cursor.ack(Position(event.ledger_id, event.first_entry), now_ms=event.ts_ms)
+        else:
+            self.cursor.ack_entries(event.ledger_id, entries, now_ms=event.ts_ms)
+
+
+@final
+class OverSubscription:
+    """A subscription whose gate stops dispatch at a limit on bytes of acks that are not durable.
+
+    Its messages are kept in memory: only the cursor has to survive.
+    """
+
+    cursor: ManagedCursor
+
+    def __init__(self, topic: str, policy: Policy, store: Store) -> None:
+        self._topic, self._policy, self._store = topic, policy, store
+        self._log = MessageLog.open(MemoryStore(), topic=topic, entries_per_ledger_max=ENTRIES_PER_LEDGER)
+
+    def open(self, now_ms: int) -> None:
+        """See `Dispatch.open`."""
+        self.cursor = ManagedCursor.open(
+            self._store, topic=self._topic, subscription=SUBSCRIPTION, ledgers=self._log.ledgers,
+            config=self._policy.cursor, now_ms=now_ms,
+        )  # fmt: skip
+        limits = GateLimits(max_unpersisted_ack_record_bytes=self._policy.max_unpersisted_ack_record_bytes)
+        self.subscription = Subscription(
+            self._log, self.cursor, gate=DispatchGate(limits), options=SubscriptionOptions(promotes_young=False)
+        )
+
+    def append(self, now_ms: int) -> Position:
+        """Publish a message."""
+        return self._log.publish([Message(now_ms, NO_DELAY, b"")])[0]
+
+    def send_one(self, consumer: int, now_ms: int) -> Position | None:
+        """Send a consumer one message, if there is one and the limit allows."""
+        sent = self.subscription.dispatch(f"consumer-{consumer}", 1, now_ms=now_ms)
+        return sent[0].position if sent else None
+
+    def publish(self, event: Event) -> None:
+        """See `Dispatch.publish`."""
+        self._expect(Position(event.ledger_id, event.last_entry), self.append(event.ts_ms))
+
+    def deliver(self, event: Event) -> None:
+        """See `Dispatch.deliver`."""
+        expected = Position(event.ledger_id, event.last_entry) if event.ledger_id >= 0 else None
+        self._expect(expected, self.send_one(event.number, event.ts_ms))
+
+    def ack(self, event: Event) -> None:
+        """See `Dispatch.ack`."""
+        self.subscription.ack(Position(event.ledger_id, event.first_entry), now_ms=event.ts_ms)
+
+    def _expect(self, expected: Position | None, found: Position | None) -> None:
+        if expected != found:
+            raise CalibrationError(f"{self._topic}: expected {expected} to be next, found {found}")
+
+
+@final
+class _WithoutLedgers:
+    """A store that makes no ledgers."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        return cast("LedgerStore", self)
+
+    @property
+    def metadata(self) -> MetadataStore:
+        return self._store.metadata
+
+    def close(self) -> None:
+        self._store.close()
+
+    def create(self, owner: str) -> int:
+        raise StoreError(f"no ledger can be written for {owner}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.ledgers, name)

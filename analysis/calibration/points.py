@@ -1,0 +1,130 @@
+"""Which settings are calibrated, on which traffic, on which store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import count
+from typing import TYPE_CHECKING
+
+from analysis.calibration.blocked import blocked
+from analysis.calibration.player import StoreKind
+from analysis.calibration.workload import made
+from analysis.redelivery.policy import Policy
+from analysis.trace.generate.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from analysis.calibration.workload import Workload
+
+BLOCKED = "blocked"
+"""The shape whose dispatch a limit on bytes stops."""
+
+_SHAPES = tuple(WORKLOADS)
+# In order there is never more than one range.
+_WITH_HOLES = tuple(shape for shape in _SHAPES if shape != "in_order")
+_OLD = "become_old_ack_record_seconds"
+
+_ANYWHERE: tuple[dict[str, object], ...] = (
+    {"flush_interval_ms": 100},
+    {"flush_interval_ms": 20, "tick_ms": 10},
+    {"flush_interval_ms": 0, "tick_ms": 10},
+    {"flush_interval_ms": 300, "tick_ms": 50},
+    {},
+    {"mark_delete_rate_limit": 1, "flush_interval_ms": 2_000},
+    {"mark_delete_rate_limit": 20, "flush_interval_ms": 1_000},
+    {"mark_delete_rate_limit": 0.5, "flush_interval_ms": 5_000, "tick_ms": 10},
+    {"compaction_bytes_min": 0, "flush_interval_ms": 50},
+    {"ledger_entry_count_max": 3, "flush_interval_ms": 50},
+    {"ledger_rollover_ms": 300, "flush_interval_ms": 50},
+    {"format": "PULSAR", "flush_interval_ms": 100},
+    {"format": "PULSAR", "range_form": "LIST", "flush_interval_ms": 100},
+    {"ledger_writable": False, "flush_interval_ms": 100},
+    {"ledger_writable": False, "format": "PULSAR", "compression": "ZSTD", "compression_bytes_min": 0},
+)
+_WHERE_HOLES_ARE: tuple[dict[str, object], ...] = (
+    {"range_count_max": 5, "flush_interval_ms": 100},
+    {"range_count_max": 5, "keep": "WIDEST", "flush_interval_ms": 100},
+    {"range_count_max": 0, "flush_interval_ms": 100},
+    {"format": "PULSAR", "range_count_max": 5, "flush_interval_ms": 100},
+    {"format": "PULSAR", "range_count_max": 5, "keep": "WIDEST", "flush_interval_ms": 100},
+    {"format": "PULSAR", "range_form": "LIST", "range_count_max": 12, "keep": "WIDEST", "tick_ms": 10},
+    {_OLD: 1, "flush_interval_ms": 100},
+    {_OLD: "AUTO", "flush_interval_ms": 100},
+    {_OLD: 2, "range_count_max": 8, "flush_interval_ms": 250},
+    {_OLD: 1, "format": "PULSAR", "tick_ms": 10},
+    {_OLD: "AUTO", "format": "PULSAR", "mark_delete_rate_limit": 5},
+    {"ledger_writable": False, "metadata_range_count_max": 3, "flush_interval_ms": 250},
+    {"ledger_writable": False, "metadata_range_count_max": 3, "format": "PULSAR", "flush_interval_ms": 250},
+    {"ledger_writable": False, "metadata_bytes_max": 400, "flush_interval_ms": 250, "tick_ms": 10},
+)
+_WHERE_BYTES_BLOCK: tuple[dict[str, object], ...] = (
+    {"max_unpersisted_ack_record_bytes": 1_024, "flush_interval_ms": 500},
+    {"max_unpersisted_ack_record_bytes": 2_048, "flush_interval_ms": 200, "format": "PULSAR"},
+    {"max_unpersisted_ack_record_bytes": 1_024, "mark_delete_rate_limit": 2, "flush_interval_ms": 2_000},
+    {"max_unpersisted_ack_record_bytes": 4_096, "range_count_max": 100, "flush_interval_ms": 1_000, "tick_ms": 10},
+)
+POINT_COUNT_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of them.
+
+    Attributes:
+        shape: Of the traffic: a name of `WORKLOADS`, or `BLOCKED`.
+        seed: Of the traffic.
+        policy: How the cursor persists.
+        store: Where.
+    """
+
+    shape: str
+    seed: int
+    policy: Policy
+    store: StoreKind
+
+    @property
+    def label(self) -> str:
+        """What tells it from others."""
+        return f"{self.shape} {self.policy.label} {self.store.value}"
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The traffic."""
+        return _blocked(self.policy, self.seed) if self.shape == BLOCKED else _made(self.shape, self.seed)
+
+
+# Whoever asks for the same grid again gets the same traffic.
+_made, _blocked = cache(made), cache(blocked)
+
+
+def grid(point_count: int, seed: int) -> list[Point]:
+    """Return so many points: each setting on one shape, then on another, and so on, then the same with other traffic.
+
+    Raises:
+        ValueError: There are to be none, or more than 10,000.
+    """
+    if not 1 <= point_count <= POINT_COUNT_MAX:
+        raise ValueError(f"{point_count} points: expected 1 to {POINT_COUNT_MAX:,}")
+    points: list[Point] = []
+    for turn in count():
+        for number, (shape, settings) in enumerate(_turn(turn)):
+            if len(points) == point_count:
+                return points
+            # A file store in every third, of each kind of settings.
+            store = StoreKind.FILE if (number + number // 3 + turn) % 3 == 2 else StoreKind.SQLITE
+            policy = Policy.from_mapping(settings)
+            points.append(Point(shape, seed + turn // len(_WITH_HOLES), policy, store))
+    raise AssertionError
+
+
+def _turn(turn: int) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield every setting once, neighbours of different kinds, on a shape that changes from turn to turn."""
+    kinds = ((_ANYWHERE, _SHAPES), (_WHERE_HOLES_ARE, _WITH_HOLES), (_WHERE_BYTES_BLOCK, (BLOCKED,)))
+    for number in range(max(len(settings) for settings, _ in kinds)):
+        for settings, shapes in kinds:
+            # What blocks has traffic of its own, which the first turns have shown.
+            if number < len(settings) and (shapes[0] != BLOCKED or turn % len(_WITH_HOLES) == 0):
+                # 5 has no factor in common with either number of shapes.
+                yield shapes[(number + 5 * turn) % len(shapes)], settings[number]

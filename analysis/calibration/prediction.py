@@ -1,0 +1,92 @@
+"""What the estimate says under a policy, from a trace alone: at an instant, and in the mean over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from analysis.crash.scratch import scratch_directory
+from analysis.redelivery.acked import Chunk
+from analysis.redelivery.estimates import estimates
+from analysis.redelivery.spark import read_trace, readable_failures
+from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.trace.parquet import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from analysis.calibration.workload import Instant, Workload
+    from analysis.redelivery.policy import Policy
+
+
+def estimated(policy: Policy) -> Policy:
+    """Return the policy without the limit that stops dispatch: the trace was recorded under it and shows it already."""
+    return replace(policy, max_unpersisted_ack_record_bytes=0)
+
+
+@final
+class Prediction:
+    """One replay of one trace.
+
+    Args:
+        workload: Of which only the trace is looked at.
+        policy: Under which it is replayed.
+        instants: What will be asked for.
+    """
+
+    def __init__(self, workload: Workload, policy: Policy, instants: Iterable[Instant]) -> None:
+        self._workload = workload
+        events = np.array([event[:5] for event in workload.own], np.int64)
+        whole = Chunk(*events.T)
+        self._ts_ms = whole.ts_ms
+        replay = SubscriptionReplay([estimated(policy)], workload.log)
+        # What holds right after an event is the end of a chunk that ends there.
+        counts = sorted({workload.own_count(instant) for instant in instants} - {0} | {len(events)})
+        self._after: dict[int, int] = {0: 0}
+        times, values, begin = [], [], 0
+        for count in counts:
+            (points,) = replay.take(whole.part(begin, count))
+            self._after[count] = int(points.value[-1])
+            times.append(points.ts_ms)
+            values.append(points.value)
+            begin = count
+        (points,) = replay.end(workload.end_ms)
+        self._times = np.concatenate((*times, points.ts_ms))
+        self._values = np.concatenate((*values, points.value))
+        held, durations = replay.curves[0].sum.histogram.columns()
+        self.expected = float(held @ durations) / (workload.end_ms - workload.begin_ms)
+
+    def at(self, instant: Instant) -> int:
+        """Return how many acked messages come back if the process dies then: one of the instants that were given."""
+        count = self._workload.own_count(instant)
+        if not count or self._ts_ms[count - 1] >= instant.until_ms:
+            return self._after[count]
+        # The last of the points until then holds.
+        at = int(np.searchsorted(self._times, instant.until_ms, "left")) - 1
+        return int(self._values[at]) if at >= 0 else 0
+
+
+def expected_by_spark(spark: SparkSession, replayed: Sequence[tuple[Workload, Policy]]) -> list[float]:
+    """Return the mean over time of each trace under each policy, as the Spark job has it.
+
+    Raises:
+        TraceError: Spark failed.
+    """
+    found: list[float] = [0.0] * len(replayed)
+    by_workload: dict[Workload, list[int]] = {}
+    for number, (workload, _) in enumerate(replayed):
+        by_workload.setdefault(workload, []).append(number)
+    with scratch_directory("calibration-trace") as directory:
+        for at, (workload, numbers) in enumerate(by_workload.items()):
+            path = directory / f"{at}"
+            write_trace(workload.frames(), path)
+            policies = [estimated(replayed[number][1]) for number in numbers]
+            with readable_failures(path):
+                rows = estimates(read_trace(spark, path), policies, scopes=("subscription",)).collect()
+            for row in rows:
+                found[numbers[row["policy"]]] = row["expected"]
+    return found
