@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from selenium import webdriver
 from selenium.common.exceptions import NoAlertPresentException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from analysis.report import render
+from chromium import MISSING, Rectangle, chromium, emulate, luminance, requests
 from demo_runs import NAMES, demo_run, killed_inside_persist, of_one_millisecond
-
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-MISSING = [path.name for path in (CHROMIUM, DRIVER) if not path.exists()]
 
 pytestmark = [
     pytest.mark.browser,
@@ -25,36 +18,13 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} in /usr/bin"),
 ]
 
-OPTIONS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars",
-)  # fmt: skip
 DESKTOP, TELEPHONE = 1280, 390
 HOSTILE_NAMES = ("<script>alert(1)</script>", "</script>", "<a href='x:y'>z</a>")
 
 
-class Rectangle(NamedTuple):
-    text: str
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlaps(self, other):
-        # Boxes reach a little beyond the ink.
-        across = min(self.right, other.right) - max(self.left, other.left)
-        down = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return across > 2 and down > 2
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(executable_path=str(DRIVER)))
+    driver = chromium(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -66,12 +36,7 @@ def show(browser, tmp_path):
     def open_page(*runs, width=DESKTOP, scheme="light"):
         page = tmp_path / "report.html"
         page.write_text(render(runs), encoding="utf-8")
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        for log in ("browser", "performance"):
-            browser.get_log(log)
+        emulate(browser, width=width, scheme=scheme)
         browser.get(page.as_uri())
 
     return open_page
@@ -82,28 +47,12 @@ def cells(browser, section):
     return [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in rows]
 
 
-def requests(browser):
-    messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
-    return [
-        message["params"]["request"]["url"]
-        for message in messages
-        if message["method"] == "Network.requestWillBeSent"
-        and not message["params"]["documentURL"].startswith("chrome:")
-    ]
-
-
 def labels(browser):
     found = browser.execute_script(
         "return [...document.querySelectorAll('#curve text')].filter(e => e.textContent).map(e => "
         "{const r = e.getBoundingClientRect(); return [e.textContent, r.left, r.top, r.right, r.bottom]})"
     )
     return [Rectangle(*label) for label in found]
-
-
-def luminance(colour):
-    """Brightness of what the browser calls rgb(r, g, b), from 0 to 1."""
-    red, green, blue = (int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
-    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
 def style(browser, selector, name):

@@ -1,0 +1,153 @@
+"""What a report shows beside its trace: files that other commands wrote, read before the long work begins."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from ackstate.errors import AckStateError
+from analysis.pulsar.replay_table import judge_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.pulsar.policy import PolicyName
+    from analysis.pulsar.replay_table import Verdict
+
+KINDS = {"kill": "SIGKILL", "power_cut": "power cut"}
+"""How a process of a calibration ended: in its file, in words."""
+
+
+class ReportInputError(AckStateError):
+    """A file for the report that is not what it should be; the message names it."""
+
+
+class CalibrationPoint(NamedTuple):
+    """What was predicted under a policy, and what really came back.
+
+    Attributes:
+        policy: In words.
+        predicted: Messages.
+        observed: Messages.
+        kind: A key of `KINDS`.
+        runs: How often it was tried.
+    """
+
+    policy: str
+    predicted: float
+    observed: float
+    kind: str
+    runs: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the prediction came true: a power cut may spare what nobody promised."""
+        return self.observed == self.predicted if self.kind == "kill" else self.observed <= self.predicted
+
+
+class Origin(NamedTuple):
+    """How the trace was made: what ``ackstate trace convert`` or ``generate`` printed as JSON.
+
+    Attributes:
+        rows: How many rows were read; None if the trace was not converted.
+        bad_rows: How many of them were left out.
+        bad: What is wrong with them, how many there are, and where the first ones stand.
+        plan: The options of a made trace, its seed among them.
+    """
+
+    rows: int | None
+    bad_rows: int
+    bad: tuple[tuple[str, int, tuple[str, ...]], ...]
+    plan: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInputs:
+    """All of them; each is None if it was not given.
+
+    Attributes:
+        calibration: The points of a calibration.
+        broker_runs: For each policy, its predictions of recorded runs of real brokers.
+        origin: How the trace was made.
+    """
+
+    calibration: tuple[CalibrationPoint, ...] | None = None
+    broker_runs: Mapping[PolicyName, Sequence[Verdict]] | None = None
+    origin: Origin | None = None
+
+    @classmethod
+    def read(cls, *, calibration: Path | None, broker_runs: Path | None, origin: Path | None) -> Self:
+        """Read the files.
+
+        Raises:
+            ReportInputError: One is not what it should be.
+            TraceError: The runs are none.
+            OSError: One cannot be read.
+        """
+        return cls(
+            None if calibration is None else read_calibration(calibration),
+            None if broker_runs is None else judge_all(broker_runs),
+            None if origin is None else read_origin(origin),
+        )
+
+
+def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
+    """Read the points of a calibration: a JSON list of objects with the fields of `CalibrationPoint`.
+
+    They may also stand under ``points`` of an object; a policy may be an object of its settings.
+
+    Raises:
+        ReportInputError: It is not such a file.
+        OSError: It cannot be read.
+    """
+    found = _parsed(path)
+    points = found.get("points") if isinstance(found, dict) else found
+    if not isinstance(points, list):
+        raise ReportInputError(f"{path}: a calibration is a list of points, make one with ackstate calibrate")
+    return tuple(_point(path, number, point) for number, point in enumerate(points))
+
+
+def read_origin(path: Path) -> Origin:
+    """Read how a trace was made.
+
+    Raises:
+        ReportInputError: The file is not what ``ackstate trace convert --json`` or ``generate --json`` printed.
+        OSError: It cannot be read.
+    """
+    found = _parsed(path)
+    try:
+        bad = (
+            tuple((str(each["what"]), int(each["count"]), tuple(map(str, each["first"]))) for each in found["bad"])
+            if "bad" in found
+            else ()
+        )
+        plan = tuple((str(key), str(value)) for key, value in found.get("plan", {}).items())
+        rows = None if "rows" not in found else int(found["rows"])
+        if rows is None and not plan:
+            raise KeyError("rows")
+        return Origin(rows, int(found.get("bad_rows", 0)), bad, plan)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ReportInputError(f"{path}: not what ackstate trace printed with --json") from None
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ReportInputError(f"{path}: not JSON: {error}") from None
+
+
+def _point(path: Path, number: int, point: Any) -> CalibrationPoint:
+    try:
+        policy, kind = point["policy"], point["kind"]
+        counts = [point[name] for name in ("predicted", "observed", "runs")]
+    except (KeyError, TypeError):
+        raise ReportInputError(f"{path}: point {number} lacks one of {', '.join(CalibrationPoint._fields)}") from None
+    if kind not in KINDS or any(isinstance(each, bool) or not isinstance(each, int | float) for each in counts):
+        raise ReportInputError(f"{path}: point {number} is no prediction and its observation")
+    if isinstance(policy, dict):
+        policy = " ".join(f"{key}={value}" for key, value in policy.items()) or "default"
+    predicted, observed, runs = counts
+    return CalibrationPoint(str(policy), predicted, observed, kind, int(runs))

@@ -1,0 +1,191 @@
+"""What `ackstate sweep` and `ackstate redelivery` write: estimates in a format for programs, a report for people."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from analysis.redelivery.results import SweepResult
+    from analysis.redelivery_report.inputs import ReportInputs
+
+# Where `make calibrate` leaves it.
+_USUAL_CALIBRATION = Path("benchmarks/calibration.json")
+
+
+def _path(text: str) -> Path:
+    """An empty path would be the current directory, which is never meant."""
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
+FORMATS = ("json", "parquet", "csv", "html")
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="F", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; with --out.")
+]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", parser=_path, help="Write it there.")]
+ReportOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", parser=_path, help="Write a report there: one HTML file.")
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=_path, help=f"For the report; {_USUAL_CALIBRATION} if that is there."),
+]
+BrokerRunsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=_path, help="For the report: recorded runs, as for pulsar replay."),
+]
+OriginOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=_path, help="For the report: what trace convert or generate --json printed."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFiles:
+    """A report that is wanted.
+
+    Attributes:
+        report: Where.
+        calibration: What it shows beside the trace, as the next two; see `analysis.redelivery_report.inputs`.
+        broker_runs: The same.
+        origin: The same.
+    """
+
+    report: Path
+    calibration: Path | None = None
+    broker_runs: Path | None = None
+    origin: Path | None = None
+
+    @classmethod
+    def wanted(
+        cls, report: Path | None, *, calibration: Path | None, broker_runs: Path | None, origin: Path | None
+    ) -> ReportFiles | None:
+        """Return the report, or None if there is to be none.
+
+        Raises:
+            typer.BadParameter: There is something to show and no report, or no directory for it.
+        """
+        if report is None:
+            if any(each is not None for each in (calibration, broker_runs, origin)):
+                raise typer.BadParameter("--calibration, --broker-runs and --trace-json go with --report")
+            return None
+        _check_place(report)
+        if calibration is None and _USUAL_CALIBRATION.is_file():
+            calibration = _USUAL_CALIBRATION
+        return cls(report, calibration, broker_runs, origin)
+
+    def read_inputs(self) -> ReportInputs:
+        """Read the files, before Spark starts; raises as `ReportInputs.read`."""
+        from analysis.redelivery_report.inputs import ReportInputs  # noqa: PLC0415 - needs the extra `spark`
+
+        return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
+
+    def write(self, spark: SparkSession, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
+        """Write the report, whole or not at all."""
+        from analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
+        from analysis.redelivery_report.page import render  # noqa: PLC0415
+
+        command = shlex.join(["ackstate", *sys.argv[1:]])
+        write_whole(self.report, render(make_contents(spark, trace, result, inputs, command=command)))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the estimates go.
+
+    Attributes:
+        form: Of `FORMATS`; None if they are shown.
+        out: A file in that format; None likewise.
+        report: The report, if one is wanted.
+    """
+
+    form: str | None
+    out: Path | None
+    report: ReportFiles | None
+
+    @classmethod
+    def wanted(  # noqa: PLR0913 - one for each option
+        cls,
+        form: str | None,
+        out: Path | None,
+        report: Path | None,
+        *,
+        calibration: Path | None,
+        broker_runs: Path | None,
+        origin: Path | None,
+    ) -> Output:
+        """Return where they go.
+
+        Raises:
+            typer.BadParameter: The options do not go together.
+        """
+        if (form is None) != (out is None):
+            raise typer.BadParameter("--format and --out go together")
+        if form is not None and form not in FORMATS:
+            raise typer.BadParameter(f"--format is one of {', '.join(FORMATS)}, found {form!r}")
+        if form == "html":
+            if report is not None:
+                raise typer.BadParameter("--format html is what --report is: give one of them")
+            form, out, report = None, None, out
+        if out is not None:
+            _check_place(out)
+        files = ReportFiles.wanted(report, calibration=calibration, broker_runs=broker_runs, origin=origin)
+        return cls(form, out, files)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the terminal shows the estimates."""
+        return self.out is None
+
+    def write(self, result: SweepResult) -> None:
+        """Write the estimates, whole or not at all; a report is written where Spark runs."""
+        if self.out is None:
+            return
+        if self.form == "json":
+            write_whole(self.out, json_format.dumps(result.to_json(), indent=2) + "\n")
+        else:
+            _write_table(result, self.out, is_parquet=self.form == "parquet")
+
+    def lines(self, result: SweepResult) -> list[str]:
+        """Say what was written."""
+        lines = []
+        if self.out is not None:
+            count = sum(len(each.estimates) for each in result.policies)
+            lines.append(f"{self.out}: {count:,} estimates, {', '.join(each.label for each in result.policies[:3])}")
+        if self.report is not None:
+            lines.append(f"{self.report.report}: {self.report.report.stat().st_size / 1e6:.1f} MB")
+        return lines
+
+
+def _check_place(file: Path) -> None:
+    """Make sure, before Spark starts, that a file can be made there."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{file}: what is written is a file in a directory that is there")
+
+
+def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - needs the extra `spark`
+    from pyarrow import csv, parquet  # noqa: PLC0415
+
+    rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    try:
+        if is_parquet:
+            parquet.write_table(pa.Table.from_pylist(rows), unfinished)
+        else:
+            csv.write_csv(pa.Table.from_pylist(rows), unfinished)
+        unfinished.replace(out)
+    finally:
+        unfinished.unlink(missing_ok=True)

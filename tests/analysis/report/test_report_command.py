@@ -1,0 +1,103 @@
+"""`--report` and `--format`: the same values in every format, and nothing written where something is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from html import escape
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import cli
+from analysis.report_command import Output
+from analysis.trace import parquet
+from analysis.trace.events import Event, EventKind
+from analysis.trace.recorder import Frame
+from report_contents import sweep_result
+
+
+@pytest.fixture
+def trace(tmp_path):
+    events = [Event(1_000 + number, EventKind.ACK, 3, number, number) for number in range(0, 200, 2)]
+    parquet.write_trace([Frame("persistent://a/b/c", "<i>", [event]) for event in events], tmp_path / "trace")
+    return tmp_path / "trace"
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, capsys):
+    report, origin = tmp_path / "report.html", tmp_path / "made.json"
+    origin.write_text(json.dumps({"plan": {"seed": 77}}))
+    words = ("sweep", trace, "--set", "flush_interval_ms=20,5000", "--report", report, "--trace-json", origin)
+    assert run(*words, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    page = report.read_text(encoding="utf-8")
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
+    estimates, policies = data["grids"]
+    total = said["policies"][0]["estimates"][0]
+    assert [row[1] for row in policies["views"][0]["rows"]] == [
+        each["estimates"][0]["expected"] for each in said["policies"]
+    ]
+    assert estimates["views"][0]["rows"][0][:3] == ["<i>", "persistent://a/b/c", total["expected"]]
+    drawn = data["figures"][0]["traces"][0]
+    assert (max(drawn["y"]), drawn["x"][drawn["y"].index(max(drawn["y"]))]) == (total["max"], total["max_ts_ms"])
+    assert "trace made with seed" in page
+    assert page.count("plotly.js v") == 1
+    assert escape(said["recommendation"]) in page
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_every_format_has_the_same_values(tmp_path, form):
+    result, out = sweep_result(), tmp_path / "found"
+    Output(form, out, None).write(result)
+    expected = [
+        {"policy": each["label"]} | estimate for each in result.to_json()["policies"] for estimate in each["estimates"]
+    ]
+    if form == "json":
+        assert json.loads(out.read_text()) == result.to_json()
+    elif form == "parquet":
+        assert pq.read_table(out).to_pylist() == expected
+    else:
+        found = list(csv.DictReader(out.read_text().splitlines()))
+        assert [list(map(csv_value, cells.values())) for cells in found] == [
+            [None if value == "" else value for value in each.values()] for each in expected
+        ]
+
+
+def csv_value(text):
+    """A number for what reads as one; None for nothing."""
+    try:
+        return float(text)
+    except ValueError:
+        return text or None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--calibration", "x.json"], "--calibration, --broker-runs and --trace-json go with --report"),
+        (["--report", "no/where.html"], "what is written is a file in a directory that is there"),
+        (["--report", "."], "what is written is a file in a directory that is there"),
+        (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
+        (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
+        (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),
+        (["--report", "r.html", "--trace-json", "bad.json"], "bad.json: not what ackstate trace printed with --json"),
+        (["--report", "r.html", "--broker-runs", "bad.json"], "bad.json"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_no_report(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text('[{"policy": "p"}]')
+    assert run("redelivery", trace, *words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "trace"]
