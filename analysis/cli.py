@@ -27,9 +27,19 @@ from ackstate.errors import AckStateError
 from analysis import tables
 from analysis.admin.command import ServeCommand
 from analysis.admin_commands import add_admin_commands
+from analysis.calibration.command import CalibrateCommand
 from analysis.crash_command import CrashCommand
 from analysis.explain_command import ExplainCommand
 from analysis.pulsar_commands import add_pulsar_commands
+from analysis.report_command import (
+    BrokerRunsOption,
+    CalibrationOption,
+    FormatOption,
+    OriginOption,
+    OutOption,
+    Output,
+    ReportOption,
+)
 from analysis.store_commands import StoreCommands
 from analysis.sweep_command import MasterOption, SweepCommand
 from analysis.trace_commands import TraceCommands, trace_app
@@ -195,22 +205,31 @@ def redelivery(
     crashes_per_day: Annotated[
         float | None, typer.Option(metavar="N", callback=_rate, help="Count the duplicates of so many crashes.")
     ] = None,
-    form: Annotated[str | None, typer.Option("--format", metavar="F", help="json, parquet or csv; with --out.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=_path, help="Write it there.")] = None,
+    form: FormatOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
+    calibration: CalibrationOption = None,
+    broker_runs: BrokerRunsOption = None,
+    trace_json: OriginOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=_path, help="TRACE has a trace a day: read new ones, keep the rest here."),
+    ] = None,
     master: MasterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
     Per subscription: expected (mean over time), p50, p99, max, and the number
-    at each crash that the trace holds. With a policy, a crash rate or a
-    format: under that policy, or as recorded, also for topics, namespaces and
-    all, with what it cost.
+    at each crash that the trace holds. With a policy, a crash rate, a format
+    or a report: under that policy, or as recorded, also for topics, namespaces
+    and all, with what it cost.
     """
-    if policy or crashes_per_day is not None or form is not None or out is not None:
+    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    if policy or crashes_per_day is not None or out is not None or report is not None or state:
         rate = 1.0 if crashes_per_day is None else crashes_per_day
         _sweep_command.redelivery(
-            trace, policy or [], crashes_per_day=rate, form=form, out=out, json=json, master=master
+            trace, policy or [], crashes_per_day=rate, output=output, json=json, master=master, state=state
         )
         return
     from analysis.redelivery import estimate
@@ -242,10 +261,9 @@ def package(
 ) -> None:
     """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
 
-    What the packages import must be in the workers' Python, whose name is in
-    spark.pyspark.python. Together, for example:
-      spark-submit --master spark://HOST:7077 --py-files DIR/ackstate.zip \\
-        DIR/ackstate_job.py redelivery TRACE
+    What the packages import must be in the workers' Python, which is named by
+    spark.pyspark.python. After the job come the words of a command, such as
+    redelivery TRACE; docs/cluster.md has the whole line.
     """
     from analysis.redelivery.package import SCRIPT, write_package
     from analysis.whole_file import write_whole
@@ -484,6 +502,9 @@ app.command("crash", short_help="Crash a cursor in every way, and judge each rec
 )
 _sweep_command = SweepCommand(_show, _write_json, _progress)
 app.command("sweep", short_help="Which settings buy down what comes back, at what price.")(_sweep_command.sweep)
+app.command("calibrate", short_help="Kill real cursors, and see whether the estimate is true.")(
+    CalibrateCommand(_show, _write_json, lambda: _progress(auto_refresh=False)).calibrate
+)
 _store_commands = StoreCommands(_show, _write_json)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(_store_commands.fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(_store_commands.inspect)

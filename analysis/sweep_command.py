@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json as json_format
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - Typer looks it up
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from analysis.whole_file import write_whole
+from analysis.report_command import (
+    BrokerRunsOption,
+    CalibrationOption,
+    FormatOption,
+    OriginOption,
+    OutOption,
+    Output,
+    ReportFiles,
+    ReportOption,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +30,25 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
     from analysis.redelivery.results import PolicyResult, SweepResult
 
-FORMATS = ("json", "parquet", "csv")
 MasterOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs: local[2], or spark://HOST:PORT of a cluster.")
 ]
+
+
+_SCOPE_NAMES = {
+    "total": "broker-wide crash", "namespace": "namespace {}", "topic": "unload of topic {}",
+    "subscription": "subscription {}",
+}  # fmt: skip
+
+
+def _rate(number: float) -> float:
+    # Written so that it holds for nan as well.
+    if not 0 <= number <= _RATE_MAX:
+        raise typer.BadParameter(f"{number} is not from 0 to {_RATE_MAX}")
+    return number
+
+
+_RATE_MAX = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +78,18 @@ class SweepCommand:
         flush_interval_ms: Annotated[
             str | None, typer.Option(metavar="MS,MS", help="Short for --set flush_interval_ms=...")
         ] = None,
-        crashes_per_day: Annotated[float, typer.Option(metavar="N", min=0, help="For duplicates per day.")] = 1.0,
+        baseline: Annotated[
+            str, typer.Option(metavar="POLICY", help="What is in use now, as 'KEY=V KEY=V', default, or 'as recorded'.")
+        ] = "",
+        crashes_per_day: Annotated[
+            float, typer.Option(metavar="N", callback=_rate, help="For duplicates per day.")
+        ] = 1.0,
+        form: FormatOption = None,
+        out: OutOption = None,
+        report: ReportOption = None,
+        calibration: CalibrationOption = None,
+        broker_runs: BrokerRunsOption = None,
+        trace_json: OriginOption = None,
         master: MasterOption = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     ) -> None:
@@ -62,21 +97,32 @@ class SweepCommand:
 
         For each policy: what a crash of the broker brings back, how much is
         written, and whether another policy is better in everything. As
-        recorded comes first.
+        recorded comes first. What is recommended is compared with the first
+        policy of the grid, or with --baseline.
         """
-        from analysis.redelivery.grid import policies_of_texts, read_grid
+        from analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
+        from analysis.redelivery.results import RECORDED_LABEL
 
         flags = list(settings or ())
         if flush_interval_ms is not None:
             flags.append(f"flush_interval_ms={flush_interval_ms}")
         if (grid is None) == (not flags):
             raise typer.BadParameter("a grid comes from --grid or from --set, one of them")
+        output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
         policies = policies_of_texts(_pairs(flags)) if grid is None else read_grid(grid)
-        result = self.result_of(trace, [None, *policies], crashes_per_day=crashes_per_day, master=master)
-        if json:
-            self.write_json(result.to_json())
-        else:
-            self.show(_policy_table(result), result.recommendation)
+        if baseline and baseline != RECORDED_LABEL:
+            policies, baseline = with_baseline(policies, baseline)
+        result = self.result_of(
+            trace, [None, *policies], crashes_per_day=crashes_per_day, master=master, report=output.report,
+            baseline=baseline,
+        )  # fmt: skip
+        if output.is_shown:
+            refused = [f"{label}: {reason}" for label, reason in result.refused]
+            table = (_policy_table(result), *refused, result.recommendation)
+            self.write_json(result.to_json()) if json else self.show(*table)
+        output.write(result)
+        if not json and (lines := output.lines(result)):
+            self.show(*lines)
 
     def redelivery(  # noqa: PLR0913 - one for each option
         self,
@@ -84,50 +130,101 @@ class SweepCommand:
         settings: Sequence[str],
         *,
         crashes_per_day: float,
-        form: str | None,
-        out: Path | None,
+        output: Output,
         json: bool,
         master: str | None = None,
+        state: Path | None = None,
     ) -> None:
         """Show, or write, the estimates under one policy; as recorded if there are no settings."""
         from analysis.redelivery.policy import Policy
 
-        if (form is None) != (out is None):
-            raise typer.BadParameter("--format and --out go together")
-        if form is not None and form not in FORMATS:
-            raise typer.BadParameter(f"--format is one of {', '.join(FORMATS)}, found {form!r}")
         policy = Policy.from_mapping(_pairs(settings)) if settings else None
-        result = self.result_of(trace, [policy], crashes_per_day=crashes_per_day, master=master)
-        if out is None or form is None:
+        if state is not None:
+            self._daily(trace, state, policy, crashes_per_day=crashes_per_day, output=output, json=json, master=master)
+            return
+        result = self.result_of(trace, [policy], crashes_per_day=crashes_per_day, master=master, report=output.report)
+        if output.is_shown:
             self.write_json(result.to_json()) if json else self.show(_estimate_table(result.policies[0]))
-        else:
-            _write(result, form, out)
-            self.show(f"{out}: {len(result.policies[0].estimates)} estimates, {result.policies[0].label}")
+        output.write(result)
+        if not json and (lines := output.lines(result)):
+            self.show(*lines)
 
-    def result_of(
-        self, trace: Path, policies: Sequence[Policy | None], *, crashes_per_day: float, master: str | None = None
+    def _daily(  # noqa: PLR0913 - one for each option
+        self, directory: Path, state: Path, policy: Policy | None, *, crashes_per_day: float, output: Output,
+        json: bool, master: str | None,
+    ) -> None:  # fmt: skip
+        """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
+        from analysis.redelivery.checkpoint import Checkpoint
+        from analysis.redelivery.daily import days_of, unread
+        from analysis.redelivery.incremental import check_policies, daily_estimates
+        from analysis.redelivery.results import SweepResult
+        from analysis.redelivery.spark import open_session, readable_failures, shown_stages
+
+        if output.report is not None:
+            raise typer.BadParameter("--report shows curves, for which all days are read; leave out --state")
+        # Before Spark, which takes seconds to start.
+        check_policies([policy])
+        unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
+        with readable_failures(directory), ExitStack() as kept:
+            with self.progress() as progress:
+                spark = open_session(master)
+                with shown_stages(spark, progress):
+                    daily = daily_estimates(spark, directory, state, [policy], crashes_per_day=crashes_per_day)
+                    found = kept.enter_context(daily)
+            result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
+            if output.is_shown and json:
+                self.write_json(result.to_json() | {"days": found.day_count, "days_read": list(found.days_read)})
+            elif output.is_shown:
+                self.show(_estimate_table(result.policies[0]), found.text)
+            output.write(result)
+
+    def result_of(  # noqa: PLR0913 - what a report is made of comes along
+        self,
+        trace: Path,
+        policies: Sequence[Policy | None],
+        *,
+        crashes_per_day: float,
+        master: str | None = None,
+        report: ReportFiles | None = None,
+        baseline: str = "",
     ) -> SweepResult:
-        """Let Spark estimate a grid.
+        """Let Spark estimate a grid, and write a report if one is wanted.
+
+        Policies that cannot be replayed are left out, and `SweepResult.refused` names them, if there are others.
 
         Raises:
             TraceError: The trace is none, or empty of subscriptions.
+            PolicyError: None of the policies can be replayed.
+            AckStateError: As `ReportFiles.read_inputs`.
         """
+        from analysis.redelivery.chunk_order import check_order
         from analysis.redelivery.estimates import estimates
+        from analysis.redelivery.persistable import persistable
         from analysis.redelivery.results import SweepResult
-        from analysis.redelivery.spark import open_session, read_trace, readable_failures, shown_stages
+        from analysis.redelivery.spark import open_session, read_unchecked, readable_failures, shown_stages
+        from analysis.redelivery.trace_source import FileSource
         from analysis.trace.events import TraceError
         from analysis.trace.parquet import check_trace
 
         # Before Spark, which takes seconds to start.
         check_trace(trace)
+        policies, refused = persistable(policies)
+        inputs = None if report is None else report.read_inputs()
         with self.progress() as progress, readable_failures(trace):
             spark = open_session(master)
             with shown_stages(spark, progress):
-                found = estimates(read_trace(spark, trace), policies, crashes_per_day=crashes_per_day).collect()
-        if not found:
-            raise TraceError(f"{trace}: no subscription has an event")
-        rows = [row.asDict() for row in found]
-        return SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day)
+                check_order(read_unchecked(spark, trace), trace)
+                source = FileSource.of(spark, trace)
+                found = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
+                if not found:
+                    raise TraceError(f"{trace}: no subscription has an event")
+                rows = [row.asDict() for row in found]
+                result = SweepResult.of_rows(
+                    str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
+                ).compared_with(baseline)
+                if report is not None and inputs is not None:
+                    report.write(spark, trace, result, inputs)
+        return result
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
@@ -143,38 +240,15 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def _write(result: SweepResult, form: str, out: Path) -> None:
-    rows = [asdict(each) for each in result.policies[0].estimates]
-    if form == "json":
-        write_whole(out, json_format.dumps(result.to_json(), indent=2) + "\n")
-        return
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    table = pa.Table.from_pylist(rows)
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    try:
-        if form == "csv":
-            csv.write_csv(table, unfinished)
-        else:
-            parquet.write_table(table, unfinished)
-        unfinished.replace(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _policy_table(result: SweepResult) -> Table:
     columns = ("expected", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s", "blocked s", "best")
     table = _table("policy", columns)
     for each in result.policies:
         total = each.total
-        # What a recording wrote is not in it.
-        is_recorded = each.policy is None
         table.add_row(
             each.label, _mean(total.expected), _count(total.p99), f"{total.max:,}", _mean(total.duplicates_per_day),
-            f"{total.per_second(total.write_count):,.3g}",
-            "-" if is_recorded else f"{total.per_second(total.bytes_written):,.3g}",
-            "-" if is_recorded else f"{total.blocked_ms / 1_000:,.1f}",
+            _rate_text(total.per_second(total.write_count)), _rate_text(total.per_second(total.bytes_written)),
+            _mean(None if total.blocked_ms is None else total.blocked_ms / 1_000),
             "yes" if each.is_on_front else "",
         )  # fmt: skip
     return table
@@ -186,8 +260,8 @@ def _estimate_table(result: PolicyResult) -> Table:
     for each in result.estimates:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
         counts = [_count(number) for number in (each.p50, each.p90, each.p99, each.max)]
-        rates = [f"{each.per_second(number):,.3g}" for number in (each.write_count, each.bytes_written)]
-        label = "all, as if the broker died" if each.scope == "total" else f"{each.scope} {name}"
+        rates = [_rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
+        label = _SCOPE_NAMES[each.scope].format(name)
         table.add_row(label, _mean(each.expected), *counts, _mean(each.duplicates_per_day), *rates)
     return table
 
@@ -198,6 +272,10 @@ def _table(first: str, others: Sequence[str]) -> Table:
     for name in others:
         table.add_column(name, justify="right", overflow="fold")
     return table
+
+
+def _rate_text(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.3g}"
 
 
 def _mean(number: float | None) -> str:

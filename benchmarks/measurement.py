@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
-_LIBRARIES = ("google-crc32c", "intervaltree", "numpy", "protobuf", "pyroaring", "sortedcontainers")
+_LIBRARIES = (
+    "duckdb", "google-crc32c", "intervaltree", "numpy", "protobuf", "pyarrow", "pyroaring", "pyspark",
+    "sortedcontainers",
+)  # fmt: skip
 
 
 class Spread(NamedTuple):

@@ -91,9 +91,7 @@ def replay_page(verdicts: Mapping[PolicyName, Sequence[Verdict]]) -> str:
     ]
     heads = (*VERDICT_HEADS, *(name.value for name in _WRONG))
     scores = [(name.value, *score_cells(each)) for name, each in verdicts.items()]
-    return _PAGE.format(
-        scores=_markdown(SCORE_HEADS, scores), runs=_markdown(heads, rows)
-    )
+    return _PAGE.format(scores=_markdown(SCORE_HEADS, scores), runs=_markdown(heads, rows))
 
 
 def verdict_cells(verdict: Verdict) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
@@ -41,7 +42,7 @@ class NewRuns(NamedTuple):
     """Entries that were not acked before, as runs in parallel arrays; no two share an entry.
 
     Attributes:
-        event: Which event of the chunk acked the run; rising.
+        event: Which event of the chunk acked the run; rising, but by position in those of a `Thinned`.
         ledger_id: Its ledger.
         first: Its first entry.
         end: The entry after its last.
@@ -54,9 +55,10 @@ class NewRuns(NamedTuple):
 
     def counts(self, event_count: int) -> Int64s:
         """Return how many entries each event of the chunk acks first."""
-        new = np.zeros(event_count, np.int64)
-        np.add.at(new, self.event, self.end - self.first)
-        return new
+        if not len(self.event):
+            return np.zeros(event_count, np.int64)
+        # Doubles hold numbers of entries exactly.
+        return np.bincount(self.event, weights=self.end - self.first, minlength=event_count).astype(np.int64)
 
     def part(self, begin: int, end: int) -> NewRuns:
         """Return the runs of the events from one (included) to another (excluded), which count from 0 then."""
@@ -65,12 +67,22 @@ class NewRuns(NamedTuple):
 
     def bitmaps(self) -> dict[int, BitMap]:
         """Return the entries by ledger."""
-        found = {}
-        for ledger_id in np.unique(self.ledger_id).tolist():
-            mine = self.ledger_id == ledger_id
-            order = np.argsort(self.first[mine], kind="stable")
-            found[ledger_id] = bitmap_of_runs(self.first[mine][order], self.end[mine][order] - 1)
-        return found
+        runs = by_position(self)
+        bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
+        return {
+            int(runs.ledger_id[begin]): bitmap_of_runs(runs.first[begin:end], runs.end[begin:end] - 1)
+            for begin, end in itertools.pairwise(bounds)
+        }
+
+
+class Thinned(Chunk):
+    """A chunk in which what happened between two persist events within a millisecond is one event, the last.
+
+    What was acked is told by `news` instead, in order of position: what each event acks first if nothing was acked
+    before the chunk. So it is made without the chunks before, and `AckedFold` takes off what they had acked.
+    """
+
+    news: NewRuns
 
 
 @final
@@ -103,6 +115,8 @@ class AckedFold:
 
         Complexity: O(events log events + short entries), and one bitmap operation for each long run.
         """
+        if isinstance(chunk, Thinned):
+            return self._take_runs(chunk.news)
         is_ack = (chunk.kind == EventKind.ACK) | (chunk.kind == EventKind.MARK_DELETE)
         # Those may name entries that they found acked, though no event says so.
         is_ack |= np.isin(chunk.kind, (EventKind.RECOVER, EventKind.RESET)) & (chunk.first_entry >= 0)
@@ -117,6 +131,18 @@ class AckedFold:
             if index < len(chunk.kind):
                 found += self._apply_run(chunk, index)
             begin = index + 1
+        return _joined(found)
+
+    def _take_runs(self, runs: NewRuns) -> NewRuns:
+        """Ack runs in order of position that do not overlap, and return what of them was new."""
+        bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
+        found = []
+        for begin, end in itertools.pairwise(bounds):
+            part = NewRuns(*(column[begin:end] for column in runs))
+            mentioned = bitmap_of_runs(part.first, part.end - 1)
+            held = self.acked.setdefault(int(part.ledger_id[0]), BitMap())
+            found.append(part if mentioned.isdisjoint(held) else _kept(part, mentioned - held))
+            held |= mentioned
         return _joined(found)
 
     def _apply_run(self, chunk: Chunk, index: int) -> Sequence[NewRuns]:
@@ -169,6 +195,31 @@ class AckedFold:
         held |= mentioned
         new = entries[first_at]
         return NewRuns(indexes[owners[first_at]], np.full(len(new), ledger_id), new, new + 1)
+
+
+def by_position(runs: NewRuns) -> NewRuns:
+    """Return runs that do not overlap in order of position."""
+    rises = runs.ledger_id[1:] > runs.ledger_id[:-1]
+    rises |= (runs.ledger_id[1:] == runs.ledger_id[:-1]) & (runs.first[1:] > runs.first[:-1])
+    if rises.all():
+        return runs
+    if len(runs.ledger_id) and (runs.ledger_id == runs.ledger_id[0]).all():
+        order = np.argsort(runs.first, kind="stable")
+    else:
+        order = np.lexsort((runs.first, runs.ledger_id))
+    return NewRuns(*(column[order] for column in runs))
+
+
+def _kept(runs: NewRuns, entries: BitMap) -> NewRuns:
+    """Return what of some runs of one ledger, in order of position, is among some entries."""
+    firsts, lasts = (bounds.astype(np.int64) for bounds in runs_of(entries))
+    begins = np.union1d(runs.first, firsts)
+    of_run, of_kept = (np.searchsorted(each, begins, "right") - 1 for each in (runs.first, firsts))
+    both = (of_run >= 0) & (of_kept >= 0)
+    begins, of_run, of_kept = begins[both], of_run[both], of_kept[both]
+    ends = np.minimum(runs.end[of_run], lasts[of_kept] + 1)
+    held = begins < ends
+    return NewRuns(runs.event[of_run[held]], runs.ledger_id[of_run[held]], begins[held], ends[held])
 
 
 def _joined(parts: Sequence[NewRuns]) -> NewRuns:

@@ -7,6 +7,7 @@ are ticks at which it would do nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from pyroaring import BitMap
 
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.redelivery.replay import Epochs
 from analysis.redelivery.schedule import Schedule
 from analysis.trace.events import EventKind
@@ -92,6 +94,62 @@ class CursorReplay:
         del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
         return Epochs.of(rows)
 
+    @property
+    def cursor(self) -> ManagedCursor:
+        """The cursor, another one after `restart`."""
+        return self._cursor
+
+    def persists(self, until_ms: int) -> Iterator[tuple[int, ...]]:
+        """Persist at the ticks before a time, one after another, and yield a row of `Epochs` for each."""
+        return self._persist_until(until_ms, None)
+
+    def look(self, now_ms: int) -> None:
+        """Let the cursor look for old acks before it is told anything at a time, all persists before which are done."""
+        if self._is_young:
+            self._ask_before(now_ms)
+
+    def deliver(self, position: Position, *, now_ms: int) -> None:
+        """Tell the cursor of a delivery."""
+        if not self._is_young:
+            return
+        self._cursor.delivered(position, now_ms=now_ms)
+        if position > self._highest:
+            self._highest = position
+            if not self._sent_ms or self._sent_ms[-1] != now_ms:
+                self._sent_ms.append(now_ms)
+
+    def acked(self, now_ms: int) -> None:
+        """Take note that the cursor was given something newly acked."""
+        self._schedule.acked(np.array([now_ms]))
+        if self._chooses_age:
+            self._asked_ms = min(self._asked_ms, now_ms - 1)
+
+    def promoted(self, now_ms: int, result: PersistResult) -> None:
+        """Take note that the cursor was persisted between ticks."""
+        self._schedule.settled(now_ms)
+        self._note_left_out(result, now_ms)
+
+    def unacked(self, ledger_id: int, first: int, end: int) -> BitMap:
+        """Return which entries of a half-open run are not acked."""
+        marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
+        if ledger_id < marked_ledger_id:
+            return BitMap()
+        begin = max(first, marked_entry_id + 1) if ledger_id == marked_ledger_id else first
+        return BitMap(range(begin, max(begin, end))) - self._cursor.deleted.entries(ledger_id)
+
+    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+        """See `Replay.reset`."""
+        mark_delete = mark_delete_of(acked, self._ledgers.counts())
+        self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
+        for ledger_id, bitmap in acked.items():
+            self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
+        if self._cursor.redelivery_if_crashed:
+            with suppress(StoreError):
+                self._cursor.persist(now_ms=now_ms)
+        self._schedule.settled(now_ms)
+        self._sent_ms.clear()
+        self._asked_ms, self._left_out = now_ms - 1, False
+
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         """See `Replay.restart`."""
         self._open(now_ms)
@@ -118,14 +176,9 @@ class CursorReplay:
 
     def _deliver(self, piece: Piece, stop: int) -> None:
         position = Position(int(piece.events.ledger_id[stop]), int(piece.events.last_entry[stop]))
-        now_ms = int(piece.events.ts_ms[stop])
-        self._cursor.delivered(position, now_ms=now_ms)
-        if position > self._highest:
-            self._highest = position
-            if not self._sent_ms or self._sent_ms[-1] != now_ms:
-                self._sent_ms.append(now_ms)
+        self.deliver(position, now_ms=int(piece.events.ts_ms[stop]))
 
-    def _persist_until(self, until_ms: int, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+    def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:
         while True:
             due = self._schedule.next_due()
             if due is not None and due < until_ms:
@@ -138,7 +191,8 @@ class CursorReplay:
                 # Acks of later times follow, which no tick before may see.
                 self._asked_ms = max(self._asked_ms, until_ms - 1)
                 return
-            waiting.ack_until(self._cursor, due)
+            if waiting is not None:
+                waiting.ack_until(self._cursor, due)
             row = self._persist(due)
             if row is not None:
                 yield row
@@ -152,8 +206,15 @@ class CursorReplay:
             return None
         assert result is not None, f"nothing was due at {at_ms} ms"
         self._schedule.persisted(at_ms)
+        self._note_left_out(result, at_ms)
+        return self.row(at_ms, result)
+
+    def _note_left_out(self, result: PersistResult, at_ms: int) -> None:
         self._asked_ms = at_ms
         self._left_out = result.messages_held_back > 0 or (result.route is Route.METADATA and result.messages_cut > 0)
+
+    def row(self, at_ms: int, result: PersistResult) -> tuple[int, ...]:
+        """Return a row of `Epochs` for a persist, as things are now."""
         stats = self._cursor.stats()
         return (
             at_ms, stats.redelivery_if_crashed, result.messages_held_back, *self._cut(result),

@@ -76,6 +76,11 @@ class CurveSum:
         self.cause_sums = np.zeros(len(CAUSES), np.int64)
         self._last: Points | None = None
 
+    @property
+    def standing(self) -> int:
+        """The number that holds after the last point; 0 if there is none, or no process that could crash."""
+        return int(self._last.value[0]) if self._last is not None and self._last.is_alive[0] else 0
+
     def add(self, points: Points) -> None:
         """Go on with the next points."""
         if not len(points.ts_ms):

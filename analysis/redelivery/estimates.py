@@ -1,32 +1,42 @@
 """Redelivery if crashed under every policy of a grid: exact for every instant, for each subscription and their sums.
 
-Three steps, in each of which a worker sees sorted rows and holds a bounded part of them: every subscription is
-replayed under all policies at once; the curves of a slice of time are added up for topics, namespaces and all; what
-was found for each is put together. On the driver there is a row for each estimate, and nothing else.
+Four steps. Chunks are made small wherever they are read; every subscription is replayed under all policies at once;
+the curves of a slice of time are added up for topics, namespaces and all; what was found for each is put together. On
+the driver there is a row for each estimate, and nothing else.
+
+A worker sees sorted rows and holds of them 64 chunks, one subscription's acks as bitmaps for each recovery that
+policies see differently, and of each curve up to 130,000 values, whatever the length of the trace; of a slice it holds
+the curves of all subscriptions.
+
+A subscription with most of the trace is read and made small on all cores; what is left to do one chunk after another
+is a small part. Policies that need the cursor itself (limits, young age, Pulsar's format, wrong route) see whole
+chunks, and replay one subscription on one core.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
-from analysis.redelivery.policy import PolicyError
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of, sum_slices
 from analysis.redelivery.subscription_replay import Costs, SubscriptionReplay
+from analysis.redelivery.thinning import unpacked
+from analysis.redelivery.trace_source import FrameSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame
-
     from analysis.redelivery.acked import Int64s
     from analysis.redelivery.policy import Policy
+    from analysis.redelivery.trace_source import TraceSource
 
 SCOPES = ("subscription", "topic", "namespace", "total")
 _KEY = ("policy", "scope", "namespace", "topic", "subscription")
@@ -55,6 +65,9 @@ _ESTIMATE = pa.schema(
     ]
 )
 _CHUNKS_PER_SLICE = 64
+# A batch takes up to some 10 MB.
+_BATCH_VALUES = 500_000
+_BATCH_PARTS = 10_000
 
 
 class Part(NamedTuple):
@@ -86,7 +99,11 @@ class Part(NamedTuple):
 
 
 def estimates(
-    trace: DataFrame, policies: Sequence[Policy | None], *, scopes: Sequence[str] = SCOPES, crashes_per_day: float = 1
+    trace: DataFrame | TraceSource,
+    policies: Sequence[Policy | None],
+    *,
+    scopes: Sequence[str] = SCOPES,
+    crashes_per_day: float = 1,
 ) -> DataFrame:
     """Estimate what a crash at any instant of a trace brings back, under each policy of a grid.
 
@@ -95,7 +112,7 @@ def estimates(
     after its last one the broker goes on to tick.
 
     Args:
-        trace: Columns as in `analysis.trace.events`.
+        trace: Columns as in `analysis.trace.events`, or better the files themselves, which is much faster.
         policies: The grid; `AS_RECORDED` is the recording itself.
         scopes: Of `SCOPES`, for which: a topic is what its unload redelivers, ``total`` a crash of the broker.
         crashes_per_day: The rate for which duplicates are counted.
@@ -103,28 +120,26 @@ def estimates(
     Returns:
         ``policy``: index in the grid; ``scope, namespace, topic, subscription``: what it is for, empty beyond the
         scope; ``expected``: mean over time, null if no time passed, as the next three; ``p50, p90, p99``: the least
-        number that holds for that share of the time; ``max, max_ts_ms``: the most, and when first: of a subscription
-        at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges, cut_by_bytes,
-        cut_by_route``: expected by cause; they add up to it, and of as recorded all is not flushed; ``write_count,
-        bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``: of the trace;
-        ``duplicates_per_day``.
-
-    Raises:
-        PolicyError: A policy cannot be replayed.
+        number that holds for that share of the time; ``max, max_ts_ms``: the most, and when first, null if it is 0: of
+        a subscription at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges,
+        cut_by_bytes, cut_by_route``: expected by cause; they add up to it, and of as recorded all is not flushed;
+        ``write_count, bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``:
+        of the trace; ``duplicates_per_day``.
     """
-    for policy in policies:
-        if policy is not None and policy.blocks:
-            raise PolicyError("policy: max_unpersisted_ack_record_bytes is not replayed, only 0 is")
-    span = trace.agg(
-        F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("count")
-    ).collect()[0]
-    if not span["count"]:
-        return trace.sparkSession.createDataFrame([], f"{ESTIMATE_SCHEMA}, duplicates_per_day double")
-    slice_count = -(-span["count"] // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
-    slices = Slices.of(span["begin"], span["end"], slice_count)
-    parts = chunks_with_logs(trace, policies).mapInArrow(
-        partial(_replay, policies=policies, slices=slices), _PART_SCHEMA
-    )
+    source = FrameSource(trace) if isinstance(trace, DataFrame) else trace
+    span = source.span()
+    if not span.chunk_count:
+        spark = SparkSession.getActiveSession()
+        assert spark is not None
+        return spark.createDataFrame([], f"{ESTIMATE_SCHEMA}, duplicates_per_day double")
+    slice_count = -(-span.chunk_count // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
+    slices = Slices.of(span.begin_ms, span.end_ms, slice_count)
+    parts = reduce(DataFrame.union, [
+        packed_chunks(source, [policies[number] for number in numbers]).mapInArrow(
+            partial(_replay, policies=policies, slices=slices, numbers=numbers), _PART_SCHEMA
+        )
+        for numbers in _alike(policies)
+    ])  # fmt: skip
     if slice_count:
         by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
         parts = by_slice.mapInArrow(partial(_sum, slices=slices), _PART_SCHEMA)
@@ -144,6 +159,38 @@ def chunks_with_logs(trace: DataFrame, policies: Sequence[Policy | None]) -> Dat
     return chunks.repartition(*key).sortWithinPartitions(*key, "first_seq")
 
 
+def packed_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> DataFrame:
+    """Return the same as `chunks_with_logs`, but the events as bytes, made small if the policies allow.
+
+    That happens before the chunks of a subscription are brought together, on all cores whatever its share of the trace.
+    """
+    packed = source.packed(is_counted=all(map(_is_counted, policies)))
+    if any(policy is not None for policy in policies):
+        packed = packed.join(_logs(source.ledgers()), on="topic", how="left")
+    else:
+        packed = packed.withColumn("log", F.lit(None).cast("array<struct<ledger_id:bigint,entry_count:bigint>>"))
+    key = ("topic", "subscription")
+    return packed.repartition(*key).sortWithinPartitions(*key, "first_seq")
+
+
+def _is_counted(policy: Policy | None) -> bool:
+    return policy is None or policy.is_plain
+
+
+def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
+    """Return which policies are counted and which need the cursor, without those of which there are none."""
+    found: dict[bool, list[int]] = {True: [], False: []}
+    for number, policy in enumerate(policies):
+        found[_is_counted(policy)].append(number)
+    return [numbers for numbers in found.values() if numbers]
+
+
+def _chunk(batch: pa.RecordBatch, index: int) -> Chunk:
+    if "events" in batch.schema.names:
+        return unpacked(memoryview(batch["events"][index].as_buffer()))
+    return Chunk(*(_array(batch[name], index) for name in Chunk._fields))
+
+
 def message_logs(trace: DataFrame) -> DataFrame:
     """Return how many entries each ledger of each topic has, as far as the trace tells.
 
@@ -152,45 +199,45 @@ def message_logs(trace: DataFrame) -> DataFrame:
     Returns:
         ``topic``; ``log``: (``ledger_id, entry_count``), rising.
     """
-    highest = trace.select("topic", "ledger_id", "last_entry").mapInArrow(
-        _highest, "topic string, ledger_id bigint, entry_count bigint"
-    )
-    counts = highest.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
+    return _logs(FrameSource(trace).ledgers())
+
+
+def _logs(ledgers: DataFrame) -> DataFrame:
+    counts = ledgers.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
     return counts.groupBy("topic").agg(F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count"))).alias("log"))
 
 
-def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        topics: list[str] = []
-        ledgers: list[Int64s] = []
-        counts: list[Int64s] = []
-        for index in range(batch.num_rows):
-            ledger_id, last = _array(batch["ledger_id"], index), _array(batch["last_entry"], index)
-            known = np.unique(ledger_id[ledger_id >= 0])
-            ledgers.append(known)
-            counts.append(np.array([last[ledger_id == each].max() + 1 for each in known], np.int64))
-            topics += [batch["topic"][index].as_py()] * len(known)
-        columns = [pa.array(topics, pa.string()), pa.array(_flat(ledgers)), pa.array(_flat(counts))]
-        yield pa.RecordBatch.from_arrays(columns, names=["topic", "ledger_id", "entry_count"])
-
-
 def _replay(
-    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], slices: Slices
+    batches: Iterable[pa.RecordBatch],
+    *,
+    policies: Sequence[Policy | None],
+    slices: Slices,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Replay sorted chunks, and write down what each subscription's curves come to."""
+    """Replay sorted chunks under some policies, and write down what each subscription's curves come to."""
+    mine = range(len(policies)) if numbers is None else numbers
+    yield from _batches(_parts_of_chunks(batches, [policies[number] for number in mine], slices, mine))
+
+
+def _parts_of_chunks(
+    batches: Iterable[pa.RecordBatch], policies: Sequence[Policy | None], slices: Slices, numbers: Sequence[int]
+) -> Iterator[Part]:
     open_one: _OpenSubscription | None = None
     for batch in batches:
         for index in range(batch.num_rows):
             key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
             if open_one is None or open_one.key != key:
                 if open_one is not None:
-                    yield from _batches(open_one.end())
+                    yield from _numbered(open_one.end(), numbers)
                 log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
                 open_one = _OpenSubscription(key, policies, log, slices)
-            chunk = Chunk(*(_array(batch[name], index) for name in Chunk._fields))
-            yield from _batches(open_one.take(chunk))
+            yield from _numbered(open_one.take(_chunk(batch, index)), numbers)
     if open_one is not None:
-        yield from _batches(open_one.end())
+        yield from _numbered(open_one.end(), numbers)
+
+
+def _numbered(parts: Iterable[Part], numbers: Sequence[int]) -> Iterator[Part]:
+    return (part._replace(policy=numbers[part.policy]) for part in parts)
 
 
 class _OpenSubscription:
@@ -267,8 +314,15 @@ class _Result:
         if part.sums is not None:
             peak, peak_ts_ms, *sums = part.sums
             self._sums += np.array(sums, np.int64)
-            if peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
+            # Where nothing ever comes back there is no time at which most does.
+            if peak and peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
                 self._peak = (-(peak or 0), peak_ts_ms)
+
+    def part(self) -> Part:
+        """Return what was found so far as one part, to which more can be added."""
+        peak, peak_ts_ms = self._peak or (0, None)
+        first, second = self._histogram.columns()
+        return self._part._replace(begin=0, first=first, second=second, sums=[-peak, peak_ts_ms, *self._sums.tolist()])
 
     def row(self, duration_ms: int) -> dict[str, object]:
         """Return it."""
@@ -293,20 +347,43 @@ class _Result:
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
     for batch in batches:
-        for index in range(batch.num_rows):
-            plain = {name: batch[name][index].as_py() for name in Part._fields if name not in {"first", "second"}}
-            yield Part(**plain, first=_array(batch["first"], index), second=_array(batch["second"], index))
+        columns = [
+            _slices(batch[name]) if name in {"first", "second"} else batch[name].to_pylist() for name in Part._fields
+        ]
+        yield from map(Part._make, zip(*columns, strict=True))
+
+
+def _slices(column: pa.Array) -> Iterator[Int64s]:
+    """Return the rows of a list column, which share its memory."""
+    values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+    return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    """Put many parts into each batch, as long as they are small together."""
+    waiting: list[Part] = []
+    value_count = 0
     for part in parts:
-        columns = [
-            pa.ListArray.from_arrays(pa.array([0, len(value)], pa.int32()), pa.array(value))
-            if isinstance(value, np.ndarray)
-            else pa.array([value], field.type)
-            for field, value in zip(_PART, part, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=_PART)
+        waiting.append(part)
+        value_count += len(part.first)
+        if value_count > _BATCH_VALUES or len(waiting) == _BATCH_PARTS:
+            yield _batch(waiting)
+            waiting, value_count = [], 0
+    if waiting:
+        yield _batch(waiting)
+
+
+def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
+    columns = [
+        _lists(values) if field.name in {"first", "second"} else pa.array(values, field.type)
+        for field, values in zip(_PART, zip(*parts, strict=True), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_PART)
+
+
+def _lists(rows: Sequence[Int64s]) -> pa.ListArray:
+    offsets = np.cumsum([0, *map(len, rows)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(_flat(rows)))
 
 
 def _flat(arrays: Sequence[Int64s]) -> Int64s:

@@ -6,13 +6,18 @@ a few array operations; only what is newly acked needs sets, and those are bitma
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
 from analysis.redelivery.acked import AckedFold, Chunk, Int64s
+from analysis.redelivery.curve_sum import CAUSES
+from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.trace.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _UNKNOWN = np.iinfo(np.int64).min
 _LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
@@ -27,12 +32,15 @@ class Folded(NamedTuple):
         if_written: The same, had the persist that is under way been written; equals `redelivery` without one.
         persisting: True from the beginning of a persist until its end; a failed one ends with the next that does not.
         alive: False from a crash until the recovery.
+        causes: Of `redelivery`, by `curve_sum.CAUSES`, what the last completed persist left out: as young, and because
+            of a limit, which all counts as one on ranges, as an event does not say which it was. None if nothing was.
     """
 
     redelivery: Int64s
     if_written: Int64s
     persisting: npt.NDArray[np.bool_]
     alive: npt.NDArray[np.bool_]
+    causes: npt.NDArray[np.int64] | None
 
 
 @final
@@ -50,6 +58,15 @@ class RedeliveryFold:
         self._begun_count = 0
         self._persisting = False
         self._alive = True
+        self._young, self._cut = LeftOut(), LeftOut()
+
+    def complete_until(self, log: Mapping[int, int]) -> int:
+        """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+        return complete_until(self._acked, log)
+
+    def forget_below(self, ledger_id: int) -> None:
+        """Keep nothing of the ledgers below one, all of whose entries are acked."""
+        self._acked.forget_below(ledger_id)
 
     def fold(self, chunk: Chunk) -> Folded:
         """Replay the next chunk.
@@ -77,7 +94,50 @@ class RedeliveryFold:
             self._acked_count, self._begun_count = int(acked[-1]), int(begun[-1])
             self._durable_count = int(durable[-1])
             self._persisting, self._alive = bool(persisting[-1]), bool(alive[-1])
-        return Folded(acked - durable, acked - np.where(persisting, begun, durable), persisting, alive)
+        if_written = acked - np.where(persisting, begun, durable)
+        return Folded(acked - durable, if_written, persisting, alive, self._causes(chunk))
+
+    def _causes(self, chunk: Chunk) -> Int64s | None:
+        if not (np.isin(chunk.kind, _LEFT_OUT).any() or self._young.is_some or self._cut.is_some):
+            return None
+        causes = np.zeros((len(CAUSES), len(chunk.kind)), np.int64)
+        causes[CAUSES.index("young")] = self._young.take(chunk, named=(EventKind.HELD_BACK,))
+        causes[CAUSES.index("cut_by_ranges")] = self._cut.take(chunk, named=(EventKind.CUT_OFF, EventKind.DISPLACED))
+        return causes
+
+
+@final
+class LeftOut:
+    """How many messages the last completed persist left out for one reason, and any persist that displaced some."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._begun_count = 0
+
+    @property
+    def is_some(self) -> bool:
+        """Whether there are some, or may be."""
+        return bool(self._count or self._begun_count)
+
+    def take(self, chunk: Chunk, *, named: tuple[EventKind, ...]) -> Int64s:
+        """Return how many there are after each event of the next chunk."""
+        kind = chunk.kind
+        total = np.cumsum(np.where(np.isin(kind, named), _length(chunk), 0))
+        # Of those some are not durable at once, whatever becomes of the persist.
+        is_displaced = (kind == EventKind.DISPLACED) & (EventKind.DISPLACED in named)
+        displaced = np.cumsum(np.where(is_displaced, _length(chunk), 0))
+        begun = total - _latest(np.where(kind == EventKind.PERSIST_BEGUN, total, _UNKNOWN), -self._begun_count)
+        known = np.where(kind == EventKind.PERSIST_ENDED, begun - displaced, _UNKNOWN)
+        known = np.where(np.isin(kind, (*_SETTLING, EventKind.CRASH)), -displaced, known)
+        count: Int64s = _latest(known, self._count) + displaced
+        if len(kind):
+            self._count, self._begun_count = int(count[-1]), int(begun[-1])
+        return count
+
+
+def complete_until(acked: AckedFold, log: Mapping[int, int]) -> int:
+    """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+    return mark_delete_of(acked.acked, log).ledger_id
 
 
 def _length(chunk: Chunk) -> Int64s:

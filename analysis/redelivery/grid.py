@@ -72,6 +72,23 @@ def policies_of_texts(texts: Mapping[str, str]) -> list[Policy]:
     return policies_of({key: [value for value in text.split(",") if value.strip()] for key, text in texts.items()})
 
 
+def with_baseline(policies: Sequence[Policy], text: str) -> tuple[list[Policy], str]:
+    """Return a grid with one policy more, unless it is there, and the label of that policy.
+
+    Args:
+        policies: The grid.
+        text: The policy, as `Policy.label` says one.
+
+    Raises:
+        PolicyError: It is none.
+    """
+    pairs = [] if text == Policy().label else [word.partition("=") for word in text.split()]
+    if not all(separator and value for _, separator, value in pairs):
+        raise PolicyError(f"baseline: a policy is KEY=V KEY=V or default, found {text!r}")
+    baseline = Policy.from_mapping({key: value for key, _, value in pairs})
+    return [*policies] if baseline in policies else [baseline, *policies], baseline.label
+
+
 def _refuse_twins(policies: Sequence[Policy]) -> None:
     labels: set[str] = set()
     for policy in policies:

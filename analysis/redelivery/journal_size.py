@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cursor.config import CursorConfig
 
 _BASE_BYTES = len(encode(Record(RecordKind.SNAPSHOT, 0, 0, 0, Position(0, -1), DeletedRanges(), {}, BatchIndexes())))
+_CONTAINER = 2**16
 _ARRAY_MAX = 4096
 _BITSET_BYTES = 8192
 _COMPACTION_RATIO = 4  # As `cursor.persister` has it.
@@ -116,7 +117,9 @@ class JournalSize:
         written[written] &= placed.covered_at[written] >= ends[persist[written]]
         sizes = np.full(len(ends), _BASE_BYTES)
         at = np.flatnonzero(written)
-        at = at[np.argsort(persist[at].astype(np.int32), kind="stable")]
+        # Numbers of two bytes are sorted by their digits.
+        narrow = np.uint16 if len(ends) <= _CONTAINER else np.int64
+        at = at[np.argsort(persist[at].astype(narrow), kind="stable")]
         if len(at):
             blocks, of_persist = block_bytes(persist[at], NewRuns(*(column[at] for column in runs)))
             np.add.at(sizes, of_persist, blocks)

@@ -8,7 +8,8 @@ import numpy as np
 
 from ackstate.entry_bitmap import run_end
 from ackstate.position import Position
-from analysis.redelivery.acked import NewRuns
+from analysis.redelivery.acked import NewRuns, by_position
+from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +69,7 @@ class MarkDeleteFold:
         """
         self._move(acked)
         mark_delete = self._mark_delete()
-        runs = cut_at_containers(_by_position(news))
+        runs = cut_at_containers(by_position(news))
         passed = runs.ledger_id < mark_delete.ledger_id
         passed |= (runs.ledger_id == mark_delete.ledger_id) & (runs.first <= mark_delete.entry_id)
         covered_at = np.full(len(passed), NEVER)
@@ -76,8 +77,18 @@ class MarkDeleteFold:
         return PlacedRuns(runs, covered_at, mark_delete)
 
     def grow(self, log: Mapping[int, int]) -> None:
-        """Go on with a longer log, which has the ledger in which it stands."""
+        """Go on with a longer log, which has the ledger in which it stands.
+
+        Raises:
+            TraceError: A ledger has grown that it has left behind as complete.
+        """
         at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
+        for ledger_id, count in zip(self._ledger_ids[: self._at], self._counts, strict=False):
+            if log.get(ledger_id, count) > count:
+                raise TraceError(
+                    f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was taken for "
+                    "complete: record PUBLISH events too, or begin with another state"
+                )
         self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
 
     @property
@@ -98,15 +109,10 @@ class MarkDeleteFold:
             self._at, self._next_entry = self._at + 1, 0
 
 
-def _by_position(runs: NewRuns) -> NewRuns:
-    rises = (runs.ledger_id[1:] == runs.ledger_id[:-1]) & (runs.first[1:] > runs.first[:-1])
-    if rises.all():
-        return runs
-    if len(runs.ledger_id) and (runs.ledger_id == runs.ledger_id[0]).all():
-        order = np.argsort(runs.first, kind="stable")
-    else:
-        order = np.lexsort((runs.first, runs.ledger_id))
-    return NewRuns(*(column[order] for column in runs))
+def mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Position:
+    """Return where the mark-delete position stands if this is acked of a message log."""
+    none = NewRuns(*(np.empty(0, np.int64) for _ in NewRuns._fields))
+    return MarkDeleteFold(log).take(none, acked).mark_delete
 
 
 def cut_at_containers(runs: NewRuns) -> NewRuns:

@@ -55,6 +55,12 @@ class PlainReplay:
         """Take what is acked for what the last piece led to."""
         self._acked = acked
 
+    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+        """See `Replay.reset`."""
+        self._acked = acked
+        self._schedule.settled(now_ms)
+        self._size = JournalSize(self._policy.cursor, opened_ms=now_ms)
+
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         """See `Replay.restart`."""
         durable = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._acked.items()}

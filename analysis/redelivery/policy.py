@@ -13,6 +13,7 @@ from ackstate.wire.pulsar import Compression, RangeForm
 from cursor.auto_age import AUTO, AutoAge
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
+from limits.gate import GateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +34,9 @@ class Policy:
         cursor: The cursor's own settings.
         tick_ms: The broker ticks each cursor when the time is a multiple of this, after what happens in that
             millisecond; 1 is a tick at the very instant at which a persist is due.
-        max_unpersisted_ack_record_bytes: Dispatch stops while the ranges that are acked and not durable take so many
-            bytes, until a persist has written them; 0 for never.
+        max_unpersisted_ack_record_bytes: Dispatch stops where the ranges that are acked and not durable, with what
+            acks of the messages on their way may add to them, would take more bytes; 0 for never.
+            `analysis.redelivery.gated_replay` says how that is replayed.
         ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
             metadata store, with its own limits.
 
@@ -51,6 +53,9 @@ class Policy:
     def __post_init__(self) -> None:
         check_count("tick_ms", self.tick_ms, least=1)
         check_count("max_unpersisted_ack_record_bytes", self.max_unpersisted_ack_record_bytes, least=0)
+        if self.cursor.mark_delete_rate_limit < 0:
+            raise ValueError(f"mark_delete_rate_limit cannot be negative, found {self.cursor.mark_delete_rate_limit}")
+        GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
 
     @property
     def is_plain(self) -> bool:
@@ -104,6 +109,9 @@ class Policy:
     def _value(self, key: str) -> object:
         return getattr(self if key in _OWN_KEYS else self.cursor, key)
 
+
+DEFAULT: Final = Policy()
+"""The policy of which `Policy.to_mapping` says what differs."""
 
 _OWN_KEYS = ("tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable")
 KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)

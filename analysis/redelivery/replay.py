@@ -98,11 +98,34 @@ class Replay(Protocol):
         """Open the cursor again after a crash, and return what is acked then, by ledger: the caller's to change."""
         ...
 
+    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+        """Put the cursor elsewhere: what is acked then is durable at once, and nothing else is acked.
+
+        Args:
+            acked: What is, by ledger: to be read, not changed.
+            now_ms: Not before any event so far, nor a persist; no tick before it is still to come.
+        """
+        ...
+
+
+_RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
+
+
+def is_restart(part: Chunk) -> bool:
+    """Whether a part that `pieces` made says how a cursor began anew, after a crash or a reset."""
+    return len(part.kind) > 0 and part.kind[0] in _RESTARTS
+
 
 def pieces(chunk: Chunk) -> list[Chunk]:
-    """Cut a chunk after each crash and before each recovery; a part may be empty of acks, never of events."""
+    """Cut a chunk after each crash, and before and after what says how the cursor began anew.
+
+    A part may be empty of acks, never of events.
+    """
     cuts = {0, len(chunk.ts_ms)}
     cuts.update((np.flatnonzero(chunk.kind == EventKind.CRASH) + 1).tolist())
-    cuts.update(np.flatnonzero(chunk.kind == EventKind.RECOVER).tolist())
+    begins_anew = np.isin(chunk.kind, _RESTARTS)
+    cuts.update((np.flatnonzero(begins_anew[1:] != begins_anew[:-1]) + 1).tolist())
     bounds = sorted(cuts)
+    if len(bounds) == 2:
+        return [chunk]
     return [chunk.part(begin, end) for begin, end in itertools.pairwise(bounds)]

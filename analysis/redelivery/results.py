@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from analysis.redelivery.policy import AS_RECORDED
+from analysis.redelivery.policy import AS_RECORDED, PolicyError
+from analysis.redelivery.recommendation import choose, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,11 +14,16 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
 
 _SECOND_MS = 1_000
+RECORDED_LABEL = "as recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A row of `analysis.redelivery.estimates.estimates`, whose columns its fields are."""
+    """A row of `analysis.redelivery.estimates.estimates`, whose columns its fields are.
+
+    What a recording wrote and kept, and for how long dispatch stood still in it, is not known: None. So is how often it
+    wrote, if it has no persist at all.
+    """
 
     scope: str
     namespace: str
@@ -34,16 +40,24 @@ class Estimate:
     cut_by_ranges: float | None
     cut_by_bytes: float | None
     cut_by_route: float | None
-    write_count: int
-    bytes_written: int
-    bytes_kept: int
-    bytes_kept_max: int
-    blocked_ms: int
+    write_count: int | None
+    bytes_written: int | None
+    bytes_kept: int | None
+    bytes_kept_max: int | None
+    blocked_ms: int | None
     duration_ms: int
     duplicates_per_day: float | None
 
-    def per_second(self, number: int) -> float:
-        """Return a number of the whole trace per second; 0 if no time passed."""
+    @overload
+    def per_second(self, number: int) -> float: ...
+
+    @overload
+    def per_second(self, number: None) -> None: ...
+
+    def per_second(self, number: int | None) -> float | None:
+        """Return a number of the whole trace per second; 0 if no time passed, None if it is not known."""
+        if number is None:
+            return None
         return number * _SECOND_MS / self.duration_ms if self.duration_ms else 0.0
 
 
@@ -65,7 +79,7 @@ class PolicyResult:
     @property
     def label(self) -> str:
         """What to call it."""
-        return "as recorded" if self.policy is AS_RECORDED else self.policy.label
+        return RECORDED_LABEL if self.policy is AS_RECORDED else self.policy.label
 
     @property
     def total(self) -> Estimate:
@@ -73,10 +87,11 @@ class PolicyResult:
         return next(each for each in self.estimates if each.scope == "total")
 
     @property
-    def badness(self) -> tuple[float, float, float, float]:
+    def badness(self) -> tuple[float, ...]:
         """What is compared, less being better."""
         total = self.total
-        return (total.expected or 0.0, float(total.bytes_written), float(total.write_count), float(total.blocked_ms))
+        prices = (total.bytes_written, total.write_count, total.blocked_ms)
+        return (total.expected or 0.0, *(float(price or 0) for price in prices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +102,22 @@ class SweepResult:
         trace: Its path.
         crashes_per_day: The rate for which duplicates are counted.
         policies: In the order of the grid.
+        refused: Policies of the grid under which no cursor could even be opened, by label, and why.
+        baseline: Label of the policy that others are compared with: of that in use now. Empty for the first of the
+            grid.
     """
 
     trace: str
     crashes_per_day: float
     policies: tuple[PolicyResult, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+    baseline: str = ""
 
     @classmethod
     def of_rows(
-        cls, trace: str, policies: Sequence[Policy | None], rows: Sequence[Mapping[str, Any]], *, crashes_per_day: float
-    ) -> Self:
+        cls, trace: str, policies: Sequence[Policy | None], rows: Sequence[Mapping[str, Any]], *,
+        crashes_per_day: float, refused: Sequence[tuple[str, str]] = (),
+    ) -> Self:  # fmt: skip
         """Build from the rows of `analysis.redelivery.estimates.estimates`."""
         found: list[list[Estimate]] = [[] for _ in policies]
         for row in rows:
@@ -104,7 +125,19 @@ class SweepResult:
         results = [
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]
-        return cls(trace, crashes_per_day, tuple(_with_front(results)))
+        known = _with_front([_unknown_taken_out(each) for each in results])
+        return cls(trace, crashes_per_day, tuple(known), tuple(refused))
+
+    def compared_with(self, baseline: str) -> Self:
+        """Return the same with another baseline; empty for the first of the grid.
+
+        Raises:
+            PolicyError: No policy of the grid has this label.
+        """
+        labels = [each.label for each in self.policies]
+        if baseline and baseline not in labels:
+            raise PolicyError(f"baseline: {baseline!r} is none of the policies {', '.join(map(repr, labels))}")
+        return replace(self, baseline=baseline)
 
     @property
     def front(self) -> list[PolicyResult]:
@@ -113,25 +146,35 @@ class SweepResult:
 
     @property
     def recommended(self) -> PolicyResult | None:
-        """What of the front buys most for its price beside the cheapest; the one there is; or None."""
-        front = self.front
-        return min(front[:-1], key=lambda each: _distance(each, front), default=front[0]) if front else None
+        """What brings less back than the baseline and buys most for its price, or the baseline if nothing does.
+
+        None if that is the recording, or nothing was tried.
+        """
+        baseline = self._compared_with
+        return baseline and (choose(self.policies, baseline) or (None if baseline.policy is AS_RECORDED else baseline))
 
     @property
     def recommendation(self) -> str:
-        """One sentence: what of the front buys most for its price, beside the cheapest; or why there is none."""
-        chosen = self.recommended
-        if chosen is None or len(self.front) < 2:
-            return "no policy was compared" if chosen is None else "no choice: one policy is best in everything"
-        cheapest = self.front[-1]
-        return f"{_difference(chosen, cheapest)}: {_gain(chosen.total, cheapest.total)}"
+        """One sentence: what buys most for its price, beside the baseline; or why there is nothing."""
+        baseline = self._compared_with
+        if baseline is None or len(self.policies) < 2:
+            return "no policy was compared"
+        return sentence(choose(self.policies, baseline), baseline)
+
+    @property
+    def _compared_with(self) -> PolicyResult | None:
+        """The baseline; None if no policy was tried."""
+        tried = [each for each in self.policies if each.policy is not AS_RECORDED]
+        return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object: `docs/operations.md` describes it."""
+        """Return it as a JSON object: `docs/redelivery.md` describes it."""
         return {
             "trace": self.trace,
             "crashes_per_day": self.crashes_per_day,
+            "baseline": None if self._compared_with is None else self._compared_with.label,
             "recommendation": self.recommendation,
+            "refused": [{"label": label, "reason": reason} for label, reason in self.refused],
             "policies": [
                 {
                     "policy": None if each.policy is AS_RECORDED else each.policy.to_mapping(),
@@ -149,6 +192,16 @@ def _place(estimate: Estimate) -> tuple[int, str, str, str]:
     return order.index(estimate.scope), estimate.namespace, estimate.topic, estimate.subscription
 
 
+def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
+    """Return a recording without what it does not say."""
+    if result.policy is not AS_RECORDED or not result.estimates:
+        return result
+    unknown: dict[str, Any] = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max", "blocked_ms"))
+    if not any(each.write_count for each in result.estimates):
+        unknown["write_count"] = None
+    return replace(result, estimates=tuple(replace(each, **unknown) for each in result.estimates))
+
+
 def _with_front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
     rivals = [each.badness for each in results if each.policy is not AS_RECORDED and each.estimates]
     return [PolicyResult(each.policy, each.estimates, is_on_front=_is_unbeaten(each, rivals)) for each in results]
@@ -161,28 +214,3 @@ def _is_unbeaten(result: PolicyResult, rivals: Sequence[tuple[float, ...]]) -> b
     return not any(
         rival != mine and all(theirs <= ours for theirs, ours in zip(rival, mine, strict=True)) for rival in rivals
     )
-
-
-def _distance(result: PolicyResult, front: Sequence[PolicyResult]) -> float:
-    """Return the redelivery and the price of a policy, each as a share of the most, added up."""
-    worst = [max(values) for values in zip(*(each.badness for each in front), strict=True)]
-    redelivery, *prices = (mine / most if most else 0.0 for mine, most in zip(result.badness, worst, strict=True))
-    return redelivery + max(prices)
-
-
-def _difference(chosen: PolicyResult, other: PolicyResult) -> str:
-    assert chosen.policy is not AS_RECORDED
-    assert other.policy is not AS_RECORDED
-    before, after = other.policy.texts, chosen.policy.texts
-    changed = {key: (after[key], before[key]) for key in after if after[key] != before[key]}
-    if set(changed) == {"flush_interval_ms"}:
-        new, old = (f"{int(text) / _SECOND_MS:g} s" for text in changed["flush_interval_ms"])
-        return f"flush every {new} instead of {old}"
-    return ", ".join(f"{key} {new} instead of {old}" for key, (new, old) in changed.items())
-
-
-def _gain(chosen: Estimate, other: Estimate) -> str:
-    writes = chosen.per_second(chosen.write_count) - other.per_second(other.write_count)
-    size = chosen.per_second(chosen.bytes_written) - other.per_second(other.bytes_written)
-    duplicates = f"expected duplicates {other.expected or 0:,.0f} -> {chosen.expected or 0:,.0f}"
-    return f"{duplicates}, {writes:+,.3g} writes/s, {size:+,.3g} bytes/s"

@@ -76,6 +76,11 @@ class Schedule:
         self._flush_at = self.tick_at(max(at_ms + self._flush_ms, at_ms + 1))
         self._take_permit(at_ms)
 
+    def settled(self, at_ms: int) -> None:
+        """Take note that between ticks everything acked so far was looked at, or forgotten."""
+        self._waiting.clear()
+        self._flush_at = self.tick_at(at_ms + self._flush_ms)
+
     def failed(self, at_ms: int) -> None:
         """Take note of a persist that could not be written: the next tick tries again."""
         self._take_permit(at_ms)

@@ -83,6 +83,10 @@ class SliceWriter:
         self._value = 0
         self._number = -1  # of the slice that was begun last
 
+    def go_on(self, value: int) -> None:
+        """Begin with a number that stands already."""
+        self._value = value
+
     def changes(self, points: Points) -> Iterator[Change]:
         """Yield what the next points change."""
         if not self._slices.slice_count or not len(points.ts_ms):

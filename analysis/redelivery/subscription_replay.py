@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.entry_bitmap import runs_of
 from analysis.redelivery.acked import AckedFold, Chunk
 from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.curve_sum import CAUSES, CurveSum, Points
-from analysis.redelivery.fold import RedeliveryFold
+from analysis.redelivery.fold import RedeliveryFold, complete_until
+from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.mark_delete import MarkDeleteFold
 from analysis.redelivery.plain_replay import PlainReplay
 from analysis.redelivery.policy import AS_RECORDED
-from analysis.redelivery.replay import Piece, pieces
+from analysis.redelivery.replay import Piece, is_restart, pieces
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 
     from analysis.redelivery.acked import Int64s
     from analysis.redelivery.policy import Policy
-    from analysis.redelivery.replay import Epochs, Replay
+    from analysis.redelivery.replay import Epochs
 
+_AnyReplay = PlainReplay | CursorReplay | GatedReplay
 _NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
 
 
@@ -70,11 +73,20 @@ class RecordedCurve:
         folded = self._fold.fold(chunk)
         self.sum.note_peak(folded.redelivery, chunk.ts_ms)
         ends = _last_of_each(chunk.ts_ms)
-        points = Points(chunk.ts_ms[ends], folded.redelivery[ends], folded.alive[ends])
+        causes = None if folded.causes is None else folded.causes[:, ends]
+        points = Points(chunk.ts_ms[ends], folded.redelivery[ends], folded.alive[ends], causes)
         self.sum.add(points)
         ended = int(np.count_nonzero(chunk.kind == EventKind.PERSIST_ENDED))
         self.costs = self.costs._replace(write_count=self.costs.write_count + ended)
         return points
+
+    def complete_until(self, log: Mapping[int, int]) -> int:
+        """Return the ledger in which the mark-delete position stands."""
+        return self._fold.complete_until(log)
+
+    def forget_below(self, ledger_id: int) -> None:
+        """Keep nothing of the ledgers below one."""
+        self._fold.forget_below(ledger_id)
 
 
 @final
@@ -117,8 +129,10 @@ class PolicyCurve:
 class SubscriptionReplay:
     """Carries one subscription from chunk to chunk.
 
-    A process that died comes back with what is durable under the policy: what the recording says about redeliveries
-    is not looked at, and what comes back under the policy and not in the recording is not acked again.
+    A process that died comes back with what is durable under the policy. What comes back then and did not in the
+    recording is sent and acked again at once, when the cursor is opened; what came back in the recording and does not
+    under the policy stays acked. A reset is that of the recording. A trace may begin with what a cursor found when it
+    was opened: that is durable.
 
     Args:
         policies: The grid; None is the recording itself.
@@ -133,6 +147,12 @@ class SubscriptionReplay:
         self._log = log
         self._lives: list[_Life] = []
         self._is_alive = True
+        # What is acked in the recording; before the first recovery or reset that is what is acked under all policies.
+        blocks = any(policy is not AS_RECORDED and policy.blocks for policy in policies)
+        self._recorded = AckedFold() if blocks else None
+        # Since when how the cursor began anew is being said, and whether that is not the end of a crash.
+        self._anew_ms: int | None = None
+        self._is_reset = False
 
     def take(self, chunk: Chunk) -> list[Points]:
         """Take the next chunk in, and return the points of each policy's curve."""
@@ -147,19 +167,60 @@ class SubscriptionReplay:
     def end(self, end_ms: int) -> list[Points]:
         """Let the broker tick up to a time, included, with nothing more happening; return the points of that."""
         found: list[list[Points]] = [[] for _ in self._policies]
+        if self._anew_ms is not None:
+            self._begin_anew(self._anew_ms, found)
         if self._is_alive:
             self._replay(_NO_EVENTS, end_ms + 1, found)
         for curve in self.curves:
             curve.sum.end(end_ms)
         return [_concatenated(points) for points in found]
 
+    def grow(self, log: Mapping[int, int]) -> None:
+        """Go on with a longer message log.
+
+        Args:
+            log: Ledger id -> entry count, rising, of what is added.
+
+        Raises:
+            TraceError: A ledger has grown that was taken for complete.
+        """
+        longer = {each: max(log.get(each, 0), self._log.get(each, 0)) for each in sorted({*self._log, *log})}
+        for life in self._lives:
+            life.grow(longer)
+        self._log = longer
+
+    def forget_complete(self) -> None:
+        """Keep nothing of what is acked of the ledgers that all mark-delete positions have left behind."""
+        recorded = [curve for curve in self.curves if isinstance(curve, RecordedCurve)]
+        floors = [curve.complete_until(self._log) for curve in recorded]
+        floor = min([*floors, *(life.complete_until for life in self._lives)])
+        if self._recorded is not None:
+            floor = min(floor, complete_until(self._recorded, self._log))
+            self._recorded.forget_below(floor)
+        for curve in recorded:
+            curve.forget_below(floor)
+        for life in self._lives:
+            life.forget_below(floor)
+        self._log = {ledger_id: count for ledger_id, count in self._log.items() if ledger_id >= floor}
+
+    def follow(self) -> None:
+        """Let the replays know what is acked, after all was made anew from a checkpoint."""
+        for life in self._lives:
+            life.follow()
+
     def _take_pieces(self, chunk: Chunk, found: list[list[Points]]) -> None:
         if not self._lives:
-            self._lives = [_Life.opened(self._policies, self._log, int(chunk.ts_ms[0]))]
+            self._lives = _opened(self._policies, self._log, int(chunk.ts_ms[0]))
+            self._is_reset = is_restart(chunk)
         parts = pieces(chunk)
         for number, part in enumerate(parts):
-            if part.kind[0] == EventKind.RECOVER:
-                self._recover(int(part.ts_ms[0]))
+            if is_restart(part):
+                self._follow_restart(part)
+                continue
+            if self._anew_ms is not None:
+                self._begin_anew(self._anew_ms, found)
+            if self._recorded is not None:
+                self._recorded.take(part)
             if self._is_alive:
                 following = parts[number + 1] if number + 1 < len(parts) else part
                 dies = part.kind[-1] == EventKind.CRASH
@@ -173,11 +234,7 @@ class SubscriptionReplay:
 
     def _replay(self, part: Chunk, until_ms: int, found: list[list[Points]]) -> None:
         for life in self._lives:
-            piece = life.take(part)
-            for index, replay in life.replays.items():
-                curve = self.curves[index]
-                assert isinstance(curve, PolicyCurve)
-                found[index].append(curve.take(piece, replay.take(piece, until_ms=until_ms)))
+            life.replay(part, until_ms, self.curves, found)
 
     def _die(self, found: list[list[Points]]) -> None:
         self._is_alive = False
@@ -188,52 +245,150 @@ class SubscriptionReplay:
                 points.append(dead)
                 self.curves[index].sum.add(dead)
 
-    def _recover(self, now_ms: int) -> None:
+    def _follow_restart(self, part: Chunk) -> None:
+        """Take in what the recording says of how the cursor began anew; more may follow."""
+        if self._recorded is None:
+            self._recorded = self._lives[0].acked_fold.copy()
+        self._recorded.take(part)
+        self._is_reset |= EventKind.RESET in part.kind
+        if self._anew_ms is None:
+            self._anew_ms = int(part.ts_ms[0])
+
+    def _begin_anew(self, now_ms: int, found: list[list[Points]]) -> None:
+        if self._is_alive:
+            self._replay(_NO_EVENTS, now_ms, found)
         self._is_alive = True
-        lives = []
-        for life in self._lives:
-            for index, replay in life.replays.items():
-                curve = self.curves[index]
-                assert isinstance(curve, PolicyCurve)
+        for curve in self.curves:
+            if isinstance(curve, PolicyCurve):
                 curve.restart()
-                fold = AckedFold(replay.restart(now_ms=now_ms), complete_below=life.complete_below)
-                lives.append(_Life(self._log, fold, {index: replay}))
-        self._lives = lives
+        if self._is_reset:
+            self._reset(now_ms)
+        else:
+            self._lives = [each for life in self._lives for each in life.recovered(self._log, now_ms=now_ms)]
+        self._anew_ms, self._is_reset = None, False
+        assert self._recorded is not None
+        for life in self._lives:
+            life.replay(life.missing(self._recorded, now_ms=now_ms), now_ms, self.curves, found)
+
+    def _reset(self, now_ms: int) -> None:
+        assert self._recorded is not None
+        replays = {index: replay for life in self._lives for index, replay in life.replays.items()}
+        for replay in replays.values():
+            replay.reset(self._recorded.acked, now_ms=now_ms)
+        self._lives = [_Life(self._log, self._recorded.copy(), each) for each in _agreeing(replays)]
+        for life in self._lives:
+            life.follow()
 
 
 @final
 class _Life:
     """Replays that agree in what is acked: all of them until the first recovery, each by itself after it."""
 
-    def __init__(self, log: Mapping[int, int], fold: AckedFold, replays: Mapping[int, Replay]) -> None:
+    def __init__(self, log: Mapping[int, int], fold: AckedFold, replays: Mapping[int, _AnyReplay]) -> None:
         self.replays = replays
         self._fold = fold
         self._mark_delete = MarkDeleteFold(log)
         self._acked_count = 0
 
-    @classmethod
-    def opened(cls, policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> _Life:
-        """Open a cursor for each policy."""
-        replays: dict[int, Replay] = {}
-        for index, policy in enumerate(policies):
-            if policy is not AS_RECORDED:
-                plain = policy.is_plain
-                replays[index] = (
-                    PlainReplay(policy, opened_ms=now_ms) if plain else CursorReplay(policy, log, opened_ms=now_ms)
-                )
-        return cls(log, AckedFold(), replays)
+    @property
+    def complete_below(self) -> int:
+        """The first ledger of which it is not known that all entries are acked."""
+        return self._fold.complete_below
 
-    def take(self, part: Chunk) -> Piece:
-        """Take the next events in."""
-        # What the recording redelivered says nothing about another policy.
-        is_redelivery = part.kind == EventKind.REDELIVER
-        events = part._replace(kind=np.where(is_redelivery, EventKind.DELIVER, part.kind))
+    @property
+    def complete_until(self) -> int:
+        """The first ledger of interest: the mark-delete position is in it, or an ack that no persist has written."""
+        plain = [replay for replay in self.replays.values() if isinstance(replay, PlainReplay)]
+        pending = [ledger_id for replay in plain for ledger_id in replay.pending]
+        return min([self._mark_delete.mark_delete.ledger_id, *pending])
+
+    def grow(self, log: Mapping[int, int]) -> None:
+        """Go on with a longer message log."""
+        self._mark_delete.grow(log)
+
+    def forget_below(self, ledger_id: int) -> None:
+        """Keep nothing of the ledgers below one."""
+        self._fold.forget_below(ledger_id)
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the replays know what is acked."""
+        for replay in self.replays.values():
+            if isinstance(replay, PlainReplay):
+                replay.follow(self._fold.acked)
+
+    @property
+    def acked_fold(self) -> AckedFold:
+        """What is acked: to be read, not changed."""
+        return self._fold
+
+    def recovered(self, log: Mapping[int, int], *, now_ms: int) -> Iterator[_Life]:
+        """Yield what comes after a crash, one for each replay."""
+        for index, replay in self.replays.items():
+            fold = AckedFold(replay.restart(now_ms=now_ms), complete_below=self.complete_below)
+            yield _Life(log, fold, {index: replay})
+
+    def missing(self, recorded: AckedFold, *, now_ms: int) -> Chunk:
+        """Return acks of what is acked in the recording and not here, after one event that acks nothing."""
+        runs = [(-1, -1, -1)]
+        for ledger_id, bitmap in sorted(recorded.acked.items()):
+            held = self._fold.acked.get(ledger_id)
+            if held is not None or ledger_id >= self.complete_below:
+                firsts, lasts = runs_of(bitmap if held is None else bitmap - held)
+                runs += [(ledger_id, *run) for run in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+        columns = np.array(runs, np.int64)
+        kind = np.full(len(runs), int(EventKind.ACK))
+        kind[0] = EventKind.PUBLISH
+        return Chunk(np.full(len(runs), now_ms), kind, *columns.T)
+
+    def replay(
+        self, part: Chunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]]
+    ) -> None:
+        """Replay the next events, and add to what each policy's curve comes to."""
+        piece = None
+        for index, replay in self.replays.items():
+            curve = curves[index]
+            assert isinstance(curve, PolicyCurve)
+            if isinstance(replay, GatedReplay):
+                events, epochs = replay.take(part, until_ms=until_ms)
+                piece = self._take(events)
+                curve.costs = curve.costs._replace(blocked_ms=replay.blocked_ms)
+            else:
+                piece = piece or self._take(part)
+                epochs = replay.take(piece, until_ms=until_ms)
+            found[index].append(curve.take(piece, epochs))
+
+    def _take(self, events: Chunk) -> Piece:
         news = self._fold.take(events)
-        new_counts = news.counts(len(part.ts_ms))
+        new_counts = news.counts(len(events.ts_ms))
         acked = self._acked_count + np.concatenate(([0], np.cumsum(new_counts)))
         self._acked_count = int(acked[-1])
         placed = self._mark_delete.take(news, self._fold.acked)
         return Piece(events, news, new_counts, acked, placed, self._fold.acked)
+
+
+def _opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[_Life]:
+    """Open a cursor for each policy."""
+    replays: dict[int, _AnyReplay] = {}
+    for index, policy in enumerate(policies):
+        if policy is AS_RECORDED:
+            continue
+        if policy.blocks:
+            replays[index] = GatedReplay(policy, log, opened_ms=now_ms)
+        elif policy.is_plain:
+            replays[index] = PlainReplay(policy, opened_ms=now_ms)
+        else:
+            replays[index] = CursorReplay(policy, log, opened_ms=now_ms)
+    return [_Life(log, AckedFold(), each) for each in _agreeing(replays)]
+
+
+def _agreeing(replays: Mapping[int, _AnyReplay]) -> list[dict[int, _AnyReplay]]:
+    """Put those together that agree in what is acked when: all but those that may move it."""
+    together: dict[int, _AnyReplay] = {
+        index: replay for index, replay in replays.items() if not isinstance(replay, GatedReplay)
+    }
+    alone: list[dict[int, _AnyReplay]] = [{index: replay} for index, replay in replays.items() if index not in together]
+    return [together, *alone] if together else alone
 
 
 def _last_of_each(ts_ms: Int64s) -> Int64s:

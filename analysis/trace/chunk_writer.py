@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.trace.events import LIST_COLUMNS
-from analysis.trace.parquet import TRACE_SCHEMA
+from analysis.trace.parquet import TRACE_SCHEMA, WRITE_OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ class ChunkWriter:
     def __init__(self, file: Path) -> None:
         self.events = 0
         self._sink = file.open("wb")
-        self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True)
+        self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA, **WRITE_OPTIONS)
         self._begun: dict[tuple[str, str], tuple[int, int]] = {}
         self._rows: list[tuple[tuple[str, str], int, int, Events]] = []
         self._waiting = 0

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from analysis.redelivery import estimate
-from analysis.redelivery.spark import local_session, read_trace
+from analysis.redelivery.estimates import estimates
+from analysis.redelivery.policy import Policy
+from analysis.redelivery.spark import local_session
+from analysis.redelivery.trace_source import FileSource
 from analysis.trace.generate.job import make_trace
 from analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
@@ -29,12 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 EVENTS = 10_000_000
 SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
 RUNS = 3
 HOT_SHARE = 0.9
+GRID = [Policy.from_mapping({"flush_interval_ms": flush_ms}) for flush_ms in (1_000, 60_000, 30_000, 10_000, 5_000)]
 WORKLOAD = "key_shared"
 RATE = "million events/s"
 # A size that the last one lets expect to take longer than this is left out.
@@ -60,8 +63,13 @@ def plan_of(events: int, *, hot_share: float | None = None) -> TracePlan:
 
 def estimated(spark: SparkSession, trace: Path) -> list[Summary]:
     """Return every subscription's summary, computed by the estimate."""
-    found = estimate.summary(estimate.curve(read_trace(spark, trace))).collect()
-    return sorted(Summary(*row) for row in found)
+    found = replayed(spark, trace, [None])
+    return sorted(Summary(*(row[name] for name in Summary._fields)) for row in found)
+
+
+def replayed(spark: SparkSession, trace: Path, policies: Sequence[Policy | None]) -> list[Row]:
+    """Return every subscription's estimates."""
+    return estimates(FileSource.of(spark, trace), policies, scopes=("subscription",)).collect()
 
 
 def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:
@@ -116,12 +124,20 @@ def measure_peers(report: Report, spark: SparkSession, directory: Path, events: 
         "as recorded": lambda: estimated(spark, trace),
         "DuckDB": lambda: summaries(rows, threads=cores),
         "identity": lambda: identity(spark, rows),
+        "one policy": lambda: replayed(spark, trace, GRID[:1]),
+        "grid": lambda: replayed(spark, trace, GRID),
     })  # fmt: skip
     rates = {name: rate(spread, events) for name, spread in taken.items()}
     duckdb = Against("DuckDB", rates["DuckDB"].median)
     report.time(f"as recorded, {events:,} events", RATE, rates["as recorded"], duckdb)
     report.time(f"DuckDB over rows, {events:,} events", RATE, rates["DuckDB"])
     report.time(f"identity over rows, {events:,} events", RATE, rates["identity"], duckdb)
+    identical = Against("identity", rates["identity"].median)
+    report.time(f"one policy, {events:,} events", RATE, rates["one policy"], identical)
+    first = taken["one policy"].median
+    median, low, high = ((seconds - first) / (len(GRID) - 1) for seconds in taken["grid"][:3])
+    further = Spread(median, low, high, taken["grid"].runs)
+    report.time(f"each further policy, {events:,} events", "s", further, Against("the first", first))
 
 
 def measure_skew(report: Report, spark: SparkSession, directory: Path, events: int) -> None:

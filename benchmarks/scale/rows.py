@@ -24,7 +24,9 @@ COPY (
 # Every entry of these traces is acked once, which spares SQL the work of looking for those that are acked again.
 # CASE, because with FILTER a window takes DuckDB 2.0 a hundred times as long.
 _SUMMARY = f"""
-WITH counted AS (
+WITH span AS (
+    SELECT min(ts_ms) AS begin_ms, max(ts_ms) AS end_ms FROM read_parquet($rows)
+), counted AS (
     SELECT topic, subscription, seq, ts_ms, kind,
         sum(CASE WHEN kind = {int(EventKind.ACK)} THEN 1 ELSE 0 END) OVER w AS acked
     FROM read_parquet($rows) WHERE subscription <> ''
@@ -35,8 +37,10 @@ WITH counted AS (
 ), steps AS (
     SELECT topic, subscription,
         acked - coalesce(max(CASE WHEN kind = {int(EventKind.PERSIST_ENDED)} THEN begun END) OVER w, 0) AS redelivery,
-        coalesce(lead(ts_ms) OVER w, ts_ms) - ts_ms AS duration_ms
+        coalesce(lead(ts_ms) OVER w, (SELECT end_ms FROM span)) - ts_ms AS duration_ms
     FROM covered WINDOW w AS (PARTITION BY topic, subscription ORDER BY seq)
+    UNION ALL
+    SELECT topic, subscription, 0, min(ts_ms) - (SELECT begin_ms FROM span) FROM counted GROUP BY topic, subscription
 ), by_value AS (
     SELECT topic, subscription, redelivery, sum(duration_ms) AS duration_ms FROM steps GROUP BY ALL
 ), ranked AS (
@@ -52,7 +56,7 @@ FROM ranked GROUP BY topic, subscription ORDER BY topic, subscription
 
 
 class Summary(NamedTuple):
-    """What comes back of one subscription, as `analysis.redelivery.estimate.summary` has it."""
+    """What comes back of one subscription, as `analysis.redelivery.estimates.estimates` has it."""
 
     topic: str
     subscription: str

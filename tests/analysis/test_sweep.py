@@ -8,7 +8,8 @@ import json
 import pytest
 
 from analysis import cli
-from analysis.redelivery.policy import Policy
+from analysis.redelivery.persistable import persistable
+from analysis.redelivery.policy import Policy, PolicyError
 from analysis.redelivery.results import Estimate, SweepResult
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
@@ -31,10 +32,10 @@ def run(*words):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
-    assert run("sweep", trace, "--flush-interval-ms", "100,5000", "--json") == 0
+    assert run("sweep", trace, "--flush-interval-ms", "5000,100", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["label"] for each in found["policies"]] == [
-        "as recorded", "flush_interval_ms=100", "flush_interval_ms=5000",
+        "as recorded", "flush_interval_ms=5000", "flush_interval_ms=100",
     ]  # fmt: skip
     assert found["recommendation"].startswith("flush every 0.1 s instead of 5 s: expected duplicates 2,5")
     out = tmp_path / "found.csv"
@@ -50,6 +51,18 @@ def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
     [
         (["sweep", "{trace}"], "a grid comes from --grid or from --set, one of them"),
         (["sweep", "{trace}", "--set", "x=1"], "unknown key 'x'"),
+        (["sweep", "{trace}", "--set", "x=1", "--baseline", "y=2"], "unknown key 'x'"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--baseline", "keep"], "a policy is KEY=V KEY=V or default"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "nan"], "nan is not from 0"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "-1"], "-1.0 is not from 0"),
+        (["sweep", "{trace}", "--set", "tick_ms=1,1"], "the policy 'default' is there twice"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--set", "tick_ms=2"], "the setting tick_ms is given twice"),
+        (["sweep", "{trace}", "--set", "tick_ms=,"], "tick_ms has no values"),
+        (
+            ["sweep", "{trace}", "--set", "ledger_writable=false", "--set", "metadata_bytes_max=10"],
+            "not even an empty cursor can be written",
+        ),
+        (["redelivery", "{trace}", "--format", "csv", "--out", "no/such/file.csv"], "no/such"),
         (["sweep", "{trace}", "--set", "tick_ms"], "a setting is key=value, found 'tick_ms'"),
         (["sweep", "{trace}", "--grid", "none.json"], "none.json: No such file"),
         (["sweep", "no-trace", "--set", "tick_ms=1"], "no-trace: no such trace"),
@@ -67,17 +80,93 @@ def test_what_is_wrong_is_one_line(trace, tmp_path, monkeypatch, capsys, words, 
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def estimate(expected, writes):
+def estimate(expected, writes, blocked_ms=0):
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 0) | {"expected": expected, "write_count": writes}
     names = {"scope": "total", "namespace": "", "topic": "", "subscription": ""}
-    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes}
+    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes, "blocked_ms": blocked_ms}
+
+
+def sweep_result(*points, recorded=(9, 0), baseline=""):
+    """A result of points, each of settings, expected duplicates and writes."""
+    policies = [None, *(Policy.from_mapping(settings) for settings, *_ in points)]
+    costs = [recorded, *(rest for _, *rest in points)]
+    rows = [estimate(*each) | {"policy": index} for index, each in enumerate(costs)]
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(baseline)
+
+
+def flush(flush_interval_ms):
+    return {"flush_interval_ms": flush_interval_ms}
 
 
 def test_the_front_is_what_nothing_beats():
-    policies = [None, *(Policy.from_mapping({"flush_interval_ms": each}) for each in (1, 2, 3, 4))]
-    costs = [(9, 0), (1, 100), (5, 50), (6, 60), (50, 10)]
-    rows = [estimate(*each) | {"policy": index} for index, each in enumerate(costs)]
-    result = SweepResult.of_rows("t", policies, rows, crashes_per_day=1)
+    points = [(flush(4), 50, 10), (flush(3), 6, 60), (flush(2), 5, 50), (flush(1), 1, 100)]
+    result = sweep_result(*points)
     assert [each.label for each in result.front] == [f"flush_interval_ms={each}" for each in (1, 2, 4)]
     # 5/50 + 50/100 is less than 1/50 + 100/100.
-    assert result.recommendation.startswith("flush every 0.002 s instead of 0.004 s: expected duplicates 50 -> 5, +40")
+    assert result.recommendation == (
+        "flush every 0.002 s instead of 0.004 s: expected duplicates 50 -> 5, +40 writes/s, +40 bytes/s"
+    )
+    assert result.recommended is not None
+    assert result.recommended.label == "flush_interval_ms=2"
+
+
+def test_time_blocked_is_a_price():
+    points = [
+        ({"max_unpersisted_ack_record_bytes": 5_000}, 5, 10, 3_000),
+        ({"max_unpersisted_ack_record_bytes": 9_000}, 5, 10), ({}, 9, 10),
+    ]  # fmt: skip
+    result = sweep_result(*points, baseline="default")
+    assert [each.is_on_front for each in result.policies] == [False, False, True, False]
+    assert result.recommendation.startswith(
+        "stop dispatch at 9,000 bytes not yet durable instead of never stop dispatch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "baseline", "said"),
+    [
+        ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "",
+         "no setting of the grid is better than flush every 1 s: expected duplicates 1"),
+        ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "flush_interval_ms=5000",
+         "flush every 1 s instead of 5 s: expected duplicates 5 -> 1, +80 writes/s, +80 bytes/s"),
+        # What a recording wrote is not known, nor is what it would have been without a persist.
+        ([(flush(5_000), 5, 20)], "as recorded",
+         "flush every 5 s instead of as recorded: expected duplicates 9 -> 5"),
+        ([(flush(5_000), 50, 20)], "as recorded",
+         "no setting of the grid is better than as recorded: expected duplicates 9"),
+        ([(flush(5_000), 5, 20)], "", "no setting of the grid is better than flush every 5 s: expected duplicates 5"),
+        ([({"range_count_max": 10, "keep": "LOWEST"}, 7, 20), ({"keep": "WIDEST"}, 3, 20)], "",
+         "persist any number of ranges instead of 10 ranges; keep the widest ranges first instead of lowest ranges "
+         "first: expected duplicates 7 -> 3, +0 writes/s, +0 bytes/s"),
+        ([(flush(60_000) | {"become_old_ack_record_seconds": 9}, 41_000, 1), (flush(5_000), 3_400, 2)], "",
+         "flush every 5 s instead of 60 s; hold acks back for 0 s instead of 9 s: expected "
+         "duplicates 41,000 -> 3,400, +1 writes/s, +1 bytes/s"),
+        ([], "", "no policy was compared"),
+    ],
+)  # fmt: skip
+def test_what_is_recommended_is_said_in_words(points, baseline, said):
+    assert sweep_result(*points, baseline=baseline).recommendation == said
+
+
+def test_what_a_recording_does_not_say_is_null_and_not_zero():
+    recorded = sweep_result(({}, 1, 2)).to_json()["policies"][0]["estimates"][0]
+    unknown = {name for name, value in recorded.items() if value is None}
+    assert unknown == {"write_count", "bytes_written", "bytes_kept", "bytes_kept_max", "blocked_ms"}
+    counted = sweep_result(({}, 1, 2), recorded=(9, 7)).to_json()["policies"][0]["estimates"][0]
+    assert counted["write_count"] == 7
+
+
+def test_a_baseline_that_is_no_policy_of_the_grid_is_named():
+    with pytest.raises(PolicyError, match="baseline: 'keep=WIDEST' is none of the policies 'as recorded', 'default'"):
+        sweep_result(({}, 1, 2), baseline="keep=WIDEST")
+
+
+def test_a_policy_that_no_broker_could_run_is_left_out_and_named(caplog):
+    caplog.set_level("ERROR")
+    impossible = Policy.from_mapping({"ledger_writable": "false", "metadata_bytes_max": 10})
+    found, refused = persistable([None, impossible, Policy()])
+    assert found == [None, Policy()]
+    assert [label for label, _ in refused] == [impossible.label]
+    assert refused[0][1].startswith("not even an empty cursor can be written: no ledger can be written")
+    with pytest.raises(PolicyError, match=r"policy: metadata_bytes_max=10 ledger_writable=false: not even an empty"):
+        persistable([None, impossible])

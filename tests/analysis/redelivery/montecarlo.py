@@ -14,8 +14,10 @@ from analysis.trace.events import Event, EventKind
 from cursor.managed import ManagedCursor
 from cursor.store import StoreError
 from cursor.stores.memory import MemoryStore
+from traces import runs_of
 
 NAMES = {"topic": "t", "subscription": "s"}
+RESTARTS = {EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER}
 
 
 class Observed(NamedTuple):
@@ -26,14 +28,14 @@ class Observed(NamedTuple):
         peak: The most after any single event.
         bytes_written: By all persists but those of opening the cursor.
         write_count: How many those were.
-        bytes_kept: What a recovery would read at the end.
+        bytes_kept: What a recovery would read at the end; None if no persist came after the last reset.
     """
 
     at_end: dict[int, int]
     peak: int
     bytes_written: int
     write_count: int
-    bytes_kept: int
+    bytes_kept: int | None
 
 
 class _Broker:
@@ -47,7 +49,7 @@ class _Broker:
         self.ledgers = LedgerMap(min(log))
         self.acked = set()
         self.cursor = None
-        self.bytes_written = self.write_count = 0
+        self.bytes_written = self.write_count = self.writes_since_reset = 0
 
     def _refuse(self, _owner):
         raise StoreError("planted")
@@ -58,6 +60,19 @@ class _Broker:
         )
         self.acked = {position for position in self.acked if self.cursor.is_acked(Position(*position))}
 
+    def begin_anew(self, said, recorded, now_ms):
+        """Recover, or reset the cursor; what the recording has acked and the cursor has not is acked again."""
+        if any(event.kind == EventKind.RESET for event in said):
+            prefix = Position(*max(recorded, default=(min(self.log), -1)))
+            self._grow(Event(now_ms, EventKind.DELIVER, *prefix, prefix.entry_id))
+            self.cursor.reset(self.ledgers.next_valid(prefix), now_ms=now_ms)
+            self.acked, self.writes_since_reset = set(recorded), 0
+            return
+        self.open(now_ms)
+        for position in sorted(recorded - self.acked):
+            self.cursor.ack(Position(*position), now_ms=now_ms)
+            self.acked.add(position)
+
     def tick(self, now_ms):
         before = self.cursor.stats().persist_count
         try:
@@ -67,6 +82,7 @@ class _Broker:
         if self.cursor.stats().persist_count > before:
             self.bytes_written += result.bytes_written
             self.write_count += 1
+            self.writes_since_reset += 1
         return result is not None
 
     def follow(self, event):
@@ -104,15 +120,21 @@ def observe(events, policy, log, *, end_ms):
     """Run a trace, and crash at every instant of it up to one, included."""
     broker, peak, at_end, alive, lost = _Broker(policy, log), 0, {}, True, 0
     broker.open(events[0].ts_ms)
-    waiting = list(events)
+    waiting, recorded = list(events), set()
     for now_ms in range(events[0].ts_ms, end_ms + 1):
         while waiting and waiting[0].ts_ms == now_ms:
             event = waiting.pop(0)
+            _record(event, recorded)
             if event.kind == EventKind.CRASH:
                 alive, lost = False, 0
-            elif event.kind == EventKind.RECOVER:
-                broker.open(now_ms)
+            elif event.kind in RESTARTS:
+                said = [event]
+                while waiting and waiting[0].kind in RESTARTS:
+                    said.append(waiting.pop(0))
+                    _record(said[-1], recorded)
+                broker.begin_anew(said, recorded, now_ms)
                 alive, lost = True, broker.lost_in_a_crash()
+                peak = max(peak, lost)
             elif alive:
                 broker.follow(event)
                 if event.kind != EventKind.DELIVER:
@@ -123,8 +145,23 @@ def observe(events, policy, log, *, end_ms):
         at_end[now_ms] = lost
     return Observed(
         at_end, peak, broker.bytes_written, broker.write_count,
-        broker.cursor.stats().journal_bytes if broker.write_count else 0,
+        broker.cursor.stats().journal_bytes if broker.writes_since_reset else None,
     )  # fmt: skip
+
+
+def _record(event, recorded):
+    run = {(event.ledger_id, entry) for entry in range(event.first_entry, event.last_entry + 1)} - {(-1, -1)}
+    if event.kind in {EventKind.ACK, EventKind.MARK_DELETE, EventKind.RECOVER, EventKind.RESET}:
+        recorded |= run
+    elif event.kind == EventKind.REDELIVER:
+        recorded -= run
+
+
+def _reset(chance, acked, positions, ts_ms):
+    """Return what a recording says of a cursor that is put to a position."""
+    prefix = set(positions[: chance.randrange(len(positions) // 2 + 1)])
+    found = [Event(ts_ms, EventKind.RESET, *run) for run in runs_of(prefix - acked)] or [Event(ts_ms, EventKind.RESET)]
+    return [*found, *(Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(acked - prefix))]
 
 
 @st.composite
@@ -140,9 +177,16 @@ def small_traces(draw, *, crashes=True):
     for _ in range(draw(st.integers(1, 60))):
         ts_ms += chance.choice((0, 0, 0, 1, 1, 3, 20, 300))
         choice = chance.random()
+        acked = set()
+        for event in events:
+            _record(event, acked)
         if not alive:
+            lost = {position for position in acked if chance.random() < 0.2}
             events.append(Event(ts_ms, EventKind.RECOVER))
+            events += [Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(lost)]
             alive = True
+        elif crashes and choice > 0.99 and events:
+            events += _reset(chance, acked, positions, ts_ms)
         elif choice < 0.35 and sent < len(positions):
             taken = positions[sent : sent + chance.choice((1, 1, 4))]
             events += [Event(ts_ms, EventKind.DELIVER, ledger, entry, entry, 1) for ledger, entry in taken]

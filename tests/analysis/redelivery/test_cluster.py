@@ -14,6 +14,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from analysis.cli import main
@@ -21,7 +23,7 @@ from analysis.redelivery import cluster
 from analysis.redelivery.package import SCRIPT, write_package
 from analysis.redelivery.policy import Policy
 from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
+from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
 
 POLICY = "flush_interval_ms=50"
@@ -286,3 +288,23 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
     assert done.stdout.startswith(str(tmp_path / "a.zip"))
     compile(SCRIPT, "script", "exec")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "b.zip"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([1, 2], "chunk 0 of subscription 's' of t is missing"),
+        ([0, 1, 3], "chunk 2 of subscription 's' of t is missing"),
+        ([0, 1, 1], "chunk 1 of subscription 's' of t is there several times"),
+        ([0, -1], "chunk -1 of subscription 's' of t is none"),
+    ],
+)
+def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):
+    good = parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, 0, 0)])], tmp_path / "good")
+    assert good == 1
+    row = pq.read_table(tmp_path / "good" / parquet.FIRST_FILE).to_pylist()[0]
+    table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], parquet.TRACE_SCHEMA)
+    pq.write_table(table, tmp_path / "bad.parquet")
+    with pytest.raises(TraceError, match=said):
+        parquet.check_trace(tmp_path / "bad.parquet")
+    assert parquet.check_trace(tmp_path / "good") == 1

@@ -83,3 +83,33 @@ def test_the_comparison_catches_a_persist_that_covers_nothing(monkeypatch):
 def test_a_recording_of_a_very_long_run_is_not_spelled_out():
     events = [Event(1, EventKind.MARK_DELETE, 3, 0, 2**32 - 1), Event(2, EventKind.ACK, 3, 5, 5)]
     assert [state.redelivery for state in folded_states(events, [])] == [2**32, 2**32]
+
+
+def causes_of(events, sizes):
+    fold, found, begin = RedeliveryFold(), [], 0
+    for size in [*sizes, len(events)]:
+        part = events[begin : begin + size]
+        causes = fold.fold(chunk_of(part)).causes
+        found += [(0, 0)] * len(part) if causes is None else list(zip(*causes[:2].tolist(), strict=True))
+        begin += size
+    return found
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 11, [4, 2]])
+def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
+    events = [
+        Event(1, EventKind.ACK, 3, 0, 9),
+        Event(2, EventKind.PERSIST_BEGUN),
+        Event(2, EventKind.HELD_BACK, 3, 5, 6),
+        Event(2, EventKind.CUT_OFF, 3, 8, 8),
+        Event(3, EventKind.PERSIST_ENDED),
+        Event(4, EventKind.PERSIST_BEGUN),
+        Event(4, EventKind.DISPLACED, 3, 0, 2),
+        Event(4, EventKind.CUT_OFF, 3, 8, 8),
+        Event(5, EventKind.PERSIST_FAILED),
+        Event(6, EventKind.CRASH),
+        Event(7, EventKind.RECOVER),
+    ]
+    # What is displaced is lost from there on, also if the persist fails.
+    assert causes_of(events, sizes) == [(0, 0)] * 4 + [(2, 1)] * 2 + [(2, 4)] * 3 + [(0, 0)] * 2
+    assert [state.redelivery for state in folded_states(events, sizes)] == [10] * 4 + [3] * 2 + [6] * 3 + [6, 0]

@@ -39,6 +39,9 @@ def test_a_policy_is_made_of_texts():
         ({"ledger_writable": "maybe"}, "ledger_writable is one of true, false"),
         ({"ledger_writable": 1}, "ledger_writable is true or false"),
         ({"tick_ms": 0}, "tick_ms must be at least 1, found 0"),
+        ({"max_unpersisted_ack_record_bytes": 5}, "max_unpersisted_ack_record_bytes .* is 5: below 1024"),
+        ({"mark_delete_rate_limit": "nan"}, "mark_delete_rate_limit is a finite number, found nan"),
+        ({"mark_delete_rate_limit": -1}, "mark_delete_rate_limit cannot be negative, found -1"),
     ],
 )
 def test_what_is_wrong_is_named(settings, named):
@@ -50,7 +53,7 @@ def test_only_what_leaves_nothing_out_is_plain():
     assert Policy().is_plain
     for settings in (
         {"range_count_max": 5}, {"become_old_ack_record_seconds": "AUTO"}, {"format": "PULSAR"},
-        {"ledger_writable": "false"}, {"max_unpersisted_ack_record_bytes": 1},
+        {"ledger_writable": "false"}, {"max_unpersisted_ack_record_bytes": 1_024},
     ):  # fmt: skip
         assert not Policy.from_mapping(settings).is_plain
 

@@ -1,0 +1,190 @@
+"""What is kept of the days that were read: a directory of Parquet files and a manifest that says what they are.
+
+A state directory has one checkpoint, ``NNNNNN``, by how many days it has seen, of which ``states`` has a row for each
+subscription and ``results`` one for each estimate. It is renamed into place when it is whole, and the one before it is
+then deleted; of two, the later one counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ackstate.errors import UnsupportedVersionError
+from analysis.redelivery.checkpoint_codec import CheckpointError
+from analysis.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.redelivery.policy import Policy
+
+MAGIC = "ackstate redelivery state"
+VERSION = 1
+SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.estimates"
+DAYS_KEPT = 400
+"""Of so many days it is noticed if they change later: what is kept does not grow with the days."""
+
+_MANIFEST = "manifest.json"
+_BEGIN_ANEW = "begin anew with another --state"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known after some days.
+
+    Attributes:
+        path: Its directory.
+        policies: The grid, each as `Policy.to_mapping` has it; None is the recording.
+        day_count: How many days it has seen.
+        days: The last of them: name -> fingerprint, in their order.
+        begin_ms: The first event of all.
+        end_ms: The last one.
+        files: Of its directory: path in it -> SHA-256.
+    """
+
+    path: Path
+    policies: tuple[Mapping[str, str] | None, ...]
+    day_count: int
+    days: Mapping[str, str]
+    begin_ms: int
+    end_ms: int
+    files: Mapping[str, str]
+
+    @property
+    def last_day(self) -> str:
+        """The name of the last day that was read."""
+        return list(self.days)[-1]
+
+    @classmethod
+    def latest(cls, state: Path, policies: Sequence[Policy | None]) -> Self | None:
+        """Return the checkpoint of a state directory, None if there is none.
+
+        Raises:
+            CheckpointError: It is damaged, or of other policies.
+            UnsupportedVersionError: A newer release wrote it.
+            OSError: The directory cannot be read.
+        """
+        if not state.exists():
+            return None
+        found = sorted(each for each in state.iterdir() if each.name.isdigit())
+        strangers = sorted(each.name for each in state.iterdir() if not each.name.isdigit() and each.name[0] != ".")
+        if strangers:
+            raise CheckpointError(f"{state}: no state directory, it holds {strangers[0]!r}")
+        if not found:
+            return None
+        checkpoint = cls._read(found[-1])
+        if list(checkpoint.policies) != settings_of(policies):
+            raise CheckpointError(
+                f"{state}: it was begun with {_grid(checkpoint.policies)}, not {_grid(settings_of(policies))}; "
+                f"give the same, or {_BEGIN_ANEW}"
+            )
+        return checkpoint
+
+    @classmethod
+    def _read(cls, path: Path) -> Self:
+        try:
+            manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+            body, digest = manifest["body"], manifest["sha256"]
+            if body["magic"] != MAGIC:
+                raise ValueError(f"its magic is {body['magic']!r}")
+            version = int(body["version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: the state is damaged, {error}; {_BEGIN_ANEW}") from None
+        if version > VERSION:
+            raise UnsupportedVersionError(f"{path}: state of version {version}; this release reads up to {VERSION}")
+        if digest != _digest(body):
+            raise CheckpointError(f"{path / _MANIFEST}: the state is damaged, its checksum is wrong; {_BEGIN_ANEW}")
+        fields = {key: value for key, value in body.items() if key not in {"magic", "version", "schema"}}
+        checkpoint = cls(path, **fields | {"policies": tuple(fields["policies"])})
+        for name, expected in checkpoint.files.items():
+            file = path / name
+            if not file.is_file() or _file_digest(file) != expected:
+                raise CheckpointError(
+                    f"{file}: the state is damaged, it is not the file that was written; {_BEGIN_ANEW}"
+                )
+        return checkpoint
+
+
+def settings_of(policies: Sequence[Policy | None]) -> list[Mapping[str, str] | None]:
+    """Return a grid as a checkpoint has it."""
+    return [None if policy is None else policy.to_mapping() for policy in policies]
+
+
+@contextmanager
+def claimed(state: Path) -> Iterator[Path]:
+    """Make a directory for the next checkpoint, which is deleted at the end unless `keep` has given it its place.
+
+    Raises:
+        CheckpointError: Another process is at work with the same state directory.
+        OSError: It cannot be written.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    unfinished = state / ".unfinished"
+    with (state / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"{state}: another run is at work with it; wait for its end") from None
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        try:
+            yield unfinished
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
+    """Write the manifest of what `claimed` gave, give it its place, and delete what it replaces.
+
+    Args:
+        unfinished: With ``states`` and ``results`` in it.
+        checkpoint: Where its place is, and all but the files.
+
+    Raises:
+        OSError: The disk is full or failed; what there was is still there.
+    """
+    files = sorted(each for each in unfinished.rglob("*.parquet") if not each.name.startswith("."))
+    digests = {str(each.relative_to(unfinished)): _file_digest(each) for each in files}
+    fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
+    body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
+    write_whole(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
+    for each in [*files, unfinished / _MANIFEST]:
+        _sync(each)
+    unfinished.rename(checkpoint.path)
+    _sync(checkpoint.path.parent)
+    for each in checkpoint.path.parent.iterdir():
+        if each.name.isdigit() and each.name < checkpoint.path.name:
+            shutil.rmtree(each)
+
+
+def _grid(policies: Sequence[Mapping[str, str] | None]) -> str:
+    labels = [
+        "as recorded" if each is None else " ".join(f"{key}={text}" for key, text in each.items()) or "default"
+        for each in policies
+    ]
+    return "the policies " + ", ".join(labels) if len(labels) > 1 else labels[0]
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,269 @@
+"""A gate that stops dispatch, replayed: against the real subscription, given the same messages and acks."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ackstate.position import Position
+from analysis.redelivery.acked import Chunk
+from analysis.redelivery.cursor_replay import CursorReplay
+from analysis.redelivery.gated_replay import GatedReplay
+from analysis.redelivery.policy import Policy
+from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.trace.events import Event, EventKind
+from cursor.managed import ManagedCursor
+from cursor.message_log import NO_DELAY, Message, MessageLog
+from cursor.stores.memory import MemoryStore
+from cursor.subscription import Subscription
+from limits.gate import DispatchGate, GateLimits
+
+NAMES = {"topic": "t", "subscription": "s"}
+ENTRIES_PER_LEDGER = 40
+MESSAGES = 120
+TAIL_MS = 600
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch, caplog):
+    monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    caplog.set_level(logging.ERROR)
+
+
+class Observed(NamedTuple):
+    """What a real subscription did: at the end of each millisecond, acked messages that a crash would bring back."""
+
+    at_end: dict[int, int]
+    write_count: int
+    blocked_ms: int
+
+
+def new_log(store):
+    log = MessageLog.open(store, entries_per_ledger_max=ENTRIES_PER_LEDGER, topic="t")
+    positions = [log.publish([Message(0, NO_DELAY, b"")])[0] for _ in range(MESSAGES)]
+    return log, positions
+
+
+class _Consumer:
+    """Gets messages no sooner than the trace says, and acks each as long after it got it as the trace says."""
+
+    def __init__(self, policy, *, opened_ms):
+        store = MemoryStore()
+        log, self.positions = new_log(store)
+        self.cursor = ManagedCursor.open(store, ledgers=log.ledgers, config=policy.cursor, now_ms=opened_ms, **NAMES)
+        limits = GateLimits(policy.max_unpersisted_ack_record_bytes, 0, max_unacked_messages_per_consumer=0)
+        self.subscription = Subscription(log, self.cursor, gate=DispatchGate(limits))
+        self.limit = policy.max_unpersisted_ack_record_bytes
+        self.due = []  # when each message that is not sent is delivered in the trace
+        self.sent = {}  # how much later than in the trace
+        self.acks_due = {}
+        self.moved = []
+        self.blocked_ms, self.blocked_since_ms = 0, None
+
+    def dispatch(self, now_ms):
+        """Take what may be had."""
+        while self.due:
+            if self.blocked_since_ms is None:
+                self.blocked_since_ms = now_ms
+            delivered = self.subscription.dispatch("c", 1, now_ms=now_ms)
+            self.check()
+            if not delivered:
+                return
+            position = delivered[0].position
+            self.sent[position] = now_ms - self.due.pop(0)
+            if position in self.acks_due:
+                heapq.heappush(self.moved, (self.acks_due.pop(position) + self.sent[position], position))
+        if self.blocked_since_ms is not None:
+            self.blocked_ms += now_ms - self.blocked_since_ms
+            self.blocked_since_ms = None
+
+    def follow(self, event):
+        for entry in range(event.first_entry, event.last_entry + 1):
+            position = Position(event.ledger_id, entry)
+            if event.kind == EventKind.DELIVER:
+                self.due.append(event.ts_ms)
+                self.dispatch(event.ts_ms)
+            elif self.sent.get(position) == 0:
+                self.ack(position, event.ts_ms)
+            elif position in self.sent:
+                heapq.heappush(self.moved, (event.ts_ms + self.sent[position], position))
+            else:
+                self.acks_due.setdefault(position, event.ts_ms)
+
+    def ack_moved(self, until_ms):
+        while self.moved and self.moved[0][0] <= until_ms:
+            self.ack(heapq.heappop(self.moved)[1], until_ms)
+
+    def ack(self, position, now_ms):
+        if not self.cursor.is_acked(position):
+            self.subscription.ack(position, now_ms=now_ms)
+            self.check()
+            self.dispatch(now_ms)
+
+    def check(self):
+        usage = self.subscription.usage()
+        assert usage.unpersisted_record_bytes + usage.reserved_bytes <= self.limit
+
+
+def observe(events, policy, *, end_ms):
+    consumer, waiting, at_end = _Consumer(policy, opened_ms=events[0].ts_ms), list(events), {}
+    has_persisted = False
+    for now_ms in range(events[0].ts_ms, end_ms + 1):
+        if has_persisted and consumer.due:
+            consumer.dispatch(now_ms)
+        consumer.ack_moved(now_ms)
+        while waiting and waiting[0].ts_ms == now_ms:
+            consumer.follow(waiting.pop(0))
+            consumer.ack_moved(now_ms)
+        before = consumer.cursor.stats().persist_count
+        if now_ms % policy.tick_ms == 0:
+            consumer.cursor.tick(now_ms=now_ms)
+        has_persisted = consumer.cursor.stats().persist_count > before
+        at_end[now_ms] = consumer.cursor.redelivery_if_crashed
+    if consumer.blocked_since_ms is not None and consumer.due:
+        consumer.blocked_ms += end_ms + 1 - consumer.blocked_since_ms
+    return Observed(at_end, consumer.cursor.stats().persist_count - 1, consumer.blocked_ms)
+
+
+@st.composite
+def gated_traces(draw):
+    """Messages delivered in order and acked once, in any order; often far more than fit under a small limit."""
+    chance = draw(st.randoms(use_true_random=False))
+    _, positions = new_log(MemoryStore())
+    ts_ms, events, sent, open_ones = 1_000, [], 0, []
+    for _ in range(draw(st.integers(1, 120))):
+        ts_ms += chance.choice((0, 0, 1, 1, 3, 20, 200))
+        if (chance.random() < 0.6 or not open_ones) and sent < MESSAGES:
+            for position in positions[sent : sent + chance.choice((1, 1, 3))]:
+                events.append(Event(ts_ms, EventKind.DELIVER, *position, position.entry_id, 1))
+                open_ones.append(position)
+                sent += 1
+        elif open_ones:
+            position = open_ones.pop(chance.randrange(len(open_ones)))
+            events.append(Event(ts_ms, EventKind.ACK, *position, position.entry_id, 1))
+    return events
+
+
+POLICIES = st.fixed_dictionaries(
+    {
+        "max_unpersisted_ack_record_bytes": st.sampled_from((40, 100, 300, 5_000)),
+        "flush_interval_ms": st.sampled_from((0, 5, 30, 400)),
+    },
+    optional={
+        "tick_ms": st.sampled_from((1, 7, 50)),
+        "mark_delete_rate_limit": st.sampled_from((3, 20, 500)),
+        "range_count_max": st.sampled_from((0, 2, 5)),
+        "become_old_ack_record_seconds": st.sampled_from((1, "AUTO")),
+        "format": st.sampled_from(("NATIVE", "PULSAR")),
+    },
+)  # as settings: they are no policies before the limits may be so small
+SIZES = st.lists(st.integers(0, 40), max_size=4)
+
+
+def chunk_of(events):
+    return Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
+
+
+def assert_agreement(events, found, sizes):
+    policy, end_ms = Policy.from_mapping(found), events[-1].ts_ms + TAIL_MS
+    counts = {}
+    for position in new_log(MemoryStore())[1]:
+        counts[position.ledger_id] = position.entry_id + 1
+    replay, begin, last = SubscriptionReplay([policy], counts), 0, {}
+    parts = []
+    for size in [*sizes, len(events)]:
+        if events[begin : begin + size]:
+            parts += replay.take(chunk_of(events[begin : begin + size]))
+        begin += size
+    for points in [*parts, *replay.end(end_ms)]:
+        last.update(zip(points.ts_ms.tolist(), points.value.tolist(), strict=True))
+    value, curve = 0, {}
+    for now_ms in range(events[0].ts_ms, end_ms + 1):
+        curve[now_ms] = value = last.get(now_ms, value)
+    seen = observe(events, policy, end_ms=end_ms)
+    assert curve == seen.at_end, policy.label
+    costs = replay.curves[0].costs
+    assert (costs.blocked_ms, costs.write_count) == (seen.blocked_ms, seen.write_count), policy.label
+
+
+test_every_instant_agrees_with_a_real_subscription = pytest.mark.slow(
+    given(gated_traces(), POLICIES, SIZES)(assert_agreement)
+)
+
+
+def assert_agreement_fails():
+    search = settings(max_examples=100, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(given(gated_traces(), POLICIES, SIZES)(assert_agreement))()
+
+
+def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
+    taken = GatedReplay._let_go
+
+    def let_go(self):
+        taken(self)
+        self._moved_by_ms.clear()
+
+    monkeypatch.setattr(GatedReplay, "_let_go", let_go)
+    assert_agreement_fails()
+
+
+def test_it_catches_a_gate_that_no_persist_opens(monkeypatch):
+    monkeypatch.setattr(GatedReplay, "persisted", lambda self, outcome: None)
+    assert_agreement_fails()
+
+
+def test_it_catches_a_flush_interval_that_a_promotion_does_not_begin_anew(monkeypatch):
+    monkeypatch.setattr(CursorReplay, "promoted", lambda self, now_ms, result: None)
+    with pytest.raises(AssertionError):
+        test_young_acks_are_persisted_early_rather_than_stopping_dispatch()
+
+
+def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():
+    _, positions = new_log(MemoryStore())
+    events = []
+    for number, position in enumerate(positions[1:60:2]):
+        before = positions[2 * number]
+        events += [Event(1_000 + number, EventKind.DELIVER, *each, each.entry_id) for each in (before, position)]
+        events.append(Event(1_000 + number, EventKind.ACK, *position, position.entry_id))
+    held = {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}
+    assert_agreement(events, {**held, "max_unpersisted_ack_record_bytes": 300}, [])
+    replay = SubscriptionReplay([Policy.from_mapping({**held, "max_unpersisted_ack_record_bytes": 300})], {
+        each.ledger_id: each.entry_id + 1 for each in positions
+    })  # fmt: skip
+    replay.take(chunk_of(events))
+    free = SubscriptionReplay([Policy.from_mapping(held)], {each.ledger_id: each.entry_id + 1 for each in positions})
+    free.take(chunk_of(events))
+    # 30 acks alone take more; what is young would all be lost.
+    assert free.curves[0].sum.peak == 30
+    assert replay.curves[0].sum.peak < 30
+
+
+def test_what_waits_when_the_process_dies_is_acked_when_it_is_back():
+    policy = Policy.from_mapping({"max_unpersisted_ack_record_bytes": 40, "flush_interval_ms": 10_000})
+    events = [Event(1_000 + each, EventKind.DELIVER, 3, each, each) for each in range(9)]
+    events += [Event(1_100, EventKind.ACK, 3, each, each) for each in (0, 2, 4, 6, 8)]
+    events += [Event(1_200, EventKind.CRASH), Event(1_300, EventKind.RECOVER)]
+    replay = SubscriptionReplay([policy], {3: 9})
+    points = [*replay.take(chunk_of(events)), *replay.end(1_400)]
+    # Two reservations fill 40 bytes: no others were sent, and only entry 0 was acked before the crash.
+    at_crash = [value for each in points for ts_ms, value in zip(each.ts_ms, each.value, strict=True) if ts_ms == 1_100]
+    assert at_crash[-1] <= 2
+    assert replay.curves[0].costs.blocked_ms >= 190
+
+
+def test_an_ack_without_a_delivery_is_delivered_when_it_is_acked():
+    policy = Policy.from_mapping({"max_unpersisted_ack_record_bytes": 100, "flush_interval_ms": 50})
+    events = [Event(1_000, EventKind.ACK, 3, each, each) for each in range(0, 40, 2)]
+    replay = SubscriptionReplay([policy], {3: 40})
+    points = [*replay.take(chunk_of(events)), *replay.end(2_000)]
+    lost = max(value for each in points for value in each.value.tolist())
+    # A range of its own takes 14 bytes; that of entry 0 is the mark-delete position, and takes none.
+    assert lost == 1 + 100 // 14
+    assert replay.curves[0].costs.blocked_ms >= 100

@@ -1,0 +1,191 @@
+"""What is refused of a state directory and of daily traces, each in a line that says what to do; no Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ackstate.errors import UnsupportedVersionError
+from analysis.cli import main
+from analysis.redelivery.checkpoint import VERSION, Checkpoint, claimed, keep, settings_of
+from analysis.redelivery.checkpoint_codec import CheckpointError
+from analysis.redelivery.daily import days_of, fingerprint, unread
+from analysis.redelivery.policy import Policy
+from analysis.trace import parquet
+from analysis.trace.events import Event, EventKind, TraceError
+from analysis.trace.recorder import Frame
+
+POLICIES = [None, Policy()]
+
+
+def add_day(directory, name, *, ack=0):
+    return parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, ack, ack)])], directory / name)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with three days."""
+    for number in range(3):
+        add_day(tmp_path / "days", f"day=2026-11-2{number}")
+    return tmp_path / "days"
+
+
+@pytest.fixture
+def state(tmp_path, directory):
+    """Return a state that has seen two of them."""
+    return kept(tmp_path / "state", days_of(directory)[:2])
+
+
+def kept(state, days):
+    with claimed(state) as unfinished:
+        for name in ("states", "results"):
+            (unfinished / name).mkdir()
+            (unfinished / name / "part.parquet").write_bytes(bytes(range(256)))
+        seen = {day.name: fingerprint(day) for day in days}
+        place = state / f"{len(days):06}"
+        keep(unfinished, Checkpoint(place, tuple(settings_of(POLICIES)), len(days), seen, 1, 2, {}))
+    return state
+
+
+def test_what_was_kept_is_found(directory, state):
+    found = Checkpoint.latest(state, POLICIES)
+    assert (found.day_count, found.begin_ms, found.end_ms) == (2, 1, 2)
+    assert [day.name for day in unread(directory, days_of(directory), found)] == ["day=2026-11-22"]
+    assert sorted(each.name for each in state.iterdir()) == [".lock", "000002"]
+    assert Checkpoint.latest(state.with_name("nothing"), POLICIES) is None
+
+
+def test_the_next_replaces_it_and_the_later_of_two_counts(directory, state):
+    earlier = state.with_name("earlier")
+    shutil.copytree(state / "000002", earlier)
+    kept(state, days_of(directory))
+    assert sorted(each.name for each in state.iterdir()) == [".lock", "000003"]
+    # The process died before it had deleted the one before.
+    earlier.rename(state / "000002")
+    assert Checkpoint.latest(state, POLICIES).day_count == 3
+
+
+def test_days_that_were_read_may_be_deleted(directory, state):
+    for name in ("day=2026-11-20", "day=2026-11-21"):
+        shutil.rmtree(directory / name)
+    found = unread(directory, days_of(directory), Checkpoint.latest(state, POLICIES))
+    assert [day.name for day in found] == ["day=2026-11-22"]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "states/part.parquet", "results/part.parquet"])
+def test_every_flipped_byte_of_a_checkpoint_and_a_missing_file_are_noticed(state, file):
+    path = state / "000002" / file
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises((CheckpointError, UnsupportedVersionError), match=r"damaged|newer|reads up to"):
+            Checkpoint.latest(state, POLICIES)
+    for cut in (b"", whole[:-1]):
+        path.write_bytes(cut)
+        with pytest.raises(CheckpointError, match="damaged"):
+            Checkpoint.latest(state, POLICIES)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"damaged.* begin anew with another --state"):
+        Checkpoint.latest(state, POLICIES)
+
+
+def test_a_newer_version_is_named(state):
+    path = state / "000002" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["body"]["version"] = VERSION + 1
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UnsupportedVersionError, match=r"version 2; this release reads up to 1"):
+        Checkpoint.latest(state, POLICIES)
+
+
+def test_other_policies_are_refused(state):
+    with pytest.raises(CheckpointError, match=r"begun with the policies as recorded, default, not as recorded; give"):
+        Checkpoint.latest(state, [None])
+    with pytest.raises(CheckpointError, match=r"not the policies as recorded, flush_interval_ms=5; give the same, or"):
+        Checkpoint.latest(state, [None, Policy.from_mapping({"flush_interval_ms": 5})])
+
+
+def test_a_directory_of_something_else_is_refused(directory):
+    with pytest.raises(CheckpointError, match="no state directory, it holds 'day=2026-11-20'"):
+        Checkpoint.latest(directory, POLICIES)
+
+
+def test_two_runs_at_once_are_refused(state):
+    with claimed(state), pytest.raises(CheckpointError, match="another run is at work"), claimed(state):
+        pass
+    with claimed(state):
+        assert Checkpoint.latest(state, POLICIES).day_count == 2
+
+
+def test_a_day_that_changed_is_named(directory, state):
+    found = Checkpoint.latest(state, POLICIES)
+    shutil.rmtree(directory / "day=2026-11-21")
+    add_day(directory, "day=2026-11-21", ack=7)
+    with pytest.raises(CheckpointError, match=r"day=2026-11-21: it has changed since it was read; put back"):
+        unread(directory, days_of(directory), found)
+
+
+def test_a_day_that_came_late_is_named(directory, state):
+    add_day(directory, "day=2026-11-19")
+    with pytest.raises(CheckpointError, match=r"day=2026-11-19: it came after day=2026-11-21 was read"):
+        unread(directory, days_of(directory), Checkpoint.latest(state, POLICIES))
+
+
+def test_a_missing_day_is_named_and_an_empty_one_is_none(directory, state):
+    add_day(directory, "day=2026-11-24")
+    with pytest.raises(TraceError, match=r"the day 2026-11-23 is missing between day=2026-11-22 and day=2026-11-24"):
+        days_of(directory)
+    (directory / "day=2026-11-23").mkdir()
+    assert len(days_of(directory)) == 5
+    # Those that were read may be gone, the next one may not.
+    for name in ("day=2026-11-20", "day=2026-11-21", "day=2026-11-22"):
+        shutil.rmtree(directory / name)
+    with pytest.raises(TraceError, match="2026-11-22 is missing between day=2026-11-21 and day=2026-11-23"):
+        unread(directory, days_of(directory), Checkpoint.latest(state, POLICIES))
+
+
+def test_names_without_dates_are_in_order(tmp_path):
+    for name in ("a", "b", "d"):
+        add_day(tmp_path, name)
+    (tmp_path / "_notes").write_text("")
+    assert [day.name for day in days_of(tmp_path)] == ["a", "b", "d"]
+
+
+def refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert not said.out
+    (line,) = said.err.splitlines()
+    return line
+
+
+def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, capsys, monkeypatch):
+    def start(*_):
+        raise AssertionError("started")
+
+    monkeypatch.setattr("analysis.redelivery.spark.open_session", start)
+    words = ["redelivery", directory, "--state"]
+    assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
+    line = refused([*words, tmp_path / "new", "--policy", "range_count_max=3"], capsys)
+    assert line.endswith("replay it over all days at once, without --state")
+    assert "leave out --state" in refused([*words, tmp_path / "new", "--report", tmp_path / "report.html"], capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_process_that_is_killed_leaves_the_state_and_its_lock_is_free(state):
+    code = "import os, sys, pathlib; from analysis.redelivery.checkpoint import claimed\n"
+    code += "with claimed(pathlib.Path(sys.argv[1])) as unfinished:\n"
+    code += "    (unfinished / 'states').mkdir(); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-P", "-c", code, state], check=False, env=os.environ)
+    assert done.returncode == -9
+    assert (state / ".unfinished" / "states").is_dir()
+    with claimed(state) as unfinished:
+        assert not list(unfinished.iterdir())
+    assert Checkpoint.latest(state, POLICIES).day_count == 2

@@ -1,0 +1,162 @@
+"""Chunks made small before they are brought together: the same answer to the message; and that this can fail."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from analysis.redelivery import acked, thinning
+from analysis.redelivery.acked import Chunk, Thinned
+from analysis.redelivery.curve_sum import Histogram
+from analysis.redelivery.estimates import estimates
+from analysis.redelivery.policy import Policy
+from analysis.redelivery.spark import readable_failures
+from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.trace_source import FileSource
+from analysis.trace import parquet
+from analysis.trace.events import Event, EventKind, TraceError
+from analysis.trace.recorder import Frame
+
+_SPEC = importlib.util.spec_from_file_location("montecarlo", Path(__file__).with_name("montecarlo.py"))
+montecarlo = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(montecarlo)
+
+POLICIES = [
+    None,
+    *map(Policy.from_mapping, (
+        {"flush_interval_ms": 0}, {"flush_interval_ms": 30, "compaction_bytes_min": 100},
+        {"flush_interval_ms": 400, "mark_delete_rate_limit": 20, "tick_ms": 7},
+    )),
+]  # fmt: skip
+SIZES = st.lists(st.integers(1, 12), max_size=8)
+
+
+@st.composite
+def persisted_traces(draw):
+    """As `small_traces`, with persists put in, some within a millisecond with acks before and after."""
+    events, log = draw(montecarlo.small_traces())
+    found = []
+    for event in events:
+        found.append(event)
+        if draw(st.integers(0, 9)) == 0 and event.kind not in (EventKind.CRASH, EventKind.RECOVER):
+            found.append(Event(event.ts_ms, draw(st.sampled_from((5, 6, 7))), -1, -1, -1, 1))
+    return found, log
+
+
+def chunks_of(events, sizes):
+    rest = Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
+    chunks = []
+    for size in [*sizes, len(events)]:
+        if len(rest.kind):
+            chunks.append(rest.part(0, size))
+        rest = rest.part(size, len(rest.kind))
+    return chunks
+
+
+def outcome(chunks, log, end_ms):
+    """Return everything that is said of a subscription: each curve by the millisecond, its sums, and its costs."""
+    replay, values = SubscriptionReplay(POLICIES, log), [{} for _ in POLICIES]
+    for part in [*map(replay.take, chunks), replay.end(end_ms)]:
+        for points, mine in zip(part, values, strict=True):
+            mine.update(zip(points.ts_ms.tolist(), points.value.tolist(), strict=True))
+    sums = [
+        (each.sum.peak, each.sum.peak_ts_ms, [column.tolist() for column in each.sum.histogram.columns()], each.costs)
+        for each in replay.curves
+    ]
+    return values, sums
+
+
+def assert_the_same(trace, sizes):
+    events, log = trace
+    chunks, end_ms = chunks_of(events, sizes), events[-1].ts_ms + 450
+    small = [thinning.unpacked(memoryview(thinning.packed(thinning.thinned(chunk)))) for chunk in chunks]
+    assert outcome(small, log, end_ms) == outcome(chunks, log, end_ms)
+
+
+test_a_thinned_trace_says_the_same = pytest.mark.slow(given(persisted_traces(), SIZES)(assert_the_same))
+
+
+def assert_it_differs():
+    search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(given(persisted_traces(), SIZES)(assert_the_same))()
+
+
+@pytest.mark.slow
+def test_it_catches_an_entry_that_two_chunks_ack(monkeypatch):
+    monkeypatch.setattr(acked, "_kept", lambda runs, entries: runs)
+    assert_it_differs()
+
+
+@pytest.mark.slow
+def test_it_catches_acks_joined_over_a_persist(monkeypatch):
+    monkeypatch.setattr(thinning, "_MARKS", ())
+    monkeypatch.setattr(thinning, "_PLAIN", tuple(EventKind)[:7])
+    assert_it_differs()
+
+
+def test_a_thinned_chunk_has_an_event_a_millisecond():
+    events = [Event(ts_ms // 100, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(1_000)]
+    small = thinning.thinned(chunks_of(events, [])[0])
+    assert isinstance(small, Thinned)
+    assert small.ts_ms.tolist() == list(range(10))
+    assert small.news.event.tolist() == list(range(10))
+    assert (small.news.end - small.news.first).tolist() == [100] * 10
+
+
+def test_a_histogram_with_many_values_asks_to_be_written_down():
+    histogram, values = Histogram(), np.arange(65_536)
+    histogram.add(values, np.ones_like(values))
+    assert not histogram.is_large
+    histogram.add(values, np.ones_like(values))
+    assert not histogram.is_large
+    histogram.add(values[:1] + 10**9, np.ones(1, np.int64))
+    histogram.add(values, np.ones_like(values))
+    assert histogram.is_large
+    value, duration_ms = histogram.columns()
+    assert (len(value), duration_ms.sum(), duration_ms[0]) == (65_537, 3 * 65_536 + 1, 3)
+
+
+def events_of(shift):
+    found = [Event(entry // 3, EventKind.ACK, 3, entry ^ shift, entry ^ shift) for entry in range(200)]
+    found[70:70] = [Event(found[70].ts_ms, kind, -1, -1, -1, 1) for kind in (5, 6)]
+    # Twice in different chunks, and all at once.
+    return [*found, *(Event(90, EventKind.ACK, 3, entry, entry) for entry in range(5)), Event(99, 4, 3, 0, 280)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_workers_that_read_files_themselves_find_the_same(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 40)
+    monkeypatch.setattr(parquet, "_CHUNKS_PER_ROW_GROUP", 2)
+    frames = [Frame(topic, name, events_of(shift)) for topic in "tu" for shift, name in ((5, "a"), (9, "b"))]
+    parquet.write_trace([*frames, Frame("t", "", [Event(0, EventKind.PUBLISH, 3, 0, 299)])], tmp_path / "trace")
+    frame = spark.read.parquet(str(tmp_path / "trace"))
+    grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
+    found = [
+        sorted(tuple(row) for row in estimates(each, grid).collect())
+        for each in (FileSource.of(spark, tmp_path / "trace"), frame)
+    ]
+    assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
+    assert found[0] == found[1]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_chunk_whose_lists_do_not_belong_together_is_named(spark, tmp_path):
+    parquet.write_trace([Frame("t", "a", events_of(5))], tmp_path / "trace")
+    (file,) = (tmp_path / "trace").glob("*.parquet")
+    table = pq.read_table(file)
+    lists = table["kind"].to_pylist()
+    at = table.column_names.index("kind")
+    damaged = table.set_column(at, table.schema.field("kind"), pa.array([lists[0][:-1]], pa.list_(pa.int8())))
+    pq.write_table(damaged, file)
+    with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
+        estimates(FileSource.of(spark, tmp_path / "trace"), [None]).collect()
