@@ -112,7 +112,9 @@ class Schedule:
         ready = bisect_left(self._waiting, until_ms)
         if ready and self._waiting[0] < self._flush_at:
             # A cursor that was just opened waits out its first interval.
-            self._waiting[:ready] = sorted({max(each, self._flush_at) for each in self._waiting[:ready]})
+            first = {max(each, self._flush_at) for each in self._waiting[:ready]}
+            # The tick that they wait for may be one that later acks wait for, too.
+            self._waiting = sorted(first.union(self._waiting[ready:]))
             ready = bisect_left(self._waiting, until_ms)
         found, self._waiting = self._waiting[:ready], self._waiting[ready:]
         if found:

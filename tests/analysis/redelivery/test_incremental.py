@@ -173,9 +173,6 @@ def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False, reason="a crash soon after the end of a day is counted with one more write than all days at once"
-)
 @given(days(), GRIDS)
 def test_without_publishes_it_is_the_same_or_refused(traced, policies):
     events_of, _, cuts = traced
