@@ -225,3 +225,12 @@ POLICIES = st.fixed_dictionaries(
     },
 ).map(Policy.from_mapping)
 """Policies of every kind."""
+
+
+def first_difference(curve, other):
+    """Return the first millisecond at which two curves differ, with both values; None if none does.
+
+    Two dictionaries that differ would be told in full, which takes minutes.
+    """
+    times = sorted({*curve, *other})
+    return next(((now, curve.get(now), other.get(now)) for now in times if curve.get(now) != other.get(now)), None)
