@@ -11,7 +11,7 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # What waits for other programs more than it computes: it runs beside the rest.
 HEAVY := spark or root or browser
 # What runs there after it, so that both take as long.
-BESIDE := delay limits tests/delay tests/limits tests/benchmarks tests/analysis/crash tests/museum
+BESIDE := delay limits tests/delay tests/limits tests/benchmarks
 FAST  := not slow and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
