@@ -122,7 +122,7 @@ def estimates(
         scope; ``expected``: mean over time, null if no time passed, as the next three; ``p50, p90, p99``: the least
         number that holds for that share of the time; ``max, max_ts_ms``: the most, and when first, null if it is 0: of
         a subscription at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges,
-        cut_by_bytes, cut_by_route``: expected by cause; they add up to it, and of as recorded all is not flushed;
+        cut_by_bytes, cut_by_route``: expected by cause; they add up to it, and as recorded are told by the trace;
         ``write_count, bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``:
         of the trace; ``duplicates_per_day``.
     """
