@@ -2,7 +2,7 @@
 
 import errno
 import functools
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from cursor import FileStore
@@ -24,10 +24,14 @@ class FakeFile:
     def size(self):
         return len(self.content)
 
-    def append(self, data):
-        with suppress(IndexError):
-            self.directory.step("append", self.name, partial=lambda: self.content.extend(data[: len(data) // 2]))
-        self.content.extend(data)
+    def write(self, offset, data):
+        def put(part):
+            self.content[offset : offset + len(part)] = part
+
+        # Of what is not zeros, which a log is laid out with.
+        half = len(data.rstrip(b"\0")) // 2
+        self.directory.step("write", self.name, partial=lambda: put(data[:half]))
+        put(data)
 
     def read(self, offset, size):
         return bytes(self.content[offset : offset + size])
@@ -47,7 +51,7 @@ class FakeFile:
 
 
 class FakeDirectory:
-    """A directory in memory whose n-th change raises `error`; a failing append writes half."""
+    """A directory in memory whose n-th change raises `error`; a failing write writes half."""
 
     def __init__(self, files=None, *, fails_at=None, error=DiedError):
         self.files = {} if files is None else files
@@ -106,6 +110,11 @@ def opened(files, **faults):
 
 def copied(files, **changed):
     return {name: bytearray(changed.get(name, content)) for name, content in files.items()}
+
+
+def end_of(log):
+    """Where the groups of a log end: what is laid out behind is zeros."""
+    return len(log.rstrip(b"\0"))
 
 
 def state_of(store):

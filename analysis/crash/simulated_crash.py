@@ -1,9 +1,10 @@
 """Which states could a power cut have left, after each call of a `SimulatedDisk`?
 
 What was synced stays. Of each file's writes since its last sync any set may have reached the disk, in any order
-(lost write, reordered writes), the last of them in part (torn write: cut at every byte, whole sectors zero), and what
-lies between as zeros. Of the names made, changed and removed since the last sync of the directory any set may be there,
-whether or not the files under them have their bytes (missing sync of the directory, rename before data).
+(lost write, reordered writes), the last of them in part (torn write: cut at every byte, whole sectors as they were
+before), and what lies between as zeros. Of the names made, changed and removed since the last sync of the directory any
+set may be there, whether or not the files under them have their bytes (missing sync of the directory, rename before
+data).
 
 Where too many are unsynced at once it is not every set but each prefix, each one lost alone and each one kept alone.
 """
@@ -82,7 +83,7 @@ class DiskHistory:
     >>> from analysis.crash.simulated_disk import SimulatedDisk
     >>> disk = SimulatedDisk()
     >>> file = disk.directory().create("log")
-    >>> file.append(b"ab")
+    >>> file.write(0, b"ab")
     >>> history = DiskHistory({})
     >>> for call in disk.calls:
     ...     history.follow(call)
@@ -99,7 +100,7 @@ class DiskHistory:
     def follow(self, call: DiskCall) -> None:
         """Take the next call in."""
         match call.kind:
-            case CallKind.APPEND:
+            case CallKind.WRITE:
                 self._files[call.file_number].write(call)
             case CallKind.TRUNCATE:
                 self._files[call.file_number].truncate(call)
@@ -198,21 +199,42 @@ def _changed(content: bytes, call: DiskCall) -> bytes:
 
 def _torn(before: bytes, call: DiskCall) -> Iterator[_Version]:
     """Yield what a write of which a part arrived leaves, all writes before it having arrived."""
-    size = len(call.data)
-    for kept in range(1, size, max(1, -(-size // _CUTS_MAX))):
+    offset, data, size = call.offset, call.data, len(call.data)
+    replaced = before[offset : offset + size].ljust(size, b"\0")
+    head, behind = before[:offset], before[offset + size :]
+    for kept in _cuts(replaced, call, grows=len(before) < offset + size):
         what = "of the {} bytes written at {} the first {} are there"
-        yield before + call.data[:kept], (call.name, what, (size, call.offset, kept))
-    first, end = call.offset // SECTOR_BYTES, -(-(call.offset + size) // SECTOR_BYTES)
-    for zeroed in _subsets(end - first):
-        data = bytearray(call.data)
-        for sector in zeroed:
-            low = max((first + sector) * SECTOR_BYTES - call.offset, 0)
-            high = min((first + sector + 1) * SECTOR_BYTES - call.offset, size)
-            data[low:high] = bytes(high - low)
-        if zeroed:
-            what = "of the {} bytes written at {} those in the sectors {} are zeros"
-            sectors = [first + sector for sector in zeroed]
-            yield before + bytes(data), (call.name, what, (size, call.offset, sectors))
+        yield head + data[:kept] + before[offset + kept :], (call.name, what, (size, offset, kept))
+    sectors = [(low, high) for low, high in _sectors(offset, size) if data[low:high] != replaced[low:high]]
+    for lost in _subsets(len(sectors)):
+        torn = bytearray(data)
+        for low, high in (sectors[index] for index in lost):
+            torn[low:high] = replaced[low:high]
+        if lost:
+            what = "of the {} bytes written at {} those in the sectors {} are as before"
+            numbers = [(offset + sectors[index][0]) // SECTOR_BYTES for index in lost]
+            yield head + torn + behind, (call.name, what, (size, offset, numbers))
+
+
+def _cuts(replaced: bytes, call: DiskCall, *, grows: bool) -> Iterator[int]:
+    """Yield how many bytes of a write may have arrived, but none and all: any number up to the last that it changes.
+
+    Behind that only the size of the file can be another: where the zeros of a log that is laid out end is all the same.
+    """
+    size = len(call.data)
+    changed_bits = int.from_bytes(call.data, "little") ^ int.from_bytes(replaced, "little")
+    changed = -(-changed_bits.bit_length() // 8)
+    yield from range(1, changed, max(1, -(-changed // _CUTS_MAX)))
+    if grows and 0 < changed < size:
+        yield changed
+
+
+def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where in bytes that are written at `offset` each of their sectors begins and ends."""
+    low, high = 0, SECTOR_BYTES - offset % SECTOR_BYTES
+    while low < size:
+        yield low, min(high, size)
+        low, high = high, high + SECTOR_BYTES
 
 
 def _listed(names: Mapping[str, int], calls: Iterable[DiskCall]) -> dict[str, int]:

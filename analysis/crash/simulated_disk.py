@@ -24,7 +24,7 @@ class CallKind(Enum):
     """What was asked of the disk."""
 
     CREATE = "create"
-    APPEND = "append"
+    WRITE = "write"
     TRUNCATE = "truncate"
     SYNC = "sync"
     RENAME = "rename"
@@ -39,8 +39,8 @@ class DiskCall(NamedTuple):
         kind: What was asked.
         name: The file's name at that time; empty for the directory.
         file_number: Which file, whatever it is called: a number is never used again. -1 for the directory.
-        offset: APPEND: where the data begins. TRUNCATE: the new size.
-        data: APPEND: what was written.
+        offset: WRITE: where the data begins. TRUNCATE: the new size.
+        data: WRITE: what was written.
         new_name: RENAME: the name after it.
     """
 
@@ -53,8 +53,8 @@ class DiskCall(NamedTuple):
 
     def __str__(self) -> str:
         match self.kind:
-            case CallKind.APPEND:
-                return f"append bytes {self.offset} to {self.offset + len(self.data)} of {self.name}"
+            case CallKind.WRITE:
+                return f"write bytes {self.offset} to {self.offset + len(self.data)} of {self.name}"
             case CallKind.TRUNCATE:
                 return f"truncate {self.name} to {self.offset} bytes"
             case CallKind.RENAME:
@@ -76,9 +76,9 @@ class SimulatedDisk:
     >>> disk = SimulatedDisk()
     >>> directory = disk.directory()
     >>> file = directory.create("log")
-    >>> file.append(b"one")
+    >>> file.write(0, b"one")
     >>> [str(call) for call in disk.calls]
-    ['create log', 'append bytes 0 to 3 of log']
+    ['create log', 'write bytes 0 to 3 of log']
     >>> disk.files()
     {'log': b'one'}
     """
@@ -199,10 +199,14 @@ class _SimulatedFile:
     def size(self) -> int:
         return len(self._disk.contents[self._number])
 
-    def append(self, data: bytes) -> None:
+    def write(self, offset: int, data: bytes) -> None:
+        """See `StoreFile.write`."""
         contents, data = self._open().contents, bytes(data)
-        self._note(CallKind.APPEND, len(contents[self._number]), data)
-        contents[self._number] += data
+        before = contents[self._number]
+        if not 0 <= offset <= len(before):
+            raise ValueError(f"cannot write at {offset} of a file of {len(before)} bytes")
+        self._note(CallKind.WRITE, offset, data)
+        contents[self._number] = before[:offset] + data + before[offset + len(data) :]
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0:

@@ -1,6 +1,6 @@
 """An embedded store with one append-only log in a directory of its own, open in one process at a time.
 
-A mutating call is one append and one sync; calls of other threads that come while it lasts share the next
+A mutating call is one write and one sync; calls of other threads that come while it lasts share the next
 (`cursor.stores.file_commit`). What the directory holds stands in `cursor.stores.file_generation`, how the log is framed
 and what of it a crash may tear in `cursor.stores.file_log`, its records in `cursor.stores.file_records`.
 """
@@ -38,8 +38,9 @@ class FileStore:
     """A store in a directory on a local disk; thread-safe.
 
     Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes what is alive
-    to a new one. Opening reads the log once. In memory are 16 bytes an entry, some 500 bytes a ledger and 200 more for
-    an owner of its own, and the values with some 200 bytes each.
+    to a new one. The log's file is laid out in advance, and stays so when it is closed: it may be twice as large as the
+    log, by 260 KiB at most. Opening reads it once. In memory are 16 bytes an entry, some 500 bytes a ledger and 200
+    more for an owner of its own, and the values with some 200 bytes each.
 
     A forked child has no part in it: there every call is refused, and the parent's store stays as it is.
 

@@ -1,11 +1,11 @@
 """How do calls from many threads share one log, and one sync?
 
-Calls that come together make a group (`cursor.stores.group_commit`), whose records are one append and one sync.
+Calls that come together make a group (`cursor.stores.group_commit`), whose records are one write and one sync.
 
-After a failed append or sync the log refuses everything: what the kernel shows may not be what is on the disk, and a
+After a failed write or sync the log refuses everything: what the kernel shows may not be what is on the disk, and a
 sync that succeeds later proves nothing. Only a full disk is no failure if what was written of the group can be cut off
-again. A leader that is interrupted (`KeyboardInterrupt`) before the log has grown undoes the group, and the next of it
-leads; one that is interrupted later leaves it unknown what is on the disk, which is a failure.
+again. A leader that is interrupted (`KeyboardInterrupt`) before a byte of the group is written undoes the group, and
+the next of it leads; one that is interrupted later leaves it unknown what is on the disk, which is a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cursor.stores.file_generation import (
     read_entries,
     write_generation,
 )
-from cursor.stores.file_log import CHANGES, encode_group
+from cursor.stores.file_log import CHANGES, encode_group, laid_out_size
 from cursor.stores.group_commit import GroupCommit, fail
 from cursor.stores.kernel_directory import KernelDirectory
 from cursor.stores.system_errors import FULL, system_errors_in_our_words
@@ -34,6 +34,7 @@ from cursor.stores.system_errors import FULL, system_errors_in_our_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from cursor.stores.file_generation import Generation
     from cursor.stores.file_log import DiscardedTail
     from cursor.stores.file_records import Index
     from cursor.stores.group_commit import Call, Group
@@ -147,8 +148,7 @@ class FileLog:
     def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> None:
         """Carry out calls with one sync, and tell what met all that were not refused."""
         generation = self._generation
-        begin = generation.file.size
-        draft = Draft(generation.index, begin)
+        draft = Draft(generation.index, generation.end)
         # Until it is known what is on the disk, so that no second interrupt can leave it open.
         self._refusal = f"{self._directory}: a write was interrupted; close the store and open it again"
         try:
@@ -161,7 +161,7 @@ class FileLog:
             self._refusal = "" if error is None or isinstance(error, StoreFullError) else str(error)
         except BaseException:
             # This thread was interrupted, or worse.
-            if not self._is_cutting and generation.file.size == begin:
+            if not self._is_cutting and _is_unwritten(generation):
                 draft.keep(0)
                 self._refusal = ""
             raise
@@ -170,27 +170,43 @@ class FileLog:
         generation, body = self._generation, draft.body
         if not body:
             return None
-        file = generation.file
-        begin = file.size
-        data, place = encode_group(CHANGES, generation.place, body, offset=begin)
+        data, place = encode_group(CHANGES, generation.place, body, offset=generation.end)
         try:
-            file.append(data)
+            self._write_group(data)
         except OSError as error:
-            return self._take_back(error, begin, draft)
+            return self._take_back(error, draft)
         try:
-            file.sync()
+            generation.file.sync()
         except OSError as error:
             return self._failed(error)
-        generation.place = place
+        generation.place, generation.end = place, generation.end + len(data)
+        self._is_cutting = False
         return None
 
-    def _take_back(self, error: OSError, begin: int, draft: Draft) -> StoreError:
+    def _write_group(self, data: bytes) -> None:
+        """Write a group over what is laid out; where that is too small, lay out more with the same write."""
+        file, begin = self._generation.file, self._generation.end
+        end = begin + len(data)
+        if end <= file.size:
+            file.write(begin, data)
+            return
+        try:
+            file.write(begin, data + bytes(laid_out_size(begin, end) - end))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # There may be room for the group alone.
+            self._is_cutting = True
+            file.truncate(begin)
+            file.write(begin, data)
+
+    def _take_back(self, error: OSError, draft: Draft) -> StoreError:
         """Cut off what a full disk took of a group."""
         if error.errno not in FULL:
             return self._failed(error)
         self._is_cutting = True
         try:
-            self._generation.file.truncate(begin)
+            self._generation.file.truncate(self._generation.end)
             # Or a power cut could leave a part of it below the group that comes next.
             self._generation.file.sync()
         except OSError as second:
@@ -202,7 +218,7 @@ class FileLog:
     def _compact_if_due(self) -> None:
         """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
         old = self._generation
-        size, live_size = old.file.size, old.index.live_size
+        size, live_size = old.end, old.index.live_size
         size_min = max(self._compaction_size_min, 2 * self._size_not_copied)
         if self._refusal or size < size_min or size <= 2 * live_size:
             return
@@ -224,6 +240,14 @@ class FileLog:
     def _failed(self, error: BaseException) -> StoreError:
         what = str(error) or repr(error)
         return StoreError(f"{self._directory}: a write failed ({what}); close the store and open it again")
+
+
+def _is_unwritten(generation: Generation) -> bool:
+    """Say whether not a byte of the group that comes next is in the file; it begins with one that is not zero."""
+    try:
+        return generation.file.read(generation.end, 1) in {b"", b"\0"}
+    except OSError:
+        return False
 
 
 def _carry_out(call: Call[Draft], draft: Draft) -> None:

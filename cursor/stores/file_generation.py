@@ -60,13 +60,15 @@ class Generation:
         file: The log, open.
         index: What its records have made.
         place: Where its next group belongs.
+        end: Where its groups end; what the file holds beyond is zeros, all of them on the disk.
     """
 
-    def __init__(self, number: int, file: StoreFile, index: Index, place: Place) -> None:
+    def __init__(self, number: int, file: StoreFile, index: Index, place: Place, end: int) -> None:
         self.number = number
         self.file = file
         self.index = index
         self.place = place
+        self.end = end
 
 
 class Opened(NamedTuple):
@@ -170,7 +172,7 @@ def write_generation(directory: StoreDirectory, number: int, source: Generation 
     except BaseException:
         file.close()
         raise
-    return Generation(number, file, copy.index, copy.place)
+    return Generation(number, file, copy.index, copy.place, copy.end)
 
 
 def _write_copy(directory: StoreDirectory, number: int, source: Generation | Place) -> tuple[StoreFile, _Copy]:
@@ -239,6 +241,7 @@ class _Copy:
         self._size = 0
         self.index = Index()
         self.place = place
+        self.end = 0
 
     def write_state(self, source: Generation | None, name: str) -> None:
         """Write all that another log holds, whose name is `name`, or that it holds nothing."""
@@ -255,9 +258,10 @@ class _Copy:
         self._write(BASE_END)
 
     def _write(self, kind: int) -> None:
-        """Append what has gathered as one group."""
-        data, self.place = encode_group(kind, self.place, b"".join(self._parts), offset=self._file.size)
-        self._file.append(data)
+        """Write what has gathered as one group."""
+        data, self.place = encode_group(kind, self.place, b"".join(self._parts), offset=self.end)
+        self._file.write(self.end, data)
+        self.end += len(data)
         self._parts, self._size = [], 0
 
     def _ledger(self, ledger_id: int, ledger: IndexedLedger, file: StoreFile, name: str) -> None:
@@ -281,7 +285,7 @@ class _Copy:
         """Add a record and return where it will stand in the log."""
         if self._size >= _BLOCK_SIZE:
             self._write(BASE)
-        offset = self._file.size + HEADER.size + self._size
+        offset = self.end + HEADER.size + self._size
         self._parts.extend(parts)
         self._size += sum(map(len, parts))
         return offset
@@ -306,7 +310,7 @@ def _load(directory: StoreDirectory, number: int, identity: int | None) -> Opene
     except BaseException:
         file.close()
         raise
-    return Opened(Generation(number, file, index, reader.place), reader.torn)
+    return Opened(Generation(number, file, index, reader.place, reader.end), reader.torn)
 
 
 def _read_mark(directory: StoreDirectory) -> int:
@@ -344,7 +348,7 @@ def _make_mark(directory: StoreDirectory, identity: int) -> None:
         directory.remove(f"{MADE}{_NEW}")
     file = directory.create(f"{MADE}{_NEW}")
     try:
-        file.append(head + google_crc32c.value(head).to_bytes(4, "little"))
+        file.write(0, head + google_crc32c.value(head).to_bytes(4, "little"))
         file.sync()
     finally:
         file.close()

@@ -1,14 +1,18 @@
 """How are groups of records framed in a log, and what of its end did a crash leave behind?
 
-A log is a sequence of groups. A group was appended with one call and synced before the next one was, so a power cut can
-tear the last one only: cut it short, or leave sectors of it as zeros, because they never reached the disk. Such a tail
-is discarded. Everything else that does not check out is damage, and refused: a group that is whole but has changed, a
-bad group before a good one, a group of another log, bytes after the end.
+A log is a sequence of groups, and zeros from their end to that of the file: it is laid out in advance, because to sync
+a file that has grown takes the disk two writes, and to sync what was written over zeros one (`laid_out_size`).
 
-A header says how many sectors of zeros the caller's own bytes make, so that a changed group of many zeros is not taken
-for a torn one. For the same reason header, body and trailer each begin with a byte that is not zero, and the trailer
-ends with one: no sector but those within the body is all zeros. Only a sector with a single bit set cannot be told from
-a lost one when that bit is flipped.
+A group was written with one call and synced before the next one was, so a crash can tear the last one only. What is
+missing of it is cut off, where the file had to grow, or reads as the zeros that were there: its end, if the process was
+killed in the middle of the call, and any of its sectors, if the power was cut. Such a tail is discarded. Everything
+else that does not check out is damage, and refused: a group that is whole but has changed, a bad group before a good
+one, a group of another log, bytes after the end.
+
+So that a changed group is not taken for a torn one, no group ends with a zero, and a header says how many sectors of
+zeros the caller's own bytes make: header, body and trailer each begin with a byte that is not zero, so that no sector
+but those within the body is all zeros. Only a sector with a single bit set cannot be told from a lost one when that bit
+is flipped.
 
 A header also says in which store it stands, and where. So bytes of another log, or of this one, that a caller has put
 into an entry are no groups, whatever a crash left around them.
@@ -40,6 +44,9 @@ CHANGES = 3
 """A group of changes."""
 SECTOR = 512
 """The least that a disk writes, and aligned to that, in bytes."""
+_BLOCK = 1 << 12  # What a file system gives to a file, in bytes.
+_AHEAD_MAX = 1 << 18
+_LARGE = 1 << 16
 
 # Magic, version, kind, reserved, address, sequence, chain: all known before a group is read.
 _KNOWN = struct.Struct("<4sBBHQQI")
@@ -51,6 +58,7 @@ _END = 0xA5
 _ADDRESS_MAX = (1 << 64) - 1
 _HEADER_SIZE, _TRAILER_SIZE = HEADER.size, TRAILER.size
 _HEADER_CHECKED = HEADER.size - 4
+_ZERO = b"\0"
 _ZEROS = bytes(SECTOR)
 _WINDOW = 1 << 20  # Read at once, in bytes.
 
@@ -74,7 +82,7 @@ class DiscardedTail(NamedTuple):
 
     Attributes:
         offset: Where it began in the log.
-        byte_count: Its bytes.
+        byte_count: Its bytes, up to the last that is not zero.
         reason: Why it counts as torn, in words.
     """
 
@@ -95,6 +103,19 @@ def encode_group(kind: int, place: Place, body: bytes, *, offset: int) -> tuple[
     checksum = google_crc32c.extend(header_checksum, body)
     parts = (header, header_checksum.to_bytes(4, "little"), body, TRAILER.pack(_END, checksum, _END))
     return b"".join(parts), Place(identity, sequence + 1, checksum)
+
+
+def laid_out_size(begin: int, end: int) -> int:
+    """Return the size that a log's file is to have when it grows to hold a group from `begin` to `end`, in bytes.
+
+    It is twice `end`, or 256 KiB more where that is less, and ends with a block, or with a sector in a log that is
+    smaller than that. So of n bytes in small groups O(log n), and then one group in 256 KiB, make the file grow. A
+    large group gains less than it costs to write as many zeros.
+    """
+    if end - begin >= _LARGE:
+        return end
+    unit = _BLOCK if end >= _BLOCK else SECTOR
+    return -(-(end + min(end, _AHEAD_MAX)) // unit) * unit
 
 
 @final
@@ -137,13 +158,17 @@ class LogReader:
         base, buffer = 0, read(0, min(size, _WINDOW))
         while self.end < size:
             at = self.end - base
+            if at < len(buffer) and not buffer[at]:
+                # No group begins with a zero.
+                self._end_log()
+                break
             if base + len(buffer) < size and _size_at(buffer, at) > len(buffer) - at:
                 # A header first, which then says how much more; a damaged one says nothing that is believed.
                 wanted = max(_WINDOW, _size_at(read(self.end, HEADER.size), 0))
                 base, buffer, at = self.end, read(self.end, min(size - self.end, wanted)), 0
             group = self._group_at(buffer, at)
             if group is None:
-                self._end_torn()
+                self._end_log()
                 break
             yield group
         if self._kinds != (CHANGES,):
@@ -193,57 +218,65 @@ class LogReader:
         expected, found = (f"{number & _ADDRESS_MAX:016x}" for number in (self._identity, address - self.end))
         return self._damage(f"a group of store {expected}", f"one of store {found}, or of another place")
 
-    def _end_torn(self) -> None:
-        """Say why what follows is torn; raise if it is not."""
+    def _end_log(self) -> None:
+        """Say why what follows is torn if it is not what was laid out; raise if it is neither."""
         tail = self._file.read(self.end, self._file.size - self.end)
         reason = ""
         if self._kinds == (CHANGES,):
+            if _is_zeros(tail):
+                return
             reason = torn_reason(tail, self.place, offset=self.end)
         if not reason:
             raise self._damage("a sound group", tail[: HEADER.size].hex(" ", 4))
-        self.torn = DiscardedTail(self.end, len(tail), reason)
+        self.torn = DiscardedTail(self.end, len(tail.rstrip(_ZERO)), reason)
 
     def _damage(self, expected: object, found: object) -> CorruptStateError:
         return CorruptStateError(self._name, offset=self.end, expected=expected, found=found)
 
 
 def torn_reason(tail: bytes, place: Place, *, offset: int) -> str:
-    """Say why the tail of a log, whose first group does not check out, is what a power cut left; empty if it is not.
+    """Say why the tail of a log, whose first group does not check out, is what a crash left; empty if it is not.
 
     Args:
-        tail: All from the end of the last good group to the end of the log.
+        tail: All from the end of the last good group to the end of the file; not zeros alone.
         place: Where the group belongs that the tail begins with.
         offset: Where the tail begins in the log.
     """
-    zeros = [begin for begin, piece in _pieces(tail, offset) if not piece.strip(b"\0")]
     if not _is_header(tail):
-        if not _may_begin(tail, place, offset=offset) or _has_group_from(tail, place, offset=offset):
-            return ""
-        if len(tail) < HEADER.size:
-            return "cut in the header"
-        return _lost(zeros, offset) if zeros and zeros[0] < HEADER.size else ""
-    size = _size_at(tail, 0)
+        return _torn_header_reason(tail, place, offset)
+    size, zero_sectors = _size_at(tail, 0), HEADER.unpack_from(tail)[8]
     if size > len(tail):
         return f"cut after {len(tail)} of {size} bytes"
-    zero_sectors = HEADER.unpack_from(tail)[8]
-    if size == len(tail) and len(zeros) > zero_sectors:
+    group, behind = tail[:size], tail[size:]
+    if not _is_zeros(behind):
+        return ""
+    zeros = _zero_pieces(group, offset, size)
+    if len(zeros) > zero_sectors:
         return _lost(zeros, offset)
-    return ""
+    return "" if group[-1] else f"cut after {len(group.rstrip(_ZERO))} of {size} bytes"
+
+
+def _torn_header_reason(tail: bytes, place: Place, offset: int) -> str:
+    if not _may_begin(tail, place, offset=offset) or _has_group_from(tail, place, offset=offset):
+        return ""
+    if _is_zeros(tail[HEADER.size :]):
+        return "cut in the header"
+    return _lost(_zero_pieces(tail[: HEADER.size + SECTOR], offset, HEADER.size), offset)
 
 
 def _lost(zeros: list[int], offset: int) -> str:
-    return f"from byte {offset + zeros[0]} on a sector that never reached the disk"
+    return f"from byte {offset + zeros[0]} on a sector that never reached the disk" if zeros else ""
 
 
 def _may_begin(tail: bytes, place: Place, *, offset: int) -> bool:
-    """Say whether each sector is either zeros or as a group at this place must begin, as far as that is known."""
+    """Say whether each sector, up to where it turns to zeros, is as a group here must begin, as far as known."""
     identity, sequence, chain = place
     known = _KNOWN.pack(MAGIC, VERSION, CHANGES, 0, _address(identity, offset), sequence, chain)
-    return all(
-        not piece.strip(b"\0") or piece[: max(0, len(known) - begin)] == known[begin : begin + len(piece)]
-        for begin, piece in _pieces(tail, offset)
-        if begin < len(known)
-    )
+    for begin, piece in _pieces(tail[: len(known) + SECTOR], offset):
+        expected = known[begin : begin + len(piece)]
+        if not piece.startswith(expected) and not expected.startswith(piece.rstrip(_ZERO)):
+            return False
+    return True
 
 
 def _has_group_from(tail: bytes, place: Place, *, offset: int) -> bool:
@@ -283,6 +316,15 @@ def _pieces(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
     while begin < len(data):
         yield begin, data[begin:end]
         begin, end = end, end + SECTOR
+
+
+def _zero_pieces(data: bytes, offset: int, end: int) -> list[int]:
+    """Return where those begin of the pieces of data that stands at `offset` which begin below `end` and are zeros."""
+    return [begin for begin, piece in _pieces(data, offset) if begin < end and _is_zeros(piece)]
+
+
+def _is_zeros(data: bytes) -> bool:
+    return data == bytes(len(data))
 
 
 def _zero_sectors(body: bytes, offset: int) -> int:

@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 
 
 class StoreFile(Protocol):
-    """A file that is appended to and read anywhere."""
+    """A file that is written and read anywhere.
+
+    A power cut leaves each sector of 512 bytes that was written since the last sync as it was before or as a write left
+    it, whatever becomes of the others; a file that has grown may end anywhere in between, and what never reached the
+    disk below its end reads as zeros. A process that is killed may leave any number of the first bytes of its last
+    write.
+    """
 
     @property
     def size(self) -> int:
         """Bytes in the file, those not yet synced included."""
         ...
 
-    def append(self, data: bytes) -> None:
-        """Write at the end. A power cut before the next sync may keep any part of it, whole sectors as zeros, or none.
+    def write(self, offset: int, data: bytes) -> None:
+        """Write over what stands at `offset`, which is at most `size`, and beyond the end as far as it reaches.
 
-        It may have been written in part if it raises.
+        The first bytes of it may have been written if it raises.
         """
         ...
 
@@ -36,9 +42,9 @@ class StoreFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when all that was appended survives a power cut; the file's name may still not.
+        """Return when all that was written survives a power cut; the file's name may still not.
 
-        If it raises, what was appended since the last sync may be lost although it can be read, and a later sync that
+        If it raises, what was written since the last sync may be lost although it can be read, and a later sync that
         succeeds proves nothing about it.
         """
         ...

@@ -11,6 +11,7 @@ from ackstate.errors import CorruptStateError
 from cursor import FileStore
 from cursor.store import ABSENT, LedgerFencedError, StoreError, StoreFullError, StoreLockedError
 from cursor.stores import file_generation
+from cursor.stores.file_log import laid_out_size
 from cursor.stores.memory import MemoryStore
 from cursor.testing import check_store
 from tests.cursor.test_store_model import StoresMachine
@@ -21,6 +22,7 @@ from tests.fake_directory import (
     FakeFile,
     broken,
     copied,
+    end_of,
     full,
     history_of_calls,
     opened,
@@ -110,13 +112,16 @@ def used(files, **faults):
     return FileStore.over(directory), directory
 
 
-def fail_next(directory, kind, error):
-    """Let the next call of a kind fail."""
+def fail_next(directory, kind, error, *, count=1):
+    """Let the next calls of a kind fail."""
+    failed = []
 
     def step(called, name, partial=lambda: None):
         directory.steps.append((called, name))
         if called == kind:
-            del directory.step
+            failed.append(called)
+            if len(failed) == count:
+                del directory.step
             partial()
             raise error()
 
@@ -126,20 +131,26 @@ def fail_next(directory, kind, error):
 def test_a_full_disk_refuses_the_call_and_the_store_goes_on():
     files = {}
     store, directory = used(files)
-    before = bytes(files[LOG])
-    for call in (
-        lambda: store.ledgers.append_all([(1, b"a"), (1, b"b")]),
-        lambda: store.ledgers.create("shipping"),
-        lambda: store.ledgers.fence(1),
-        lambda: store.ledgers.delete(1),
-        lambda: store.metadata.put("/a", b"x", expected_version=ABSENT),
+    before = files[LOG][: end_of(files[LOG])]
+    for number, call in enumerate(
+        (
+            lambda: store.ledgers.append_all([(1, b"a"), (1, b"b")]),
+            lambda: store.ledgers.create("shipping"),
+            lambda: store.ledgers.fence(1),
+            lambda: store.ledgers.delete(1),
+            lambda: store.metadata.put("/a", b"x", expected_version=ABSENT),
+        )
     ):
-        fail_next(directory, "append", full)
+        # The first is to be written over what is laid out; the others find nothing laid out, and try it alone, too.
+        write, cut = ("write", LOG), ("truncate", LOG)
+        expected = [write, cut] if number == 0 else [write, cut, write, cut]
+        del directory.steps[:]
+        fail_next(directory, "write", full, count=expected.count(write))
         with pytest.raises(StoreFullError):
             call()
         assert files[LOG] == before
         # Or a power cut could leave a part of it below the next group.
-        assert directory.steps[-2:] == [("append", LOG), ("truncate", LOG)] or directory.steps[-1] == ("sync", LOG)
+        assert directory.steps == [*expected, ("sync", LOG)]
     assert state_of(store) == ({1: [b"kept"]}, {})
     assert store.ledgers.append(1, b"more") == 1
     assert store.ledgers.create("shipping") == 2
@@ -147,11 +158,25 @@ def test_a_full_disk_refuses_the_call_and_the_store_goes_on():
     assert state_in(files) == ({1: [b"kept", b"more"], 2: []}, {})
 
 
+def test_a_disk_with_room_for_a_group_and_for_nothing_laid_out_behind_it_takes_the_group():
+    files = {}
+    store, directory = used(files)
+    del files[LOG][end_of(files[LOG]) :]
+    del directory.steps[:]
+    fail_next(directory, "write", full)
+    store.ledgers.append(1, b"fits")
+    assert len(files[LOG]) == end_of(files[LOG])
+    assert [kind for kind, _ in directory.steps] == ["write", "truncate", "write", "sync"]
+    store.ledgers.append(1, b"and so on")
+    assert len(files[LOG]) % 512 == 0
+    assert state_in(files) == ({1: [b"kept", b"fits", b"and so on"]}, {})
+
+
 @pytest.mark.parametrize("second", ["truncate", "sync"])
 def test_a_full_disk_that_cannot_be_undone_ends_the_store(second):
     files = {}
     store, directory = used(files)
-    fail_next(directory, "append", full)
+    fail_next(directory, "write", full)
     first = directory.step
 
     def step(called, name, partial=lambda: None):
@@ -180,8 +205,8 @@ def assert_refuses_all(store):
             call()
 
 
-@pytest.mark.parametrize("kind", ["append", "sync"])
-def test_after_a_failed_append_or_sync_nothing_is_tried_again(kind):
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_after_a_failed_write_or_sync_nothing_is_tried_again(kind):
     files = {}
     store, directory = used(files)
     fail_next(directory, kind, broken)
@@ -196,21 +221,24 @@ def test_after_a_failed_append_or_sync_nothing_is_tried_again(kind):
 def test_after_a_failed_sync_the_next_opening_believes_the_disk_and_not_the_cache(monkeypatch):
     files = {}
     store, directory = used(files)
-    on_disk = bytes(files[LOG])
+    end, on_disk = end_of(files[LOG]), bytes(files[LOG])
     fail_next(directory, "sync", broken)
     with pytest.raises(StoreError):
-        store.ledgers.append(1, b"lost")
+        store.ledgers.append(1, b"lost" * 200)
     store.close()
+    assert files[LOG] != on_disk
 
     def settle(file):
         file.sync()
         file.content[:] = on_disk.ljust(len(file.content), b"\0")
+        # A sector of it reached the disk, and not the one with its header.
+        file.content[700] = 1
 
     monkeypatch.setattr(FakeFile, "settle", settle)
     with closing(FileStore.over(FakeDirectory(files))) as again:
-        assert again.discarded.offset == len(on_disk)
+        assert again.discarded[:2] == (end, 701 - end)
         assert state_of(again) == ({1: [b"kept"]}, {})
-    assert files[LOG] == on_disk
+    assert files[LOG] == on_disk[:end]
 
 
 def test_opening_syncs_what_a_killed_process_wrote(history):
@@ -227,7 +255,7 @@ def test_a_compaction_without_room_is_given_up_for_now():
     real = directory.step
 
     def step(called, name, partial=lambda: None):
-        if called == "append" and name.endswith(".new"):
+        if called == "write" and name.endswith(".new"):
             raise full()
         real(called, name, partial)
 
@@ -243,7 +271,7 @@ def test_a_compaction_without_room_is_given_up_for_now():
     assert state_in(files)[0] == {1: [b"kept"]}
 
 
-@pytest.mark.parametrize("called", ["create", "append", "sync"])
+@pytest.mark.parametrize("called", ["create", "write", "sync"])
 def test_a_compaction_that_does_not_get_as_far_as_the_name_leaves_the_old_log_in_use(called):
     """For want of a descriptor or of an inode, say."""
     files = {}
@@ -274,13 +302,13 @@ def test_a_compaction_that_does_not_get_as_far_as_the_name_leaves_the_old_log_in
 def test_the_log_stays_within_twice_what_is_alive_and_compacting_is_amortised():
     directory = FakeDirectory()
     appended = 0
-    real = FakeFile.append
+    real = FakeFile.write
 
     class CountingFile(FakeFile):
-        def append(self, data):
+        def write(self, offset, data):
             nonlocal appended
-            appended += len(data)
-            real(self, data)
+            appended += end_of(data)
+            real(self, offset, data)
 
     directory.create = lambda name: (
         FakeDirectory.create(directory, name),
@@ -297,8 +325,36 @@ def test_the_log_stays_within_twice_what_is_alive_and_compacting_is_amortised():
                 store.ledgers.delete(ledger_id)
                 ledger_id = store.ledgers.create("billing")
             (log,) = [content for name, content in directory.files.items() if name.startswith("log")]
-            assert len(log) < 2 * 50 * (100 + 17) + 4_000
+            assert end_of(log) < 2 * 50 * (100 + 17) + 4_000
+            assert len(log) < 2 * end_of(log) + 4_096
     assert written < appended < 3 * written
+
+
+@pytest.mark.parametrize("group_size", [100, 5_000, 60_000])
+def test_a_log_grows_in_few_steps_and_is_laid_out_for_256_kib_at_most(group_size):
+    size, grown = 0, 0
+    for end in range(group_size, 4 << 20, group_size):
+        if end > size:
+            size, grown = laid_out_size(end - group_size, end), grown + 1
+            assert size % (4_096 if end >= 4_096 else 512) == 0
+            assert end <= size < end + min(end, 1 << 18) + 4_096
+    # From half a KiB up to 256 KiB it doubles, then it takes 256 KiB at a time.
+    assert grown <= 10 + 16
+
+
+def test_behind_a_large_group_nothing_is_laid_out():
+    assert laid_out_size(1_000, 1_000 + (1 << 16)) == 1_000 + (1 << 16)
+
+
+def test_a_group_that_fits_is_written_over_what_is_laid_out_and_the_file_does_not_grow():
+    files = {}
+    store, _ = used(files)
+    sizes = []
+    for _ in range(30):
+        store.ledgers.append(1, b"x" * 200)
+        sizes.append(len(files[LOG]))
+    assert sorted(set(sizes)) == [512, 1_536, 3_584, 7_680, 16_384]
+    assert end_of(files[LOG]) > 8_000
 
 
 # Real directories, threads and processes
@@ -369,7 +425,7 @@ def test_calls_that_come_during_a_sync_share_the_next_one_and_a_refused_one_undo
         before = len(directory.steps)
     for thread in threads:
         thread.join()
-    assert [kind for kind, _ in directory.steps[before:]] == ["append", "sync"]
+    assert [kind for kind, _ in directory.steps[before:]] == ["write", "sync"]
     refused = [number for number, outcome in outcomes.items() if outcome == "LedgerNotFoundError"]
     assert sorted(refused) == [0, 4]
     ids = sorted(entry_id for number, outcome in outcomes.items() if number % 4 for entry_id in outcome)

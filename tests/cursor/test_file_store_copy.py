@@ -15,7 +15,7 @@ from cursor import FileStore, SqliteStore
 from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
 from cursor.stores import file_generation
 from tests.cursor.store_directories import assert_works, hold
-from tests.fake_directory import LOG, history_of_calls, state_of
+from tests.fake_directory import LOG, end_of, history_of_calls, state_of
 
 
 @pytest.fixture
@@ -53,7 +53,8 @@ STATES = ["closed", "torn", "unmarked", "unfinished"]
 def leave(directory, state):
     """Put a store in a state, and return what it holds there."""
     if state == "torn":
-        (directory / LOG).write_bytes((directory / LOG).read_bytes()[:-7])
+        content = (directory / LOG).read_bytes()
+        (directory / LOG).write_bytes(content[: end_of(content) - 7])
         return history_of_calls()[-2][1]
     if state == "unmarked":
         (directory / file_generation.MADE).rename(directory / "MADE.new")

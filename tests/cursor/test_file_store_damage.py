@@ -17,6 +17,7 @@ from tests.fake_directory import (
     FakeDirectory,
     FakeFile,
     copied,
+    end_of,
     history_of_calls,
     opened,
     state_of,
@@ -31,14 +32,19 @@ def history():
 # What a crash tears
 
 
+def trimmed(files):
+    """The files as they are without what is laid out in advance, as after a cut."""
+    return copied(files, **{LOG: files[LOG][: end_of(files[LOG])]})
+
+
 def boundaries(history):
-    return [len(files[LOG]) for files, _ in history]
+    return [end_of(files[LOG]) for files, _ in history]
 
 
 def check_truncations(history):
     files, _ = history[-1]
     ends = boundaries(history)
-    for length in range(len(files[LOG])):
+    for length in range(ends[-1]):
         cut = copied(files)
         del cut[LOG][length:]
         if length < ends[0]:
@@ -50,7 +56,7 @@ def check_truncations(history):
             torn = store.discarded
             assert state_of(store) == history[kept][1]
         assert (torn is None) == (length == ends[kept])
-        assert torn is None or torn[:2] == (ends[kept], length - ends[kept])
+        assert torn is None or torn[:2] == (ends[kept], end_of(files[LOG][:length]) - ends[kept])
         assert len(cut[LOG]) == ends[kept]
 
 
@@ -65,6 +71,43 @@ def test_the_check_catches_a_tail_that_is_left_in_place(history, monkeypatch):
         check_truncations(history)
 
 
+@pytest.mark.parametrize("more", [1, 43, 44, 600, 2_000])
+def test_any_number_of_zeros_behind_the_groups_is_their_end(history, more):
+    files, state = history[-1]
+    laid_out = trimmed(files)
+    laid_out[LOG] += bytes(more)
+    with closing(opened(laid_out)) as store:
+        assert (store.discarded, state_of(store)) == (None, state)
+        store.ledgers.append(3, b"later")
+    with closing(opened(laid_out)) as store:
+        assert store.ledgers.read(3, 2, 3) == [b"later"]
+
+
+def check_short_writes(history):
+    """Of the last group, which is written over zeros, any number of bytes may be there."""
+    for number in range(1, len(history)):
+        begin, end = boundaries(history)[number - 1 : number + 1]
+        files, _ = history[number]
+        for written in range(begin + 1, end):
+            torn = copied(files)
+            torn[LOG][written:end] = bytes(end - written)
+            with closing(opened(torn)) as store:
+                assert store.discarded[:2] == (begin, end_of(files[LOG][:written]) - begin)
+                assert state_of(store) == history[number - 1][1]
+            assert len(torn[LOG]) == begin
+
+
+@pytest.mark.slow
+def test_a_group_that_was_written_in_part_over_what_was_laid_out_is_discarded(history):
+    check_short_writes(history)
+
+
+def test_the_check_catches_a_write_in_part_that_counts_as_damage(history, monkeypatch):
+    monkeypatch.setattr(file_log, "_ZERO", b"")
+    with pytest.raises((CorruptStateError, AssertionError)):
+        check_short_writes(history[:2])
+
+
 def check_lost_sectors(history):
     """Every set of sectors of the last group may be missing, and the end of it too."""
     seen = 0
@@ -77,16 +120,21 @@ def check_lost_sectors(history):
             for is_lost, first, last in zip(lost, pieces, pieces[1:], strict=False):
                 if is_lost:
                     torn[LOG][first:last] = bytes(last - first)
-            is_changed = torn[LOG] != files[LOG]
+            is_changed, torn_group = torn[LOG] != files[LOG], torn[LOG][begin:end]
             with closing(opened(torn)) as store:
                 assert state_of(store) == (history[number - 1][1] if is_changed else state)
-                assert (store.discarded is not None) == is_changed
+                # Of a group that is missing as a whole there is nothing to be seen.
+                assert (store.discarded is not None) == (is_changed and any(torn_group))
             seen += is_changed
     assert seen > 20
 
 
 def test_a_group_with_sectors_that_never_reached_the_disk_is_discarded(history):
     check_lost_sectors(history)
+
+
+def test_and_so_it_is_where_the_file_ends_with_it(history):
+    check_lost_sectors([(trimmed(files), state) for files, state in history])
 
 
 def test_the_check_catches_lost_sectors_that_count_as_damage(history, monkeypatch):
@@ -97,7 +145,7 @@ def test_the_check_catches_lost_sectors_that_count_as_damage(history, monkeypatc
 
 def test_a_discarded_tail_is_cut_off_for_good_and_the_store_goes_on(history):
     files, _ = history[-1]
-    torn = copied(files)
+    torn = trimmed(files)
     del torn[LOG][-7:]
     with closing(opened(torn)) as store:
         assert "cut after" in store.discarded.reason
@@ -112,7 +160,7 @@ def test_a_discarded_tail_is_cut_off_for_good_and_the_store_goes_on(history):
 
 def check_flipped_bits(files):
     for name, content in files.items():
-        for offset, bit in itertools.product(range(len(content)), range(8)):
+        for offset, bit in itertools.product(range(end_of(content)), range(8)):
             damaged = copied(files)
             damaged[name][offset] ^= 1 << bit
             with pytest.raises(CorruptStateError):
@@ -120,10 +168,31 @@ def check_flipped_bits(files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [3, 4])
-def test_no_flipped_bit_is_taken_for_a_torn_tail_or_overlooked(history, number):
+@pytest.mark.parametrize(("number", "seen"), [(3, trimmed), (4, copied)])
+def test_no_flipped_bit_is_taken_for_a_torn_tail_or_overlooked(history, number, seen):
     # The third call wrote a few bytes, the fourth whole sectors of zeros.
-    check_flipped_bits(history[number][0])
+    check_flipped_bits(seen(history[number][0]))
+
+
+def check_flips_behind_the_end(files, state):
+    """A bit that is flipped in the zeros behind the groups is reported or refused, and changes nothing."""
+    end, size = end_of(files[LOG]), len(files[LOG])
+    fates = set()
+    for offset, bit in itertools.product([*range(end, end + 60), *range(end + 60, size, 61), size - 1], range(8)):
+        damaged = copied(files)
+        damaged[LOG][offset] ^= 1 << bit
+        try:
+            with closing(opened(damaged)) as store:
+                assert state_of(store) == state
+                assert store.discarded[:2] == (end, offset + 1 - end)
+                fates.add("reported")
+        except CorruptStateError as error:
+            fates.add(f"refused at {error.offset}")
+    assert fates == {"reported", f"refused at {end}"}
+
+
+def test_a_flipped_bit_behind_the_groups_changes_nothing(history):
+    check_flips_behind_the_end(*history[4])
 
 
 def test_the_check_catches_zeros_of_the_caller_that_pass_for_lost_sectors(monkeypatch):
@@ -131,6 +200,16 @@ def test_the_check_catches_zeros_of_the_caller_that_pass_for_lost_sectors(monkey
     directory = FakeDirectory()
     with closing(FileStore.over(directory)) as store:
         store.ledgers.append(store.ledgers.create("billing"), bytes(2_000))
+    with pytest.raises(pytest.fail.Exception):
+        check_flipped_bits({name: directory.files[name] for name in (LOG, "MADE")})
+
+
+def test_the_check_catches_a_group_whose_end_looks_like_what_is_laid_out(monkeypatch):
+    """Without a byte that is not zero at its end, a changed group passes for one that was written in part."""
+    monkeypatch.setattr(file_log, "_END", 0)
+    directory = FakeDirectory()
+    with closing(FileStore.over(directory)) as store:
+        store.ledgers.create("billing")
     with pytest.raises(pytest.fail.Exception):
         check_flipped_bits({name: directory.files[name] for name in (LOG, "MADE")})
 
@@ -146,12 +225,13 @@ def test_zeros_before_a_good_group_are_damage_and_not_a_torn_tail(history, numbe
     assert caught.value.offset == begin
 
 
+@pytest.mark.parametrize("more", [0, 1, 600])
 @pytest.mark.parametrize("rest", [b"x", b"ACKX", bytes(40) + b"x", b"ACKL" * 20])
-def test_bytes_after_the_end_are_damage(history, rest):
+def test_bytes_after_the_end_are_damage(history, rest, more):
     files, _ = history[-1]
-    damaged = copied(files)
+    damaged = trimmed(files)
     end = len(damaged[LOG])
-    damaged[LOG] += rest
+    damaged[LOG] += rest + bytes(more)
     with pytest.raises(CorruptStateError) as caught:
         opened(damaged)
     assert caught.value.offset == end
@@ -164,9 +244,9 @@ def test_a_group_of_another_log_is_damage(history):
         store.ledgers.create("billing")
         store.ledgers.append(1, b"other entry")
         store.metadata.put("/other", b"value", expected_version=ABSENT)
-        begin = len(directory.files[LOG])
+        begin = end_of(directory.files[LOG])
         store.ledgers.append(1, b"theirs")
-    mixed = copied(ours)
+    mixed = trimmed(ours)
     mixed[LOG] += directory.files[LOG][begin:]
     with pytest.raises(CorruptStateError, match="chain"):
         opened(mixed)
@@ -187,7 +267,7 @@ def torn_in_its_header(entry):
     files = {}
     with closing(FileStore.over(FakeDirectory(files), identity=b"of calls")) as store:
         store.ledgers.create("billing")
-        begin = len(files[LOG])
+        begin = end_of(files[LOG])
         store.ledgers.append(1, entry(bytes(files[LOG])))
     end = begin - begin % 512 + 512
     files[LOG][begin:end] = bytes(end - begin)
@@ -231,7 +311,7 @@ def whole_group_with_a_sector_of_zeros_up_to(trailer_bytes, monkeypatch):
     files = {}
     with closing(FileStore.over(FakeDirectory(files), identity=b"of calls")) as store:
         store.ledgers.create("billing")
-        begin = len(files[LOG]) + file_log.HEADER.size + APPEND_SIZE
+        begin = end_of(files[LOG]) + file_log.HEADER.size + APPEND_SIZE
         size = (512 - trailer_bytes - begin) % 512 + 1_024
         with monkeypatch.context() as planted:
             # All bytes of the checksum are zero, so that a sector of zeros may reach into it.
@@ -256,7 +336,7 @@ def test_the_check_catches_a_trailer_that_begins_with_its_checksum(monkeypatch):
 
 def test_a_group_twice_is_damage(history):
     files, _ = history[-1]
-    twice = copied(files)
+    twice = trimmed(files)
     twice[LOG] += twice[LOG][boundaries(history)[-2] :]
     with pytest.raises(CorruptStateError, match="sequence"):
         opened(twice)
@@ -283,7 +363,7 @@ def test_a_store_that_lost_its_log_is_no_new_store(history, content):
 
 @pytest.mark.parametrize("record", [b"\x09", b"\x03" + bytes(16), b"\x02" + bytes(3), b"\x06" + b"\xff" * 16, b"\0"])
 def test_a_record_that_says_what_cannot_be_is_damage(history, record):
-    files = copied(history[-1][0])
+    files = trimmed(history[-1][0])
     reader = file_log.LogReader(FakeFile(None, LOG, files[LOG]), LOG)
     for _ in reader.groups():
         pass
@@ -294,7 +374,7 @@ def test_a_record_that_says_what_cannot_be_is_damage(history, record):
 
 
 def test_an_entry_that_changed_beneath_an_open_store_is_damage(history):
-    files = copied(history[-1][0])
+    files = trimmed(history[-1][0])
     with closing(opened(files)) as store:
         offset = files[LOG].index(b"first entry")
         files[LOG][offset + 2] ^= 1
@@ -329,8 +409,9 @@ def test_a_newer_mark_is_refused(history):
         opened(files)
 
 
-def test_the_golden_log_reads_as_it_says():
-    files = {LOG: bytearray((GOLDEN / "file-store-v1.bin").read_bytes()), "MADE": golden_mark()}
+@pytest.mark.parametrize("name", ["file-store-v1.bin", "file-store-v1-laid-out.bin"])
+def test_the_golden_log_reads_as_it_says(name):
+    files = {LOG: bytearray((GOLDEN / name).read_bytes()), "MADE": golden_mark()}
     with closing(opened(files)) as store:
         assert state_of(store) == ({1: [b"one", b"", b"three"]}, {"orders": (b"pointer", 1)})
         assert store.ledgers.owned_by("billing") == [1]
@@ -360,4 +441,5 @@ def write_golden(files):
 def test_the_golden_files_are_still_what_is_written():
     files = {}
     write_golden(files)
-    assert files == {LOG: (GOLDEN / "file-store-v1.bin").read_bytes(), "MADE": golden_mark()}
+    assert files == {LOG: (GOLDEN / "file-store-v1-laid-out.bin").read_bytes(), "MADE": golden_mark()}
+    assert trimmed(files)[LOG] == (GOLDEN / "file-store-v1.bin").read_bytes()

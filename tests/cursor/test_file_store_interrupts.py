@@ -10,7 +10,7 @@ from cursor import FileStore
 from cursor.store import ABSENT, StoreError, StoreFullError
 from cursor.stores import file_commit
 from cursor.stores.group_commit import Call
-from tests.fake_directory import LOG, FakeDirectory, FakeFile, full, state_in, state_of
+from tests.fake_directory import LOG, FakeDirectory, FakeFile, end_of, full, state_in, state_of
 
 CHANGES = [
     lambda draft: draft.create("late"),
@@ -112,16 +112,23 @@ def test_the_check_catches_a_change_that_is_undone_from_its_end_only(monkeypatch
         check_interrupts(CHANGES[0])
 
 
-@pytest.mark.parametrize("method", ["append", "sync"])
-def test_a_call_interrupted_once_the_log_has_grown_ends_the_store(monkeypatch, method):
+def write_one_byte(file, offset, data):
+    file.content[offset : offset + 1] = data[:1]
+    raise KeyboardInterrupt
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_laid_out", [True, False])
+@pytest.mark.parametrize(("method", "interrupted"), [("write", write_one_byte), ("sync", interrupt)])
+def test_a_call_interrupted_once_a_byte_of_it_is_written_ends_the_store(monkeypatch, method, interrupted, is_laid_out):
     files = {}
     store = made(files)
-
-    def interrupt(file, data=b""):
-        file.content.extend(data[:9])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FakeFile, method, interrupt)
+    if not is_laid_out:
+        del files[LOG][end_of(files[LOG]) :]
+    monkeypatch.setattr(FakeFile, method, interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.ledgers.append(1, b"unknown")
     monkeypatch.undo()
@@ -129,17 +136,48 @@ def test_a_call_interrupted_once_the_log_has_grown_ends_the_store(monkeypatch, m
         store.ledgers.append(1, b"refused")
 
 
+@pytest.mark.parametrize("is_laid_out", [True, False])
+def test_a_call_interrupted_before_a_byte_of_it_is_written_is_undone(monkeypatch, is_laid_out):
+    files = {}
+    store = made(files)
+    if not is_laid_out:
+        del files[LOG][end_of(files[LOG]) :]
+    held = state_of(store)
+    monkeypatch.setattr(FakeFile, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.ledgers.append(1, b"undone")
+    monkeypatch.undo()
+    assert state_of(store) == held
+    assert store.ledgers.append(1, b"kept") == 0
+    store.close()
+    assert state_in(files)[0] == {1: [b"kept"], 2: [b"kept"]}
+
+
+def test_a_call_interrupted_while_what_was_laid_out_is_cut_for_want_of_room_ends_the_store(monkeypatch):
+    """Nothing of it is to be seen, but it is not known what of the zeros would survive."""
+    files = {}
+    store = made(files)
+    del files[LOG][end_of(files[LOG]) :]
+
+    def fill(file, offset, data):
+        raise full() if data.endswith(b"\0") else KeyboardInterrupt
+
+    monkeypatch.setattr(FakeFile, "write", fill)
+    with pytest.raises(KeyboardInterrupt):
+        store.ledgers.append(1, b"x")
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="interrupted"):
+        store.ledgers.append(1, b"refused")
+
+
 def test_a_full_disk_whose_cut_was_interrupted_ends_the_store(monkeypatch):
     store = made({})
 
-    def fill(file, data):
-        file.content.extend(data[:9])
+    def fill(file, offset, data):
+        file.content[offset : offset + 9] = data[:9]
         raise full()
 
-    def interrupt(file):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FakeFile, "append", fill)
+    monkeypatch.setattr(FakeFile, "write", fill)
     monkeypatch.setattr(FakeFile, "sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.ledgers.append(1, b"x")
@@ -156,15 +194,15 @@ def test_a_call_that_is_done_by_a_later_leader_is_not_told_what_an_earlier_one_m
         calls = [Call(lambda draft, name=name: draft.append_all([(1, name)])) for name in (b"A", b"B")]
         group.calls.extend(calls)
 
-        def fill(file, data):
+        def fill(file, offset, data):
             raise full()
 
-        def interrupt(calls, make_error):
+        def interrupt_when_told(calls, make_error):
             kept(calls, make_error)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(FakeFile, "append", fill)
-        monkeypatch.setattr(file_commit, "fail", interrupt)
+        monkeypatch.setattr(FakeFile, "write", fill)
+        monkeypatch.setattr(file_commit, "fail", interrupt_when_told)
         with pytest.raises(KeyboardInterrupt), group.lock:
             store._log._lead(group)
         assert isinstance(calls[1].error, StoreFullError)

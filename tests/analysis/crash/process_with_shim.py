@@ -190,23 +190,23 @@ def never_sync():
 def ignore_short_write():
     """Plant: whatever a write says it stored, all is taken for stored."""
 
-    def append(file, data):
-        os.write(file._descriptor, data)
+    def write(file, offset, data):
+        os.pwrite(file._descriptor, data, offset)
 
-    KernelFile.append = append
+    KernelFile.write = write
 
 
 def raise_what_comes():
     """Plant: a full disk is told in words that are not ours."""
-    append = KernelFile.append
+    write = KernelFile.write
 
-    def append_or_panic(file, data):
+    def write_or_panic(file, offset, data):
         try:
-            append(file, data)
+            write(file, offset, data)
         except OSError as error:
             raise RuntimeError("panic") from error
 
-    KernelFile.append = append_or_panic
+    KernelFile.write = write_or_panic
 
 
 def no_sqlite_sync():

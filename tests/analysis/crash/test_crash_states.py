@@ -127,7 +127,7 @@ def test_a_run_is_decided_by_its_seed():
 def test_a_missing_sync_of_the_file_is_found():
     outcome = found_by(store_without(file_sync=nothing))
     assert outcome.broken[0].promise.startswith(("I2", "I10"))
-    assert any("lost: append" in line or "CorruptStateError" in line for line in outcome.broken[0].story)
+    assert any("lost: write" in line or "CorruptStateError" in line for line in outcome.broken[0].story)
 
 
 def test_a_missing_sync_of_the_directory_is_found():
@@ -141,7 +141,7 @@ def test_a_missing_sync_after_an_append_is_found_and_told_in_few_steps(monkeypat
     outcome = found_by(store_without())
     (broken,) = outcome.broken
     assert broken.promise.startswith(("I2", "I3", "I10"))
-    assert any("lost: append" in line for line in broken.story)
+    assert any("lost: write" in line for line in broken.story)
     assert len([line for line in broken.story if line[0].isdigit()]) <= 3
 
 
@@ -182,7 +182,7 @@ def test_a_store_that_trusts_what_a_killed_process_did_not_sync_is_found():
     failure = examine(workload, open_store).failure
     assert failure.broken.promise.startswith("I10")
     assert failure.step == 4
-    assert any("lost: append" in line for line in failure.disk)
+    assert any("lost: write" in line for line in failure.disk)
     assert examine(workload, open_file_store).failure is None
 
 

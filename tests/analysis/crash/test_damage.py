@@ -76,6 +76,18 @@ def test_every_way_to_damage_a_file_is_a_change_of_one_file_and_can_be_done_agai
     assert {each.reach for each in cuts if len(each.files["log"]) >= 20} == {Reach.ANY}
 
 
+def test_what_is_laid_out_behind_a_log_is_changed_and_its_last_unit_wiped():
+    files = {"log": bytes(range(1, 61)) + bytes(400)}
+    log = LogFile("log", [0, 20, 60], cut_size_min=20, hides_last=False, is_laid_out=True)
+    found = list(damages(files, log, b"", Random(1), flips=480))
+    assert sum(each.is_flip for each in found) == 480
+    behind = [each for each in found if "laid out" in each.text]
+    assert len(behind) == 21
+    assert all(each.files["log"][:60] == files["log"][:60] and any(each.files["log"][60:]) for each in behind)
+    (wiped,) = (each for each in found if "last unit wiped" in each.text)
+    assert (wiped.files["log"], wiped.reach) == (files["log"][:20] + bytes(440), Reach.LAST)
+
+
 @pytest.mark.slow
 def test_every_bit_of_a_small_store_is_flipped_before_the_first_run_ends():
     pieces = list(layer.every_bit(5))
@@ -83,7 +95,7 @@ def test_every_bit_of_a_small_store_is_flipped_before_the_first_run_ends():
     assert not any(piece.is_last for piece in pieces)
     counts = sum((Counter(piece.counts) for piece in pieces), Counter())
     files = good_store(5, FileMedium(), persist_count=1).files
-    bits = 8 * sum(map(len, files.values()))
+    bits = 8 * sum(len(content.rstrip(b"\0")) for content in files.values())
     assert len(files) == 2
     assert (counts["bits_flipped"], counts["bits_flipped_of"], counts["stores_flipped_whole"]) == (bits, bits, 1)
     assert counts["refused"] == sum(piece.cycles for piece in pieces) == bits

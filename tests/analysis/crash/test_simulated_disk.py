@@ -26,15 +26,18 @@ def test_a_file_is_appended_to_cut_and_read_anywhere(open_directory):
     with closing(open_directory()) as directory:
         file = directory.create("log")
         assert file.size == 0
-        file.append(b"hello ")
-        file.append(b"world")
-        file.append(b"")
+        file.write(0, b"hello ")
+        file.write(6, b"world")
+        file.write(11, b"")
         assert (file.size, file.read(0, 11), file.read(6, 3)) == (11, b"hello world", b"wor")
         assert (file.read(9, 100), file.read(11, 1), file.read(50, 1)) == (b"ld", b"", b"")
         file.truncate(5)
-        file.append(b"!")
+        file.write(5, b"!")
         file.sync()
         assert file.read(0, 100) == b"hello!"
+        file.write(1, b"a")
+        file.write(4, b"...")
+        assert (file.size, file.read(0, 100)) == (7, b"hall...")
         file.close()
 
 
@@ -43,7 +46,7 @@ def test_names_are_made_changed_and_removed(open_directory):
         assert list(directory.names()) == []
         for name, data in (("b", b"bee"), ("a", b"ay")):
             file = directory.create(name)
-            file.append(data)
+            file.write(0, data)
             file.close()
         assert list(directory.names()) == ["a", "b"]
         directory.rename("b", "c")
@@ -71,23 +74,23 @@ def test_a_file_that_is_open_stays_so_under_another_name_or_none(open_directory)
     with closing(open_directory()) as directory:
         file = directory.create("a")
         directory.rename("a", "b")
-        file.append(b"one")
+        file.write(0, b"one")
         with closing(directory.open("b")) as again:
             assert again.read(0, 9) == b"one"
         directory.remove("b")
-        file.append(b"two")
+        file.write(3, b"two")
         assert file.read(0, 9) == b"onetwo"
         directory.create("b").close()  # another file
         assert file.size == 6
         file.close()
         with pytest.raises(OSError):
-            file.append(b"closed")
+            file.write(6, b"closed")
 
 
 def test_what_was_written_is_there_for_the_next_who_opens_the_directory(open_directory):
     with closing(open_directory()) as directory:
         file = directory.create("a")
-        file.append(b"not even synced")
+        file.write(0, b"not even synced")
         with pytest.raises(StoreLockedError):
             open_directory()
         file.close()
@@ -109,7 +112,7 @@ def written(*appends, files=None, sync_after=0):
     disk = SimulatedDisk({"f": b""} if files is None else files)
     file = disk.directory().open("f")
     for number, data in enumerate(appends, start=1):
-        file.append(data)
+        file.write(file.size, data)
         if number == sync_after:
             file.sync()
     return disk
@@ -128,6 +131,26 @@ def test_whole_sectors_of_a_write_are_zeros():
     parts = [12, 512, 76]
     every = {b"".join((b"b" if keep >> i & 1 else b"\0") * size for i, size in enumerate(parts)) for keep in range(8)}
     assert found == every
+
+
+def test_of_a_write_over_what_was_there_each_sector_is_as_before_or_after_and_its_end_may_be_missing():
+    disk = SimulatedDisk({"f": b"a" * 1_300})
+    disk.directory().open("f").write(500, b"b" * 600)
+    worst, states = contents(disk)
+    assert worst == {"f": b"a" * 1_300}
+    assert {len(state["f"]) for state in states} == {1_300}
+    found = {state["f"][500:1_100] for state in states}
+    parts = [12, 512, 76]
+    every = {b"".join((b"b" if keep >> i & 1 else b"a") * size for i, size in enumerate(parts)) for keep in range(8)}
+    assert found == every | {b"b" * kept + b"a" * (600 - kept) for kept in range(1, 600)}
+
+
+def test_a_file_that_grows_by_zeros_behind_a_write_may_end_with_the_write():
+    _, states = contents(written(b"sure", b"torn" + bytes(2_000), sync_after=1))
+    found = {state["f"] for state in states}
+    assert {b"sure", b"suret", b"suretor", b"suretorn", b"suretorn" + bytes(2_000), b"sure" + bytes(2_004)} == found - {
+        b"sureto"
+    }
 
 
 def test_unsynced_writes_are_lost_and_reordered():
@@ -150,7 +173,7 @@ def test_a_cut_that_was_not_synced_may_not_have_happened():
     disk = SimulatedDisk({"f": b"abcdef"})
     file = disk.directory().open("f")
     file.truncate(3)
-    file.append(b"X")
+    file.write(3, b"X")
     worst, states = contents(disk)
     assert worst == {"f": b"abcdef"}
     assert {state["f"] for state in states} == {b"abcdef", b"abc", b"abcX", b"abcXef", b"abc\0"}
@@ -174,7 +197,7 @@ def test_a_renamed_name_may_be_certain_and_its_bytes_not():
     disk = SimulatedDisk({"current": b"old"})
     directory = disk.directory()
     file = directory.create("draft")
-    file.append(b"new")
+    file.write(0, b"new")
     directory.rename("draft", "current")
     directory.sync()
     worst, states = contents(disk)
@@ -195,7 +218,7 @@ def test_too_many_states_at_once_are_varied_one_file_at_a_time():
     disk = SimulatedDisk({"f": b"", "g": b""})
     directory = disk.directory()
     for name in ("f", "g"):
-        directory.open(name).append(b"x" * 400)
+        directory.open(name).write(0, b"x" * 400)
     worst, states = contents(disk)
     assert worst == {"f": b"", "g": b""}
     sizes = {(len(state["f"]), len(state["g"])) for state in states}
@@ -217,17 +240,17 @@ def test_states_say_what_was_lost():
     for call in disk.calls:
         history.follow(call)
     assert [str(state) for state in history.states()] == [
-        "f: lost: append bytes 0 to 2 of f",
+        "f: lost: write bytes 0 to 2 of f",
         "nothing is lost",
         "f: of the 2 bytes written at 0 the first 1 are there",
-        "f: of the 2 bytes written at 0 those in the sectors [0] are zeros",
+        "f: of the 2 bytes written at 0 those in the sectors [0] are as before",
     ]
 
 
 def test_a_dead_process_leaves_all_that_it_wrote():
     disk = SimulatedDisk()
     directory = disk.directory()
-    directory.create("f").append(b"x")
+    directory.create("f").write(0, b"x")
     disk.kill()
     with pytest.raises(OSError):
         directory.names()

@@ -1,9 +1,10 @@
 """Opens what a power cut left, each different thing once: most crash states differ from another in nothing that counts.
 
 Two memories, and why they may be trusted. Equal bytes under equal names are the same disk, so a store is opened once
-for each. Opening a store discards what a crash tore, after which most of those disks are equal: the same bytes, and a
-store that answers the same to every question. What a cursor says, and what it writes, is decided by these answers and
-by what the store does next, which its memory and its disk decide; so the cursors are opened once for each such pair.
+for each. Opening a store discards what a crash tore, after which most of those disks are equal: the same bytes, but for
+how many zeros a log is laid out with, and a store that answers the same to every question. What a cursor says, and what
+it writes, is decided by these answers and by what the store does next, which its memory and its disk decide; so the
+cursors are opened once for each such pair. (The zeros decide where the next write ends, and no more.)
 """
 
 from __future__ import annotations
@@ -106,13 +107,14 @@ class Recoveries:
         # Whatever escapes is a finding: an honest crash is no reason for any error.
         try:
             store = self._open_store(disk.directory())
-            key = (tuple(disk.files().items()), content_of(store, self._workload.subscriptions))
+            key = (_written(disk), content_of(store, self._workload.subscriptions))
             found = self._deep.of_content.get(key) or memory.of_content.get(key)
             if found is not None:
                 return found
             self.counts.recoveries += 1
             recovered = Recovered(open_cursors(store, self._workload))
-            size, live = sum(map(len, disk.files().values())), live_size(store, self._workload.subscriptions)
+            size = sum(len(content) for _, content in _written(disk))
+            live = live_size(store, self._workload.subscriptions)
             leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
             return Recovered({}, Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}"))
@@ -140,6 +142,11 @@ class Recoveries:
             if broken is not None:
                 return broken._replace(found=f"{broken.found}, after a crash of the recovery that left: {state}")
         return None
+
+
+def _written(disk: SimulatedDisk) -> Files:
+    """Return what a disk holds without the zeros that a log is laid out with, which say nothing."""
+    return tuple([(name, content.rstrip(b"\0")) for name, content in disk.files().items()])
 
 
 def _acks(recovered: Recovered) -> dict[str, View]:

@@ -49,17 +49,23 @@ class LogFile(NamedTuple):
         borders: Where its units begin, and where the last one ends, in bytes.
         cut_size_min: A cut that leaves at least so many bytes may be unseen; None if none may.
         hides_last: Whether a changed byte in its last unit may look as a crash would have left it.
+        is_laid_out: Whether what is behind its last unit are zeros for units to come.
     """
 
     name: str
     borders: Sequence[int]
     cut_size_min: int | None
     hides_last: bool
+    is_laid_out: bool = False
 
     @property
     def reach_of_change(self) -> Reach:
         """What a changed byte in it may take with it unseen."""
         return Reach.LAST if self.hides_last else Reach.NONE
+
+    def bits_of(self, content: bytes) -> range:
+        """Return which bits of it, counted from 0, say something."""
+        return range(8 * (self.borders[-1] if self.is_laid_out else len(content)))
 
 
 def damages(
@@ -76,12 +82,13 @@ def damages(
     """
     content = files[log.name]
     moved = Reach.LAST_TWO if log.hides_last else Reach.NONE
-    bits: Sequence[int] = range(len(content) * 8)
+    bits: Sequence[int] = log.bits_of(content)
     bits = bits if len(bits) <= flips else sorted(chance.sample(bits, flips))
     yield from flipped(files, log.name, bits, log.reach_of_change)
     for text, data, reach in (
         *_cuts(content, log, chance, max(_CUTS_MIN, flips // 10)),
         *_appended(content, chance),
+        *_changes_behind(content, log, chance),
         *_moved_units(content, log.borders, chance, moved),
         *_foreign_units(content, foreign, log.borders, chance, moved),
     ):
@@ -127,6 +134,18 @@ def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
         ("its end", content[-200:]),
     ):
         yield f"{text} appended", content + more, Reach.NONE
+
+
+def _changes_behind(content: bytes, log: LogFile, chance: Random) -> Iterator[_Changed]:
+    """Change what is laid out behind the last unit, and let zeros take the place of that, as if it had yet to come."""
+    if not log.is_laid_out:
+        return
+    begin, end = log.borders[-2:]
+    for at in (end, *chance.sample(range(end, len(content)), 20)):
+        changed = bytes([1 << chance.randrange(8)])
+        yield f"byte {at} of what is laid out changed", content[:at] + changed + content[at + 1 :], Reach.NONE
+    # No log can tell it from one that was not yet written to.
+    yield "its last unit wiped with zeros", content[:begin] + bytes(len(content) - begin), Reach.LAST
 
 
 def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: Reach) -> Iterator[_Changed]:

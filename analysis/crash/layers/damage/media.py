@@ -118,9 +118,11 @@ class FileMedium:
         """Return what each file consists of."""
         found = []
         for name, data in files.items():
-            borders = _group_borders(data)
+            borders = _group_borders(data.rstrip(b"\0"))
             # A log is renamed into place when the state that it begins with is whole.
-            found.append(LogFile(name, borders, cut_size_min=(*borders, len(data))[1], hides_last=False))
+            cut_size_min = (*borders, len(data))[1]
+            is_laid_out = len(borders) > 1 and borders[-1] < len(data)
+            found.append(LogFile(name, borders, cut_size_min, hides_last=False, is_laid_out=is_laid_out))
         return found
 
 
@@ -132,7 +134,7 @@ def _damaged_logs(
 
 
 def _group_borders(content: bytes) -> list[int]:
-    """Return where groups begin, and where the last one ends."""
+    """Return where groups begin, and where the last one ends; behind that nothing was laid out."""
     borders, at = [], content.find(MAGIC)
     while at >= 0:
         borders.append(at)
