@@ -16,7 +16,7 @@ from ackstate.integers import integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _MARKS_MAX_MIN = 128
 _MARKS_PER_CELL_OF_A_DOUBLING = 64
@@ -77,6 +77,15 @@ class DeliveryRuler:
         """How many marks are held."""
         return len(self._times)
 
+    @property
+    def room(self) -> int:
+        """How many more marks there may be before they are thinned, which changes what `sent_by` says; 0 or more."""
+        return self._marks_max - len(self._times)
+
+    def marks(self) -> tuple[Sequence[int], Sequence[Position]]:
+        """Return the times of the marks and their positions, both rising: to be read, not changed."""
+        return self._times, self._positions
+
     def __repr__(self) -> str:
         return f"<DeliveryRuler of {self.mark_count} marks>"
 
@@ -105,6 +114,30 @@ class DeliveryRuler:
         self._positions.append(Position(*position))
         if len(self._times) > self._marks_max:
             self._thin()
+
+    def record_many(self, positions: Sequence[Position], times_ms: Sequence[int]) -> None:
+        """Say when dispatch had sent everything up to some positions: as `record` of each.
+
+        Args:
+            positions: Rising strictly, each as `check_position` returns it: nothing is checked again.
+            times_ms: As many whole numbers, rising strictly.
+
+        Complexity: amortised O(1) for each, with little for those that thinning drops again.
+        """
+        begin = 0
+        if self._times:
+            begin = bisect_right(positions, self._positions[-1])
+            late = bisect_right(times_ms, self._times[-1], begin)
+            if late > begin:
+                self._positions[-1] = positions[late - 1]
+                begin = late
+        while begin < len(times_ms):
+            end = begin + self.room + 1
+            self._times += times_ms[begin:end]
+            self._positions += positions[begin:end]
+            if len(self._times) > self._marks_max:
+                self._thin()
+            begin = end
 
     def frontier(self, age_ms: int, now_ms: int) -> Position | None:
         """Return the highest position such that everything up to it was certainly sent at least `age_ms` ago, or None.
@@ -192,18 +225,21 @@ class DeliveryRuler:
             del self._answers[next(iter(self._answers))]
 
     def _thin(self) -> None:
-        cells = map(self._cell, self._times)
-        kept = [i for i, (cell, following) in enumerate(pairwise(cells)) if cell != following]
-        kept.append(len(self._times) - 1)
-        kept = kept[-(self._marks_max - self._marks_max // 8) :]
+        kept: list[int] = []
+        last = len(self._times) - 1
+        while last >= 0 and len(kept) < self._marks_max - self._marks_max // 8:
+            kept.append(last)
+            last = bisect_left(self._times, self._cell_begin(self._times[last]), 0, last) - 1
+        kept.reverse()
         self._times = [self._times[i] for i in kept]
         self._positions = [self._positions[i] for i in kept]
 
-    def _cell(self, time: int) -> tuple[int, int]:
-        """Return the width of the cell of a mark, in bits, and its number among those of that width."""
-        age = self._times[-1] - time
-        width_bits = max((age // self._cells_per_doubling).bit_length() - 1, 0)
-        return width_bits, time >> width_bits
+    def _cell_begin(self, time: int) -> int:
+        """Return the lowest time in the cell of a mark that has its width."""
+        newest = self._times[-1]
+        width_bits = max(((newest - time) // self._cells_per_doubling).bit_length() - 1, 0)
+        lowest_of_width = newest - (self._cells_per_doubling << (width_bits + 1)) + 1
+        return max(time >> width_bits << width_bits, lowest_of_width)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(marks)."""

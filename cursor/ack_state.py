@@ -211,7 +211,7 @@ class AckState:
             return 0
         else:
             if not self._undurable.is_plain:
-                self._undurable.added(ledger_id, (entry_id,))
+                self._undurable.added_one(position)
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self._ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()

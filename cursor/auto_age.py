@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from ackstate.integers import check_count, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Weights are whole numbers: an ack weighs this much at first, and half as much with every fading until it is forgotten.
 _WEIGHT_OF_AN_ACK = 2**15
@@ -129,6 +132,16 @@ class AgeChooser:
         self._until_fading = _FADING_COUNT
         # None when something was observed since.
         self._choice: AgeChoice | None = None
+
+    @property
+    def bounds_ms(self) -> Sequence[int]:
+        """The ages that may be chosen, rising; latencies that no bound parts weigh as one."""
+        return self._bounds_ms
+
+    @property
+    def until_fading(self) -> int:
+        """After how many more acks everything weighs half; until then their order does not count."""
+        return self._until_fading
 
     def observe(self, latency_ms: int, count: int = 1) -> None:
         """Take note that acks came so long after their message was sent.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cursor.recovery import Found
     from cursor.shared_holes import SharedHoles
     from cursor.store import Store
+    from cursor.young_age import YoungAge
 
 
 INTERNAL_PREFIX = "#pulsar.internal."
@@ -164,6 +165,11 @@ class ManagedCursor:
     def properties(self) -> Mapping[str, int]:
         """What the latest mark-delete carried: to be read, not changed."""
         return self._state.properties
+
+    @property
+    def young_age(self) -> YoungAge:
+        """Tells old acks from young ones; for who tells it of many deliveries at once, not each by `delivered`."""
+        return self._persister.young_age
 
     @property
     def cursor_properties(self) -> Mapping[str, str]:
@@ -370,6 +376,18 @@ class ManagedCursor:
         """
         check_position(Position(ledger_id, 0))
         return self._ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
+
+    def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
+        """Ack entries of many ledgers, all or none; whoever calls this tells `young_age` how late they came.
+
+        Raises:
+            InvalidPositionError: The log does not have one of the entries.
+            CursorClosedError: The cursor is closed.
+
+        Complexity: bitmap operations over the entries; no loop.
+        """
+        with self._lock:
+            return self._accept_new(entries, self._newly_acked(entries, now_ms=now_ms))
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.
@@ -763,13 +781,20 @@ class ManagedCursor:
 
     def _ack_bitmaps(self, candidates: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
         with self._lock:
-            self.check_open()
-            new = self._state.ack_bitmaps(candidates)
-            if self._persister.listener is not None:
-                self._tell(Change.ACKED, [run for item in new.items() for run in bitmap_runs(*item)], now_ms=now_ms)
+            new = self._newly_acked(candidates, now_ms=now_ms)
             if self._chooses_age:
                 self._observe(new, now_ms=now_ms)
-            return self._accept(sum(map(len, new.values())), entries=candidates if self._names_entries else None)
+            return self._accept_new(candidates, new)
+
+    def _newly_acked(self, candidates: Mapping[int, BitMap], *, now_ms: int) -> Mapping[int, BitMap]:
+        self.check_open()
+        new = self._state.ack_bitmaps(candidates)
+        if self._persister.listener is not None:
+            self._tell(Change.ACKED, [run for item in new.items() for run in bitmap_runs(*item)], now_ms=now_ms)
+        return new
+
+    def _accept_new(self, candidates: Mapping[int, BitMap], new: Mapping[int, BitMap]) -> Receipt:
+        return self._accept(sum(map(len, new.values())), entries=candidates if self._names_entries else None)
 
     def _tell(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
         """Tell the listener, if there is one; to be called with the lock held. Acks of nothing are none."""

@@ -13,8 +13,6 @@ from ackstate.record_size import range_first_bytes, ranges_bytes
 from ackstate.selection import Keep, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyroaring import BitMap
 
 EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
@@ -104,11 +102,17 @@ class Undurable:
         """Tell whether the persist under way, or the last one, left an entry out."""
         return position in self.held or position in self.cut
 
-    def added(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+    def added(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Note what was put into `fresh`."""
         if self._as_one is not None:
             for ranges in self._alternatives():
                 ranges.add_entries(ledger_id, entry_ids)
+
+    def added_one(self, position: Position) -> None:
+        """Note one entry that was put into `fresh`."""
+        if self._as_one is not None:
+            for ranges in self._alternatives():
+                ranges.add(position)
 
     def cover(self, mark_delete: Position) -> None:
         """Forget what the mark-delete position covers."""

@@ -26,41 +26,43 @@ class YoungAge:
     """
 
     def __init__(self, setting: int | AutoAge) -> None:
-        self._chooser = AgeChooser(setting) if isinstance(setting, AutoAge) else None
+        self.chooser = AgeChooser(setting) if isinstance(setting, AutoAge) else None
+        """Chooses the age; None if it was set."""
         self._fixed_age_ms = 0 if isinstance(setting, AutoAge) else setting * 1000
-        self._ruler = DeliveryRuler()
-        self.is_on = self._chooser is not None or self._fixed_age_ms > 0
-        self.is_chosen = self._chooser is not None
+        self.ruler = DeliveryRuler()
+        """Says when what was delivered."""
+        self.is_on = self.chooser is not None or self._fixed_age_ms > 0
+        self.is_chosen = self.chooser is not None
 
     @property
     def age_ms(self) -> int:
         """The age in force."""
-        return self._fixed_age_ms if self._chooser is None else self._chooser.choice.age_ms
+        return self._fixed_age_ms if self.chooser is None else self.chooser.choice.age_ms
 
     @property
     def reason(self) -> str:
         """Why that age; empty if it was set."""
-        return "" if self._chooser is None else self._chooser.choice.reason
+        return "" if self.chooser is None else self.chooser.choice.reason
 
     def delivered(self, position: Position, *, now_ms: int) -> None:
         """Note that everything up to a position was sent by now."""
         if self.is_on:
-            self._ruler.record(position, now_ms)
+            self.ruler.record(position, now_ms)
 
     def acked(self, entries: Mapping[int, BitMap], *, now_ms: int) -> None:
         """Note that some entries were acked now."""
-        if self._chooser is None:
+        if self.chooser is None:
             return
         for ledger_id, bitmap in entries.items():
-            for sent_ms, count in self._ruler.sent_counts(ledger_id, bitmap):
-                self._chooser.observe(now_ms - sent_ms, count)
+            for sent_ms, count in self.ruler.sent_counts(ledger_id, bitmap):
+                self.chooser.observe(now_ms - sent_ms, count)
 
     def frontier(self, *, now_ms: int) -> Position:
         """Return the position up to which acks are old enough to be persisted."""
         if not self.is_on:
             return EVERYTHING
-        return self._ruler.frontier(self.age_ms, now_ms) or _NOTHING_DELIVERED
+        return self.ruler.frontier(self.age_ms, now_ms) or _NOTHING_DELIVERED
 
     def clear(self) -> None:
         """Forget what was delivered, as after a reset of the cursor."""
-        self._ruler.clear()
+        self.ruler.clear()

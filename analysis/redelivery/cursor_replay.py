@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from pyroaring import BitMap
 
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
+from analysis.redelivery.age_feed import AgeFeed
 from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.redelivery.replay import Epochs
 from analysis.redelivery.schedule import Schedule
-from analysis.trace.events import EventKind
+from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from cursor.auto_age import AutoAge
 from cursor.managed import ManagedCursor
 from cursor.outcome import Route
@@ -26,15 +26,17 @@ from cursor.store import StoreError
 from cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from analysis.redelivery.acked import Int64s, NewRuns
+    from ackstate.position import Position
+    from analysis.redelivery.acked import Chunk, Int64s, NewRuns
     from analysis.redelivery.policy import Policy
     from analysis.redelivery.replay import Piece
     from cursor.outcome import PersistResult
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from cursor.store import Store
 
 _TOPIC, _SUBSCRIPTION = "replayed", "replayed"
+_NO_LOG = {0: 0}
 
 
 @final
@@ -42,7 +44,7 @@ class CursorReplay:
     """See `analysis.redelivery.replay.Replay`.
 
     Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
-    few steps for each millisecond with deliveries, with one that is chosen for each delivery and ack.
+    step for each millisecond with deliveries after a flush interval, until there is something to persist.
 
     Args:
         policy: How it persists.
@@ -54,7 +56,7 @@ class CursorReplay:
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
         self._store = _store(policy)
-        self._ledgers = LedgerMap.from_counts(log or {0: 0})
+        self._ledgers = LedgerMap.from_counts(log or _NO_LOG)
         age = policy.cursor.become_old_ack_record_seconds
         self._chooses_age = isinstance(age, AutoAge)
         self._is_young = self._chooses_age or age != 0
@@ -70,29 +72,43 @@ class CursorReplay:
         # When the ruler was given marks, rising; since the frontier was last asked for in vain, until when.
         self._sent_ms: list[int] = []
         self._asked_ms = now_ms - 1
-        self._highest = Position(0, -1)
         self._left_out = False
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
         """See `Replay.take`."""
+        return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
+
+    def take_events(self, events: Chunk, news: NewRuns, *, until_ms: int) -> list[tuple[int, ...]]:
+        """Take events in with what they ack first, by event, and return a row of `Epochs` for each persist."""
         rows: list[tuple[int, ...]] = []
-        waiting = _Waiting(piece)
-        self._schedule.acked(piece.new_ts_ms)
-        ts_ms = piece.events.ts_ms
-        for stop in self._stops(piece):
-            now_ms = int(ts_ms[stop])
-            rows += self._persist_until(now_ms, waiting)
-            self._ask_before(now_ms)
-            if piece.events.kind[stop] == EventKind.DELIVER:
-                self._deliver(piece, stop)
-            else:
-                waiting.ack_events(self._cursor, stop + 1, now_ms=now_ms)
-                self._asked_ms = min(self._asked_ms, now_ms - 1)
+        waiting = _Waiting(events, news)
+        self._schedule.acked(events.ts_ms[news.event])
+        if self._is_young:
+            rows += self._feed(events, news, waiting)
         rows += self._persist_until(until_ms, waiting)
-        waiting.ack_events(self._cursor, len(ts_ms), now_ms=until_ms)
+        waiting.ack_events(self._cursor, len(events.ts_ms), now_ms=until_ms)
         # The others have been asked about at every age that there may be.
         del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
-        return Epochs.of(rows)
+        return rows
+
+    @property
+    def quiet_until_ms(self) -> int:
+        """The last time before which nothing is persisted, and nobody looks for old acks, whatever is acked."""
+        return self._schedule.quiet_until
+
+    @property
+    def first_undurable_ledger(self) -> int:
+        """The first ledger of which the cursor has something to write, or may have."""
+        return self._cursor.persisted_mark_delete_position.ledger_id
+
+    def follow_log(self, log: Mapping[int, int]) -> None:
+        """Go on with a message log that is longer, or without ledgers below `first_undurable_ledger`.
+
+        Args:
+            log: As the class has it.
+        """
+        # The cursor looks at this very object.
+        vars(self._ledgers).update(vars(LedgerMap.from_counts(log or _NO_LOG)))
 
     @property
     def cursor(self) -> ManagedCursor:
@@ -112,15 +128,15 @@ class CursorReplay:
         """Tell the cursor of a delivery."""
         if not self._is_young:
             return
-        self._cursor.delivered(position, now_ms=now_ms)
-        if position > self._highest:
-            self._highest = position
+        _, marked = self._cursor.young_age.ruler.marks()
+        if not marked or position > marked[-1]:
+            self._cursor.delivered(position, now_ms=now_ms)
             if not self._sent_ms or self._sent_ms[-1] != now_ms:
                 self._sent_ms.append(now_ms)
 
     def acked(self, now_ms: int) -> None:
         """Take note that the cursor was given something newly acked."""
-        self._schedule.acked(np.array([now_ms]))
+        self._schedule.acked_at(now_ms)
         if self._chooses_age:
             self._asked_ms = min(self._asked_ms, now_ms - 1)
 
@@ -161,22 +177,33 @@ class CursorReplay:
                 acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
         return acked
 
-    def _stops(self, piece: Piece) -> Sequence[int]:
-        """Return the events that the cursor must be told of one by one, in their order."""
-        if not self._is_young:
-            return ()
-        events = piece.events
-        is_delivery = events.kind == EventKind.DELIVER
-        if self._chooses_age:
-            stops: list[int] = np.flatnonzero(is_delivery | (piece.new_counts > 0)).tolist()
-            return stops
-        # Of the deliveries in one millisecond the last that goes beyond all before it says as much as all of them.
-        delivered = np.flatnonzero(is_delivery)
-        return _last_of_each_rise(events.ledger_id, events.last_entry, events.ts_ms, delivered)
+    def _feed(self, events: Chunk, news: NewRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+        """Tell the cursor what was sent when, and how late acks came; yield the persists before the last of it."""
+        feed = AgeFeed(self._cursor.young_age, events, news)
+        stop_ms = events.ts_ms[feed.stops]
+        told = 0
+        while told < len(stop_ms):
+            now_ms = int(stop_ms[told])
+            yield from self._persist_until(now_ms, waiting)
+            due = self._schedule.next_due()
+            quiet_until = self._schedule.flush_at if due is None else min(due, self._schedule.flush_at)
+            if quiet_until < now_ms:
+                self._ask_before(now_ms)
+                quiet_until = now_ms if self._left_out else self._idle_until(stop_ms[told:], due)
+            told = int(np.searchsorted(stop_ms, quiet_until, "right"))
+            sent_ms = feed.take(int(np.searchsorted(events.ts_ms, quiet_until, "right")))
+            self._sent_ms += sent_ms[int(bool(sent_ms and self._sent_ms) and sent_ms[0] == self._sent_ms[-1]) :]
+            # Acks may have changed the age.
+            last_ms = int(stop_ms[told - 1]) - 1
+            self._asked_ms = last_ms if self._chooses_age else max(self._asked_ms, last_ms)
 
-    def _deliver(self, piece: Piece, stop: int) -> None:
-        position = Position(int(piece.events.ledger_id[stop]), int(piece.events.last_entry[stop]))
-        self.deliver(position, now_ms=int(piece.events.ts_ms[stop]))
+    def _idle_until(self, stop_ms: Int64s, due: int | None) -> int:
+        """Return until when nobody need ask for old acks, where none are left out and the flush interval is over.
+
+        The ruler keeps an answer for when marks are thinned: until then the last one says as much as all.
+        """
+        last_ms = int(stop_ms[: max(self._cursor.young_age.ruler.room, 1)][-1])
+        return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
 
     def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:
         while True:
@@ -272,69 +299,26 @@ class CursorReplay:
 
 
 class _Waiting:
-    """The acks of a piece that the cursor has not been given yet."""
+    """The acks of some events that the cursor has not been given yet."""
 
-    def __init__(self, piece: Piece) -> None:
-        self._piece = piece
+    def __init__(self, events: Chunk, news: NewRuns) -> None:
+        self._events = events
+        self._news = news
         self._given = 0  # events
 
     def ack_until(self, cursor: ManagedCursor, at_ms: int) -> None:
         """Give the cursor what was acked up to the end of a millisecond."""
-        self.ack_events(cursor, int(np.searchsorted(self._piece.events.ts_ms, at_ms, "right")), now_ms=at_ms)
+        self.ack_events(cursor, int(np.searchsorted(self._events.ts_ms, at_ms, "right")), now_ms=at_ms)
 
     def ack_events(self, cursor: ManagedCursor, end: int, *, now_ms: int) -> None:
         """Give the cursor what the events up to one (excluded) acked."""
         if end > self._given:
-            for ledger_id, bitmap in _bitmaps(self._piece.news.part(self._given, end)):
-                cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
+            cursor.ack_bitmaps(self._news.part(self._given, end).bitmaps(), now_ms=now_ms)
             self._given = end
-
-
-def _bitmaps(runs: NewRuns) -> Iterator[tuple[int, BitMap]]:
-    yield from runs.bitmaps().items()
-
-
-def _last_of_each_rise(ledger_id: Int64s, entry_id: Int64s, ts_ms: Int64s, indexes: Int64s) -> Sequence[int]:
-    """Return of some events the last in each millisecond whose position is the highest so far."""
-    if not len(indexes):
-        return ()
-    order = np.lexsort((entry_id[indexes], ledger_id[indexes]))
-    rank = np.empty(len(indexes), np.int64)
-    rank[order] = np.arange(len(indexes))
-    highest = np.maximum.accumulate(rank)
-    rises = indexes[np.diff(highest, prepend=-1) > 0]
-    times = ts_ms[rises]
-    stops: list[int] = rises[np.append(times[1:] != times[:-1], True)].tolist()
-    return stops
 
 
 def _store(policy: Policy) -> Store:
     store = MemoryStore()
     if policy.ledger_writable:
         return store
-    return _WrongRouteStore(store)
-
-
-@final
-class _WrongRouteStore:
-    """A store that makes no ledgers."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    @property
-    def ledgers(self) -> LedgerStore:
-        return cast("LedgerStore", self)
-
-    @property
-    def metadata(self) -> MetadataStore:
-        return self._store.metadata
-
-    def close(self) -> None:
-        self._store.close()
-
-    def create(self, owner: str) -> int:
-        raise StoreError(f"no ledger can be written for {owner}")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store.ledgers, name)
+    return StoreWithoutLedgers(store)

@@ -6,7 +6,7 @@ a few array operations; only what is newly acked needs sets, and those are bitma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,10 @@ from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-_UNKNOWN = np.iinfo(np.int64).min
+Bools = npt.NDArray[np.bool_]
+_Scalar = TypeVar("_Scalar", np.int64, np.bool_)
 _LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
 _SETTLING = (EventKind.RECOVER, EventKind.RESET)
 
@@ -38,8 +39,8 @@ class Folded(NamedTuple):
 
     redelivery: Int64s
     if_written: Int64s
-    persisting: npt.NDArray[np.bool_]
-    alive: npt.NDArray[np.bool_]
+    persisting: Bools
+    alive: Bools
     causes: npt.NDArray[np.int64] | None
 
 
@@ -76,20 +77,16 @@ class RedeliveryFold:
         kind = chunk.kind
         acked = self._acked_count + np.cumsum(self._acked.take(chunk).counts(len(kind)))
         # What a persist leaves out is named after it began, and taken off what it covers from there on.
-        left_out = np.cumsum(np.where(np.isin(kind, _LEFT_OUT), _length(chunk), 0))
-        displaced = np.cumsum(np.where(kind == EventKind.DISPLACED, _length(chunk), 0))
-        begun = _latest(np.where(kind == EventKind.PERSIST_BEGUN, acked + left_out, _UNKNOWN), self._begun_count)
-        begun -= left_out
+        left_out = _named_so_far(chunk, _LEFT_OUT)
+        displaced = _named_so_far(chunk, (EventKind.DISPLACED,))
+        begins, ends = kind == EventKind.PERSIST_BEGUN, kind == EventKind.PERSIST_ENDED
+        begun = _latest(begins, acked + left_out, self._begun_count) - left_out
         # A recovery starts from what is durable: nothing that is acked then would be lost by another crash.
-        settled = np.where(np.isin(kind, _SETTLING), acked + displaced, _UNKNOWN)
-        settled = np.where(kind == EventKind.PERSIST_ENDED, begun + displaced, settled)
-        durable = _latest(settled, self._durable_count) - displaced
-        persisting = _latest_flag(
-            kind == EventKind.PERSIST_BEGUN,
-            np.isin(kind, (EventKind.PERSIST_ENDED, *_SETTLING)),
-            before=self._persisting,
-        )
-        alive = _latest_flag(kind == EventKind.RECOVER, kind == EventKind.CRASH, before=self._alive)
+        settles = ends | chunk.is_any_of(_SETTLING)
+        durable = _latest(settles, np.where(ends, begun, acked) + displaced, self._durable_count) - displaced
+        persisting = _latest(begins | settles, begins, self._persisting)
+        recovers = kind == EventKind.RECOVER
+        alive = _latest(recovers | (kind == EventKind.CRASH), recovers, self._alive)
         if len(kind):
             self._acked_count, self._begun_count = int(acked[-1]), int(begun[-1])
             self._durable_count = int(durable[-1])
@@ -98,7 +95,7 @@ class RedeliveryFold:
         return Folded(acked - durable, if_written, persisting, alive, self._causes(chunk))
 
     def _causes(self, chunk: Chunk) -> Int64s | None:
-        if not (np.isin(chunk.kind, _LEFT_OUT).any() or self._young.is_some or self._cut.is_some):
+        if not (chunk.is_any_of(_LEFT_OUT).any() or self._young.is_some or self._cut.is_some):
             return None
         causes = np.zeros((len(CAUSES), len(chunk.kind)), np.int64)
         causes[CAUSES.index("young")] = self._young.take(chunk, named=(EventKind.HELD_BACK,))
@@ -122,14 +119,13 @@ class LeftOut:
     def take(self, chunk: Chunk, *, named: tuple[EventKind, ...]) -> Int64s:
         """Return how many there are after each event of the next chunk."""
         kind = chunk.kind
-        total = np.cumsum(np.where(np.isin(kind, named), _length(chunk), 0))
+        total = _named_so_far(chunk, named)
         # Of those some are not durable at once, whatever becomes of the persist.
-        is_displaced = (kind == EventKind.DISPLACED) & (EventKind.DISPLACED in named)
-        displaced = np.cumsum(np.where(is_displaced, _length(chunk), 0))
-        begun = total - _latest(np.where(kind == EventKind.PERSIST_BEGUN, total, _UNKNOWN), -self._begun_count)
-        known = np.where(kind == EventKind.PERSIST_ENDED, begun - displaced, _UNKNOWN)
-        known = np.where(np.isin(kind, (*_SETTLING, EventKind.CRASH)), -displaced, known)
-        count: Int64s = _latest(known, self._count) + displaced
+        displaced = _named_so_far(chunk, tuple({EventKind.DISPLACED} & set(named)))
+        begun = total - _latest(kind == EventKind.PERSIST_BEGUN, total, -self._begun_count)
+        ends = kind == EventKind.PERSIST_ENDED
+        settles = ends | chunk.is_any_of((*_SETTLING, EventKind.CRASH))
+        count = _latest(settles, np.where(ends, begun, 0) - displaced, self._count) + displaced
         if len(kind):
             self._count, self._begun_count = int(count[-1]), int(begun[-1])
         return count
@@ -140,18 +136,16 @@ def complete_until(acked: AckedFold, log: Mapping[int, int]) -> int:
     return mark_delete_of(acked.acked, log).ledger_id
 
 
-def _length(chunk: Chunk) -> Int64s:
-    return chunk.last_entry - chunk.first_entry + 1
+def _named_so_far(chunk: Chunk, kinds: Sequence[EventKind]) -> Int64s:
+    """Return how many messages events of some kinds have named, up to each event."""
+    is_named = chunk.is_any_of(kinds)
+    if not is_named.any():
+        return np.zeros(len(is_named), np.int64)
+    return np.cumsum(np.where(is_named, chunk.last_entry - chunk.first_entry + 1, 0))
 
 
-def _latest(values: Int64s, before: int) -> Int64s:
+def _latest(is_known: Bools, values: npt.NDArray[_Scalar], before: int) -> npt.NDArray[_Scalar]:
     """Carry each known value forward over the unknown ones that follow, beginning with `before`."""
-    known = np.where(values != _UNKNOWN, np.arange(len(values)), -1)
-    at = np.maximum.accumulate(known) if len(known) else known
-    return np.where(at >= 0, values[at], before)
-
-
-def _latest_flag(begins: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], *, before: bool) -> npt.NDArray[np.bool_]:
-    """Return, at each event, whether the latest beginning is later than the latest end."""
-    marks = np.where(begins, 1, np.where(ends, 0, _UNKNOWN))
-    return _latest(marks, int(before)).astype(np.bool_)
+    at = np.flatnonzero(is_known)
+    lengths = np.diff(at, prepend=0, append=len(values))
+    return np.repeat(np.append(np.array([before], values.dtype), values[at]), lengths)

@@ -60,10 +60,15 @@ class Policy:
     @property
     def is_plain(self) -> bool:
         """Whether each persist makes everything durable that is acked, so that counting replaces the cursor."""
+        return self.leaves_nothing_out and not self.blocks
+
+    @property
+    def leaves_nothing_out(self) -> bool:
+        """Whether each persist makes everything durable that is acked."""
         config = self.cursor
         limits_nothing = config.format is Format.NATIVE and config.range_count_max is None
         holds_nothing_back = config.become_old_ack_record_seconds == 0
-        return limits_nothing and holds_nothing_back and self.ledger_writable and not self.blocks
+        return limits_nothing and holds_nothing_back and self.ledger_writable
 
     @property
     def blocks(self) -> bool:

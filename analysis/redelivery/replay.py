@@ -123,7 +123,7 @@ def pieces(chunk: Chunk) -> list[Chunk]:
     """
     cuts = {0, len(chunk.ts_ms)}
     cuts.update((np.flatnonzero(chunk.kind == EventKind.CRASH) + 1).tolist())
-    begins_anew = np.isin(chunk.kind, _RESTARTS)
+    begins_anew = chunk.is_any_of(_RESTARTS)
     cuts.update((np.flatnonzero(begins_anew[1:] != begins_anew[:-1]) + 1).tolist())
     bounds = sorted(cuts)
     if len(bounds) == 2:

@@ -59,6 +59,19 @@ class Schedule:
         begin = int(bool(self._waiting) and self._waiting[-1] == ticks[0])
         self._waiting += ticks[begin:].tolist()
 
+    def acked_at(self, ts_ms: int) -> None:
+        """Take note of one newly acked message, as `acked` does."""
+        tick = self.tick_at(ts_ms)
+        if not self._waiting or self._waiting[-1] != tick:
+            self._waiting.append(tick)
+
+    @property
+    def quiet_until(self) -> int:
+        """The last tick before which nothing will be due, whatever is acked."""
+        if self._limiter is None:
+            return self._flush_at
+        return min(self._flush_at, self.tick_at(self._permit_at))
+
     def next_due(self) -> int | None:
         """Return the next tick at which the cursor persists for what was acked so far; None if nothing waits."""
         if not self._waiting:

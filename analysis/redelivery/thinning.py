@@ -28,8 +28,8 @@ def thinned(chunk: Chunk) -> Chunk:
 
     Complexity: O(events log events).
     """
-    is_mark = np.isin(chunk.kind, _MARKS)
-    if not (is_mark | np.isin(chunk.kind, _PLAIN)).all():
+    is_mark = chunk.is_any_of(_MARKS)
+    if not (is_mark | chunk.is_any_of(_PLAIN)).all():
         return chunk
     is_last = np.append((chunk.ts_ms[1:] != chunk.ts_ms[:-1]) | is_mark[1:] | is_mark[:-1], True)
     lasts = np.flatnonzero(is_last)

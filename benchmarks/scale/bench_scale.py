@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from os import sched_getaffinity
 from pathlib import Path
@@ -28,7 +29,7 @@ from benchmarks.scale import worker_memory
 from benchmarks.scale.rows import Summary, summaries, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Row, SparkSession
@@ -38,6 +39,16 @@ SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
 RUNS = 3
 HOT_SHARE = 0.9
 GRID = [Policy.from_mapping({"flush_interval_ms": flush_ms}) for flush_ms in (1_000, 60_000, 30_000, 10_000, 5_000)]
+KIND_EVENTS = 1_000_000
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "range limit": {"range_count_max": 1_000},
+    "young, 5 s": {"become_old_ack_record_seconds": 5},
+    "young, AUTO": {"become_old_ack_record_seconds": "AUTO"},
+    "blocking that never stops": {"max_unpersisted_ack_record_bytes": 10_000_000},
+    "blocking that stops most of the time": {"max_unpersisted_ack_record_bytes": 20_000},
+    "metadata store": {"ledger_writable": False},
+}
+"""Policies that a replay cannot count its way through, each of another kind."""
 WORKLOAD = "key_shared"
 RATE = "million events/s"
 # A size that the last one lets expect to take longer than this is left out.
@@ -150,6 +161,17 @@ def measure_skew(report: Report, spark: SparkSession, directory: Path, events: i
     report.time(f"hot, {events:,} events", "s", taken["hot"], Against("even", taken["even"].median))
 
 
+def measure_kinds(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+    """Measure one policy of each kind."""
+    trace = directory / "kinds"
+    make_trace(spark, plan_of(events), trace)
+    taken = in_turn({
+        name: partial(replayed, spark, trace, [Policy.from_mapping(settings)]) for name, settings in KINDS.items()
+    })  # fmt: skip
+    for name, spread in taken.items():
+        report.time(f"{name}, {events:,} events", RATE, rate(spread, events))
+
+
 def row_of(events: int, what: str) -> str:
     """Name a figure: the picture finds it by that."""
     return f"{what}, curve, {events:,} events"
@@ -193,7 +215,11 @@ def main() -> None:
     report = (Report if is_kept else Screen)("scale", ABOUT)
     spark = local_session()
     with TemporaryDirectory() as directory:
-        for measure, size in ((measure_peers, chosen.events), (measure_skew, chosen.events)):
+        for measure, size in (
+            (measure_peers, chosen.events),
+            (measure_skew, chosen.events),
+            (measure_kinds, min(chosen.events, KIND_EVENTS)),
+        ):
             measure(report, spark, Path(directory), size)
         measure_curve(report, spark, Path(directory), chosen.sizes)
     report.publish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from ackstate.errors import AckStateError
 from ackstate.record_size import isolated_range_bytes
@@ -34,6 +34,38 @@ class AckRefusedError(AckStateError):
     """
 
 
+class Reservations(Protocol):
+    """Which messages are on their way, and what is reserved for their acks: what `Deliveries` says of that."""
+
+    reserved_bytes: int
+    reserved_ranges: int
+    unacked_messages: int
+
+    def get(self, position: Position) -> Sent | None:
+        """Return how a message was sent; None if it is not on its way."""
+        ...
+
+    def unacked_of(self, consumer: str) -> int:
+        """Return how many messages a consumer has."""
+        ...
+
+    def add(self, position: Position, sent: Sent) -> None:
+        """Note a message that goes out now; it is not on its way yet."""
+        ...
+
+    def settle(self, position: Position) -> Sent | None:
+        """Forget a message and what was reserved for it; None if it was not on its way."""
+        ...
+
+    def reduce(self, position: Position, message_count: int) -> int:
+        """Note how many messages of a batch are still unacked, and return by how many that is less."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+
 @final
 class Admission:
     """Lets messages out against what is reserved for their acks.
@@ -42,9 +74,17 @@ class Admission:
         cursor: The ack state.
         gate: Its limits; None where none applies.
         promotes_young: Whether young acks are persisted early before they would close the gate.
+        sent: Where the messages on their way are noted instead of in `deliveries`.
     """
 
-    def __init__(self, cursor: ManagedCursor, *, gate: DispatchGate | None, promotes_young: bool) -> None:
+    def __init__(
+        self,
+        cursor: ManagedCursor,
+        *,
+        gate: DispatchGate | None,
+        promotes_young: bool,
+        sent: Reservations | None = None,
+    ) -> None:
         self.deliveries = Deliveries()
         self.refused_by: Rule | None = None
         """Which rule refused the last message that was refused."""
@@ -52,25 +92,26 @@ class Admission:
         """Why the last persist failed; None if it did not."""
         self._cursor = cursor
         self._gate = gate
-        self._promotes_young = promotes_young
+        self._promotes_young = promotes_young and cursor.young_age.is_on
         self._promote_again_ms = 0
+        self._sent: Reservations = self.deliveries if sent is None else sent
 
     def usage(self, consumer: str = "") -> Usage:
         """Return what the subscription uses now."""
-        deliveries = self.deliveries
+        sent = self._sent
         return Usage(
             self._cursor.unpersisted_record_bytes,
-            deliveries.reserved_bytes,
-            deliveries.unacked_messages,
+            sent.reserved_bytes,
+            sent.unacked_messages,
             self._range_count(),
-            deliveries.reserved_ranges,
-            deliveries.unacked_of(consumer),
+            sent.reserved_ranges,
+            sent.unacked_of(consumer),
         )
 
     def record_bytes_max(self) -> int | None:
         """Return how much may be un-persisted beside what is reserved; None for anything."""
         limit = self._bytes_limit
-        return None if limit is None else limit - self.deliveries.reserved_bytes
+        return None if limit is None else limit - self._sent.reserved_bytes
 
     def binding(self, consumer: str) -> set[Rule]:
         """Return the limits on the ack state that keep new messages back: closed, or without room for one more."""
@@ -94,7 +135,7 @@ class Admission:
         """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""
         gate = self._gate
         if gate is None:
-            self.deliveries.add(position, sent)
+            self._sent.add(position, sent)
             return True
         cost = isolated_range_bytes(*position)
         self._promote_for(cost, now_ms=now_ms)
@@ -115,7 +156,7 @@ class Admission:
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent that may go out while new ones may not, unless its ack could pass a limit."""
         if self._gate is None:
-            self.deliveries.add(position, sent)
+            self._sent.add(position, sent)
             return True
         cost = isolated_range_bytes(*position)
         if not self._has_bytes_for(cost):
@@ -144,7 +185,7 @@ class Admission:
             AckRefusedError: As `make_room`.
             What `ack` raises.
         """
-        sent = self.deliveries.get(position)
+        sent = self._sent.get(position)
         if self._gate is None or (sent is not None and sent.is_covered(position)):
             return ack()
         self.make_room(position, now_ms=now_ms)
@@ -159,7 +200,7 @@ class Admission:
             AckRefusedError: There is no room for it, and the store made none.
             CursorFencedError: Another owner has the cursor.
         """
-        sent = self.deliveries.get(position)
+        sent = self._sent.get(position)
         if self._gate is None or (sent is not None and sent.is_covered(position)):
             return
         if self._refused_by(position) is Rule.UNPERSISTED_ACK_RECORD_BYTES:
@@ -173,7 +214,7 @@ class Admission:
         """Forget messages that are no longer on their way, return those that were, with what was known of them."""
         settled = []
         for position in positions:
-            sent = self.deliveries.settle(position)
+            sent = self._sent.settle(position)
             if sent is not None:
                 settled.append((position, sent))
         if settled and self._gate is not None:
@@ -182,14 +223,14 @@ class Admission:
 
     def reduce(self, position: Position, message_count: int) -> None:
         """Note how many messages of a batch on its way are still unacked."""
-        taken_off = self.deliveries.reduce(position, message_count)
+        taken_off = self._sent.reduce(position, message_count)
         if taken_off and self._gate is not None:
             self._gate.count_unacked(-taken_off)
 
     def clear(self) -> None:
         """Forget all messages on their way."""
-        unacked = self.deliveries.unacked_messages
-        self.deliveries.clear()
+        unacked = self._sent.unacked_messages
+        self._sent.clear()
         if self._gate is not None:
             self._gate.count_unacked(-unacked)
 
@@ -207,7 +248,7 @@ class Admission:
             of: The one consumer that has fewer messages now; empty if it may be any, None if it is nobody.
         """
         if self._gate is not None and self._gate.is_closed:
-            self._gate.refresh(self.usage(), None if of is None else self.deliveries.unacked_of, of or "")
+            self._gate.refresh(self.usage(), None if of is None else self._sent.unacked_of, of or "")
 
     @property
     def promote_again_ms(self) -> int | None:
@@ -260,13 +301,13 @@ class Admission:
         if not verdict.granted:
             self.refused_by = verdict.rule
             return False
-        self.deliveries.add(position, sent)
+        self._sent.add(position, sent)
         self._gate.count_unacked(sent.message_count)
         return True
 
     def _has_bytes_for(self, cost: int) -> bool:
         limit = self._bytes_limit
-        return limit is None or self._cursor.unpersisted_record_bytes + self.deliveries.reserved_bytes + cost <= limit
+        return limit is None or self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes + cost <= limit
 
     def _promote_for(self, cost: int, *, now_ms: int) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
@@ -274,7 +315,7 @@ class Admission:
         if limit is None or not self._promotes_young:
             return
         assert self._gate is not None
-        reserved = self.deliveries.reserved_bytes
+        reserved = self._sent.reserved_bytes
         if self._has_bytes_for(cost):
             if not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
@@ -294,7 +335,7 @@ class Admission:
             return False
         assert self._gate is not None
         mark = int(limit * self._gate.limits.unpersisted_release_ratio)
-        if self.deliveries.reserved_bytes > mark or not self._may_promote(now_ms=now_ms):
+        if self._sent.reserved_bytes > mark or not self._may_promote(now_ms=now_ms):
             return False
         return Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(self.usage(), "")
 
@@ -313,7 +354,7 @@ class Admission:
         """Return which limit of the ack state has no room for the ack of a message; None if all have."""
         if self._cursor.is_acked(position):
             return None
-        sent = self.deliveries.get(position)
+        sent = self._sent.get(position)
         reserved_bytes, reserved_ranges = (sent.record_bytes, sent.range_count) if sent is not None else (0, 0)
         usage = self.usage()
         ranges_max, bytes_max = self._ranges_limit, self._bytes_limit

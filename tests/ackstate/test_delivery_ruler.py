@@ -214,3 +214,45 @@ def test_what_was_old_after_the_clock_went_back_stays_old_when_its_mark_is_dropp
         ruler.record(Position(3, 40 + entry_id), 1_003_001 + entry_id)
     assert ruler.frontier(1_000_000, now_ms=1_003_089) == Position(3, 29)
     assert ruler.frontier(1_000_000, now_ms=1_004_000) == Position(3, 39)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from((0, 0, 1, 1, 3, 40, 5_000)), st.sampled_from((1, 1, 2, 9)), st.integers(1, 200)),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+def assert_many_are_as_each(steps, sizes):
+    positions, times, now_ms, entry = [], [], 0, 0
+    for wait_ms, entries, count in steps:
+        for _ in range(count):
+            now_ms, entry = now_ms + max(wait_ms, 1), entry + entries
+            positions.append(Position(3, entry))
+            times.append(now_ms)
+    one, many, begin = DeliveryRuler(marks_max=128), DeliveryRuler(marks_max=128), 0
+    for size in [*sizes, len(times)]:
+        # The last of before comes again, at a time that is over.
+        part = slice(max(begin - 1, 0), begin + size)
+        repeated = [time - 1 for time in times[part][:1]] + times[part][1:]
+        for position, time in zip(positions[part], repeated, strict=True):
+            one.record(position, time)
+        many.record_many(positions[part], repeated)
+        assert (one.marks(), one.room) == (many.marks(), many.room)
+        begin += size
+
+
+RULER_SIZES = st.lists(st.integers(0, 300), max_size=6)
+test_many_records_are_as_each_of_them = given(STEPS, RULER_SIZES)(assert_many_are_as_each)
+
+
+def test_it_catches_many_records_that_are_thinned_too_late(monkeypatch):
+    monkeypatch.setattr(DeliveryRuler, "room", property(lambda self: 1 + self._marks_max - len(self._times)))
+    with pytest.raises(AssertionError):
+        assert_many_are_as_each([(1, 1, 200)] * 3, [])
+
+
+def test_it_catches_many_records_that_add_a_mark_for_a_known_time():
+    ruler = DeliveryRuler()
+    ruler.record_many([Position(3, 1), Position(3, 2)], [5, 6])
+    ruler.record_many([Position(3, 1), Position(3, 4), Position(3, 7)], [4, 6, 9])
+    assert ruler.marks() == ([5, 6, 9], [Position(3, 1), Position(3, 4), Position(3, 7)])

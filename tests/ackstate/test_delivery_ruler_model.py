@@ -127,11 +127,17 @@ def test_ages_within_the_range_are_hardly_late_when_the_oldest_marks_are_dropped
             assert at_or_above(ruler.frontier(age_ms, newest), exact_frontier(records, late_ms, now_ms=newest))
 
 
-def thin_by(cell, keep):
-    """Return a thinning that keeps one mark of each cell, as `cell` tells them apart."""
+def cell(self, time):
+    """Return the width of the cell of a mark, in bits, and its number among those of that width."""
+    width_bits = max(((self._times[-1] - time) // self._cells_per_doubling).bit_length() - 1, 0)
+    return width_bits, time >> width_bits
+
+
+def thin_by(cell_of, keep):
+    """Return a thinning that keeps one mark of each cell, as `cell_of` tells them apart."""
 
     def thin(self):
-        cells = [cell(self, time) for time in self._times]
+        cells = [cell_of(self, time) for time in self._times]
         borders = [i + 1 for i, (one, other) in enumerate(pairwise(cells)) if one != other]
         kept = [keep(part) for part in pairwise([0, *borders, len(cells)])][-(self._marks_max * 7 // 8) :]
         self._times = [self._times[i] for i in kept]
@@ -205,7 +211,7 @@ def assert_caught_by(*story, saying=None, **begin):
 
 def test_the_planted_thinnings_differ_from_the_real_one_by_their_bug_only():
     ruler, other = DeliveryRuler(), DeliveryRuler()
-    other._thin = thin_by(DeliveryRuler._cell, last_of).__get__(other)
+    other._thin = thin_by(cell, last_of).__get__(other)
     for entry in range(3_000):
         for each in (ruler, other):
             each.record(Position(3, entry), entry**2)
@@ -225,12 +231,12 @@ def test_model_catches_cells_counted_back_from_the_newest_mark(monkeypatch):
 
 
 def test_model_catches_an_older_mark_that_stays_for_its_cell(monkeypatch):
-    monkeypatch.setattr(DeliveryRuler, "_thin", thin_by(DeliveryRuler._cell, first_of))
+    monkeypatch.setattr(DeliveryRuler, "_thin", thin_by(cell, first_of))
     assert_caught_by(*SHORT_STORY, saying="late")
 
 
 def test_model_catches_cells_twice_as_wide(monkeypatch):
-    thin = thin_by(lambda self, time: twice_as_wide(DeliveryRuler._cell(self, time), time), last_of)
+    thin = thin_by(lambda self, time: twice_as_wide(cell(self, time), time), last_of)
     monkeypatch.setattr(DeliveryRuler, "_thin", thin)
     assert_caught_by(*WINDING_STORY, marks_max=192, start=12_345, saying="late")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from ackstate import AckStateError, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
+from cursor.auto_age import AUTO
 
 P = Position
 
@@ -106,3 +108,24 @@ def test_a_receipt_cannot_be_changed_and_is_short(config):
     with pytest.raises(AttributeError):
         one.number = 5
     assert max(len(repr(one)), len(repr(many))) < 100
+
+
+def test_entries_of_many_ledgers_are_acked_together_or_not_at_all():
+    (one, _), (many, _) = (opened({3: 5, 4: 5}, become_old_ack_record_seconds=AUTO) for _ in range(2))
+    for cursor in (one, many):
+        cursor.delivered(P(4, 4), now_ms=0)
+    entries = {3: BitMap([0, 1, 3]), 4: BitMap([2])}
+    with pytest.raises(AckStateError, match="4:5"):
+        many.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1)
+    assert many.redelivery_if_crashed == 0
+    receipt = many.ack_bitmaps(entries, now_ms=1)
+    for ledger_id, bitmap in entries.items():
+        one.ack_entries(ledger_id, bitmap, now_ms=1)
+    assert (receipt.newly_acked, receipt.entries) == (4, entries)
+    assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
+    assert many.ack_bitmaps(entries, now_ms=1).newly_acked == 0
+    # How late they came is the caller's to tell.
+    assert [cursor.young_age.chooser.choice.sample_count for cursor in (one, many)] == [4, 0]
+    many.close(now_ms=2)
+    with pytest.raises(AckStateError):
+        many.ack_bitmaps(entries, now_ms=3)

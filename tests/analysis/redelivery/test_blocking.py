@@ -6,18 +6,17 @@ import heapq
 import logging
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ackstate.position import Position
-from analysis.redelivery.acked import Chunk
 from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.policy import Policy
 from analysis.redelivery.subscription_replay import SubscriptionReplay
 from analysis.trace.events import Event, EventKind
+from chunks import chunk_of
 from cursor.managed import ManagedCursor
 from cursor.message_log import NO_DELAY, Message, MessageLog
 from cursor.stores.memory import MemoryStore
@@ -33,6 +32,9 @@ TAIL_MS = 600
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch, caplog):
     monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    # So that such small traces are taken in runs where the gate stays open, and one by one elsewhere.
+    monkeypatch.setattr("analysis.redelivery.gated_replay._RUN_MIN", 2)
+    monkeypatch.setattr("analysis.redelivery.gated_replay._STEPS", 3)
     caplog.set_level(logging.ERROR)
 
 
@@ -164,10 +166,6 @@ POLICIES = st.fixed_dictionaries(
     },
 )  # as settings: they are no policies before the limits may be so small
 SIZES = st.lists(st.integers(0, 40), max_size=4)
-
-
-def chunk_of(events):
-    return Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
 
 
 def assert_agreement(events, found, sizes):

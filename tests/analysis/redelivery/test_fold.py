@@ -8,15 +8,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import analysis.redelivery.fold as fold_module
-from analysis.redelivery.acked import AckedFold, Chunk
+from analysis.redelivery.acked import AckedFold
 from analysis.redelivery.fold import RedeliveryFold
 from analysis.trace.events import Event, EventKind
+from chunks import chunk_of
 from traces import State, replay, traces
-
-
-def chunk_of(events):
-    columns = {name: np.array([getattr(event, name) for event in events], dtype=np.int64) for name in Chunk._fields}
-    return Chunk(**columns)
 
 
 def folded_states(events, sizes):
@@ -76,7 +72,7 @@ def test_the_comparison_catches_redeliveries_that_are_overlooked(monkeypatch):
 
 
 def test_the_comparison_catches_a_persist_that_covers_nothing(monkeypatch):
-    monkeypatch.setattr(fold_module, "_latest", lambda values, before: np.full(len(values), before))
+    monkeypatch.setattr(fold_module, "_latest", lambda _, values, before: np.full(len(values), before))
     assert_agreement_fails()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from analysis.redelivery.acked import AckedFold, Chunk
+import montecarlo
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+from analysis.redelivery.acked import AckedFold
+from analysis.redelivery.age_feed import AgeFeed
 from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.journal_size import JournalSize
 from analysis.redelivery.mark_delete import MarkDeleteFold
@@ -19,19 +22,15 @@ from analysis.redelivery.policy import Policy
 from analysis.redelivery.schedule import Schedule
 from analysis.redelivery.subscription_replay import SubscriptionReplay, _Life
 from analysis.trace.events import Event, EventKind
-
-_SPEC = importlib.util.spec_from_file_location("montecarlo", Path(__file__).with_name("montecarlo.py"))
-montecarlo = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(montecarlo)
+from chunks import chunk_of
+from cursor.auto_age import AutoAge
+from cursor.managed import ManagedCursor
+from cursor.stores.memory import MemoryStore
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
     caplog.set_level(logging.ERROR)
-
-
-def chunk_of(events):
-    return Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
 
 
 def replayed(events, policies, log, *, sizes, end_ms):
@@ -149,3 +148,118 @@ def test_a_trace_begins_with_what_its_cursor_found():
     policies = [Policy(), Policy.from_mapping({"range_count_max": 0})]
     curves, _ = replayed(events, policies, {3: 9}, sizes=[1], end_ms=20)
     assert curves == [dict.fromkeys(range(5, 9), 0) | dict.fromkeys(range(9, 21), 1)] * 2
+
+
+def deliveries(ts_ms, entries):
+    return [Event(ts_ms, EventKind.DELIVER, 3, entry, entry) for entry in entries]
+
+
+def held_until(events, age):
+    """Return until when acks are not durable that are young at first, as a real cursor has it, too."""
+    policy = Policy.from_mapping({"flush_interval_ms": 50, "become_old_ack_record_seconds": age})
+    assert_agreement((events, {3: 40}), [policy], [])
+    (curve,), _ = replayed(events, [policy], {3: 40}, sizes=[], end_ms=events[-1].ts_ms + 3_000)
+    return max(now_ms for now_ms, count in curve.items() if count)
+
+
+def test_what_is_delivered_again_after_a_reset_becomes_old_again():
+    events = [
+        *deliveries(1_000, range(6)),
+        Event(1_100, EventKind.RESET),
+        *deliveries(1_200, range(4)),
+        Event(1_201, EventKind.ACK, 3, 2, 2),
+        Event(2_100, EventKind.PUBLISH),
+    ]
+    assert held_until(events, 1) == 2_199
+
+
+def test_mark_deletes_do_not_say_how_late_acks_come():
+    events = [
+        *deliveries(1_000, range(10)),
+        Event(4_000, EventKind.MARK_DELETE, 3, 0, 3),
+        *deliveries(4_100, range(10, 14)),
+        *(Event(4_110, EventKind.ACK, 3, entry, entry) for entry in (11, 13)),
+        Event(5_000, EventKind.PUBLISH),
+    ]
+    assert held_until(events, AutoAge(late_share_max=0.5, seconds_min=1, seconds_max=10)) == 5_099
+
+
+def test_it_catches_mark_deletes_that_say_how_late_acks_come(monkeypatch):
+    built = AgeFeed.__init__
+
+    def init(self, young, events, news):
+        kind = np.where(events.kind == EventKind.MARK_DELETE, int(EventKind.ACK), events.kind)
+        built(self, young, events._replace(kind=kind), news)
+
+    monkeypatch.setattr(AgeFeed, "__init__", init)
+    with pytest.raises(AssertionError):
+        test_mark_deletes_do_not_say_how_late_acks_come()
+
+
+def test_it_catches_marks_of_which_the_replay_does_not_know(monkeypatch):
+    taken = AgeFeed.take
+    monkeypatch.setattr(AgeFeed, "take", lambda self, end: taken(self, end)[:0])
+    with pytest.raises(AssertionError):
+        test_what_is_delivered_again_after_a_reset_becomes_old_again()
+
+
+def assert_same_ruler(chance, age, *, ack_share, count=658):
+    """Compare with a cursor that is ticked each millisecond, with far more deliveries than its ruler has marks."""
+    events, now_ms = [], 1_000
+    for entry in range(count):
+        now_ms += chance.choice((0, 1, 2, 9))
+        events += deliveries(now_ms, [entry])
+        if chance.random() < ack_share:
+            acked = max(0, entry - chance.choice((1, 30, 200)))
+            events.append(Event(now_ms, EventKind.ACK, 3, acked, acked))
+    policy = Policy.from_mapping({"flush_interval_ms": 20, "become_old_ack_record_seconds": age})
+    assert_agreement((events, {3: 700}), [policy], [200])
+    replay = CursorReplay(policy, {3: 700}, opened_ms=1_000)
+    chunk = chunk_of(events)
+    replay.take_events(chunk, AckedFold().take(chunk), until_ms=now_ms + 1)
+    real = ManagedCursor.open(
+        MemoryStore(), topic="t", subscription="s", ledgers=LedgerMap.from_counts({3: 700}), config=policy.cursor,
+        now_ms=1_000,
+    )  # fmt: skip
+    waiting = list(events)
+    for each_ms in range(1_000, now_ms + 1):
+        while waiting and waiting[0].ts_ms == each_ms:
+            event = waiting.pop(0)
+            position = Position(3, event.first_entry)
+            if event.kind == EventKind.DELIVER:
+                real.delivered(position, now_ms=each_ms)
+            else:
+                real.ack(position, now_ms=each_ms)
+        real.tick(now_ms=each_ms)
+    young, other = real.young_age, replay.cursor.young_age
+    assert young.ruler.marks() == other.ruler.marks()
+    ages = [young.ruler.frontier(young.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
+    assert ages == [other.ruler.frontier(other.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
+
+
+SOON = AutoAge(late_share_max=0.2, seconds_min=1, seconds_max=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("age", [1, SOON])
+@pytest.mark.parametrize("ack_share", [0, 0.005, 0.5])
+def test_a_ruler_that_was_thinned_says_the_same(age, ack_share):
+    assert_same_ruler(Random(7), age, ack_share=ack_share)
+
+
+def test_it_catches_a_ruler_that_nobody_asks_before_it_is_thinned(monkeypatch):
+    monkeypatch.setattr(CursorReplay, "_ask_before", lambda self, now_ms: None)
+    with pytest.raises(AssertionError):
+        assert_same_ruler(Random(7), 1, ack_share=0)
+
+
+def test_where_nothing_is_acked_the_ruler_is_hardly_asked(monkeypatch):
+    asked = []
+    is_due = ManagedCursor.is_persist_due
+    monkeypatch.setattr(
+        ManagedCursor, "is_persist_due", lambda self, *, now_ms: asked.append(now_ms) or is_due(self, now_ms=now_ms)
+    )
+    policy = Policy.from_mapping({"flush_interval_ms": 20, "become_old_ack_record_seconds": 1})
+    chunk = chunk_of([each for entry in range(4_000) for each in deliveries(1_000 + entry, [entry])])
+    CursorReplay(policy, {3: 4_000}, opened_ms=1_000).take_events(chunk, AckedFold().take(chunk), until_ms=5_000)
+    assert len(asked) < 60

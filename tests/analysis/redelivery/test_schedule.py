@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis.redelivery.policy import Policy
 from analysis.redelivery.schedule import Schedule
@@ -14,3 +16,29 @@ def test_two_acks_that_wait_out_the_first_interval_are_one_persist():
     schedule.acked(np.array([1_000, 1_002]))
     assert schedule.persist_until(1_003).tolist() == []
     assert schedule.persist_until(1_009).tolist() == [1_008]
+
+
+SETTINGS = st.fixed_dictionaries({
+    "flush_interval_ms": st.sampled_from((0, 5, 40)),
+    "tick_ms": st.sampled_from((1, 7)),
+    "mark_delete_rate_limit": st.sampled_from((0, 20, 300)),
+})  # fmt: skip
+STEPS = st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30)
+
+
+@given(SETTINGS, STEPS)
+def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found, steps):
+    one, many = (Schedule(Policy.from_mapping(found), opened_ms=1_000) for _ in range(2))
+    now_ms = 1_000
+    for wait_ms, is_persisted in steps:
+        now_ms += wait_ms
+        quiet_until = one.quiet_until
+        one.acked_at(now_ms)
+        many.acked(np.array([now_ms]))
+        due = one.next_due()
+        assert due == many.next_due()
+        assert due >= quiet_until
+        if is_persisted and due <= now_ms + 30:
+            now_ms = due + 1
+            one.persisted(due)
+            many.persisted(due)

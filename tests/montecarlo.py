@@ -11,6 +11,7 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from analysis.redelivery.policy import Policy
 from analysis.trace.events import Event, EventKind
+from cursor.auto_age import AutoAge
 from cursor.managed import ManagedCursor
 from cursor.store import StoreError
 from cursor.stores.memory import MemoryStore
@@ -212,7 +213,7 @@ POLICIES = st.fixed_dictionaries(
         "mark_delete_rate_limit": st.sampled_from((1, 3, 20, 500)),
         "range_count_max": st.sampled_from((0, 1, 2, 5)),
         "keep": st.sampled_from(("LOWEST", "WIDEST")),
-        "become_old_ack_record_seconds": st.sampled_from((1, 2, "AUTO")),
+        "become_old_ack_record_seconds": st.sampled_from((1, 2, "AUTO", AutoAge(late_share_max=0.5, seconds_max=3))),
         "format": st.sampled_from(("NATIVE", "PULSAR")),
         "range_form": st.sampled_from(("LIST", "WORDS")),
         "ledger_writable": st.sampled_from(("true", "false")),

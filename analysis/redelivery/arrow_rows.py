@@ -1,0 +1,25 @@
+"""Rows of Arrow as the arrays that a replay takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.redelivery.acked import Chunk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from analysis.redelivery.acked import Int64s
+
+
+def chunk_at(batch: pa.RecordBatch, index: int) -> Chunk:
+    """Return a row's events; the columns are those of `Chunk`, each a list."""
+    return Chunk(*(array_at(batch[name], index) for name in Chunk._fields))
+
+
+def array_at(column: pa.Array, index: int) -> Int64s:
+    """Return a row of a list column; it may share the column's memory."""
+    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return values

@@ -1,0 +1,47 @@
+"""A broker that cannot write cursor ledgers: every persist takes the route to the metadata store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast, final
+
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from cursor.store import LedgerStore, MetadataStore, Store
+
+
+@final
+class StoreWithoutLedgers:
+    """A store that makes no ledgers; all else is done by another.
+
+    Args:
+        store: The other.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """See `Store.ledgers`."""
+        return cast("LedgerStore", self)
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """See `Store.metadata`."""
+        return self._store.metadata
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._store.close()
+
+    def create(self, owner: str) -> int:
+        """Refuse.
+
+        Raises:
+            StoreError: Always.
+        """
+        raise StoreError(f"no ledger can be written for {owner}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.ledgers, name)

@@ -1,0 +1,234 @@
+"""Runs of events taken at once, where the gate is sure to stay open, against each event taken by itself."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+import montecarlo
+from ackstate.position import Position
+from analysis.redelivery.gated_replay import GatedReplay
+from analysis.redelivery.on_their_way import CONSUMER, OnTheirWay, worst_case
+from analysis.redelivery.open_run import OpenRun, delivery_costs
+from analysis.redelivery.policy import Policy
+from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.trace.events import Event, EventKind
+from chunks import chunk_of
+from cursor.auto_age import AutoAge
+from cursor.dispatch.deliveries import Sent
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch, caplog):
+    monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    caplog.set_level(logging.ERROR)
+
+
+class Taken:
+    """Counts how events are taken, and lets no run be taken at once, or every one that may be."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+        self.steps = self.at_once = 0
+        monkeypatch.setattr(GatedReplay, "_step", self._step(GatedReplay._step))
+        monkeypatch.setattr(GatedReplay, "_take_run", self._take_run(GatedReplay._take_run))
+
+    def set(self, run_min, steps):
+        self.steps = self.at_once = 0
+        self.monkeypatch.setattr("analysis.redelivery.gated_replay._RUN_MIN", run_min)
+        self.monkeypatch.setattr("analysis.redelivery.gated_replay._STEPS", steps)
+
+    def _step(self, real):
+        def step(replay, events):
+            self.steps += len(events.ts_ms)
+            real(replay, events)
+
+        return step
+
+    def _take_run(self, real):
+        def take_run(replay, run):
+            self.at_once += len(run.events.ts_ms)
+            real(replay, run)
+            replay._sent._check()
+            usage = replay._admission.usage()
+            limit = replay._limits.max_unpersisted_ack_record_bytes
+            assert usage.unpersisted_record_bytes + usage.reserved_bytes <= limit
+            assert not replay._gate.is_closed
+
+        return take_run
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    return Taken(monkeypatch)
+
+
+def curve_of(events, policy, log, sizes):
+    replay, begin, last = SubscriptionReplay([policy], log), 0, {}
+    parts = []
+    for size in [*sizes, len(events)]:
+        if events[begin : begin + size]:
+            parts += replay.take(chunk_of(events[begin : begin + size]))
+        begin += size
+    end_ms = events[-1].ts_ms + 450
+    for points in [*parts, *replay.end(end_ms)]:
+        last.update(zip(points.ts_ms.tolist(), points.value.tolist(), strict=True))
+    value = 0
+    at_end = {now_ms: (value := last.get(now_ms, value)) for now_ms in range(events[0].ts_ms, end_ms + 1)}
+    costs = replay.curves[0].costs
+    return at_end, (costs.write_count, costs.blocked_ms, replay.curves[0].sum.peak)
+
+
+def assert_same(taken, trace, policy, sizes=()):
+    """Return how many events were taken at once."""
+    events, log = trace
+    taken.set(run_min=1, steps=2)
+    at_once = curve_of(events, policy, log, sizes)
+    count = taken.at_once
+    taken.set(run_min=10**9, steps=2)
+    stepped = curve_of(events, policy, log, sizes)
+    assert taken.at_once == 0
+    assert montecarlo.first_difference(at_once[0], stepped[0]) is None, policy
+    assert at_once[1] == stepped[1], policy
+    return count
+
+
+AGES = (0, 0, 1, AutoAge(late_share_max=0.5, seconds_min=1, seconds_max=4))
+POLICIES = st.fixed_dictionaries(
+    {
+        "max_unpersisted_ack_record_bytes": st.sampled_from((60, 150, 400, 5_000)),
+        "flush_interval_ms": st.sampled_from((0, 5, 30, 400)),
+        "become_old_ack_record_seconds": st.sampled_from(AGES),
+    },
+    optional={
+        "tick_ms": st.sampled_from((1, 7, 50)),
+        "mark_delete_rate_limit": st.sampled_from((3, 20)),
+        "range_count_max": st.sampled_from((0, 2, 5)),
+        "format": st.sampled_from(("NATIVE", "PULSAR")),
+        "ledger_writable": st.sampled_from(("true", "false")),
+    },
+)  # as settings: they are no policies before the limits may be so small
+SIZES = st.lists(st.integers(0, 30), max_size=3)
+
+
+@pytest.mark.slow
+def test_runs_taken_at_once_are_as_each_event(taken):
+    """With promotions, crashes, restarts and resets."""
+    counts = []
+
+    @settings(max_examples=60)
+    @given(montecarlo.small_traces(), POLICIES, SIZES)
+    def agree(trace, found, sizes):
+        counts.append(assert_same(taken, trace, Policy.from_mapping(found), sizes))
+
+    agree()
+    assert sum(counts) > 0
+
+
+def traffic(count, *, lag=20, per_ms=3):
+    """Deliveries in order, of which each second is acked so many later, and the others thrice as late."""
+    events = []
+    for number in range(count):
+        ts_ms = 1_000 + number // per_ms
+        events.append(Event(ts_ms, EventKind.DELIVER, 3, number, number))
+        acked = number - lag if (number - lag) % 2 == 0 else number - 3 * lag
+        if acked >= 0:
+            events.append(Event(ts_ms, EventKind.ACK, 3, acked, acked))
+    return events, {3: count}
+
+
+def policy_of(limit, **found):
+    return Policy.from_mapping({"max_unpersisted_ack_record_bytes": limit, "flush_interval_ms": 50, **found})
+
+
+@pytest.mark.parametrize("found", [{}, {"become_old_ack_record_seconds": 1}, {"range_count_max": 2}])
+def test_far_below_the_limit_no_event_is_taken_by_itself(taken, found):
+    events, log = traffic(600)
+    taken.set(run_min=1, steps=64)
+    curve_of(events, policy_of(1_000_000, **found), log, [100])
+    assert (taken.steps, taken.at_once) == (0, len(events))
+
+
+def test_near_the_limit_most_are_taken_at_once_and_at_it_none(taken):
+    trace = traffic(600)
+    assert assert_same(taken, trace, policy_of(2_500)) > len(trace[0]) // 2
+    assert 0 < assert_same(taken, trace, policy_of(900)) < len(trace[0]) // 2
+
+
+def test_it_catches_a_bound_that_leaves_out_what_is_acked_only(taken, monkeypatch):
+    events = [Event(1_000 + number, EventKind.ACK, 3, 2 * number, 2 * number) for number in range(40)]
+    trace = events, {3: 80}
+    assert assert_same(taken, trace, policy_of(100)) > 0
+
+    def bound(run):
+        return sum(worst_case(ledger_id, bitmap - run.acked[ledger_id]) for ledger_id, bitmap in run.sent.items())
+
+    monkeypatch.setattr(OpenRun, "record_bytes", property(bound))
+    with pytest.raises(AssertionError):
+        assert_same(taken, trace, policy_of(100))
+
+
+def test_it_catches_a_bound_without_what_is_on_its_way(taken, monkeypatch):
+    monkeypatch.setattr(OpenRun, "record_bytes", property(lambda run: 0))
+    monkeypatch.setattr("analysis.redelivery.gated_replay.delivery_costs", lambda events: delivery_costs(events) // 2)
+    with pytest.raises(AssertionError):
+        assert_same(taken, traffic(600), policy_of(900))
+
+
+def test_it_catches_a_run_that_goes_on_beyond_a_persist_that_displaces(taken, monkeypatch):
+    """Ten ranges of 14 bytes take the place of ten of 18, which are not durable then: there is no room for 12 more."""
+    high, low, later = range(20_000, 20_020, 2), range(2, 22, 2), range(31, 43)
+    events = []
+    for ts_ms, entries in ((1_000, high), (1_100, low)):
+        events += [Event(ts_ms, EventKind.DELIVER, 3, entry, entry) for entry in entries]
+        events += [Event(ts_ms, EventKind.ACK, 3, entry, entry) for entry in entries]
+    events += [Event(1_120, EventKind.DELIVER, 3, entry, entry) for entry in later]
+    trace, policy = (events, {3: 30_000}), policy_of(320, range_count_max=10, format="PULSAR")
+    assert assert_same(taken, trace, policy, [20]) > 0
+    begin = GatedReplay._begin
+
+    def outlasting(self):
+        begin(self)
+        self._outlasts_persists = True
+
+    monkeypatch.setattr(GatedReplay, "_begin", outlasting)
+    with pytest.raises(AssertionError):
+        assert_same(taken, trace, policy, [20])
+
+
+def test_it_catches_an_ack_at_once_of_a_message_that_had_waited(taken, monkeypatch):
+    events = [Event(1_000, EventKind.DELIVER, 3, number, number) for number in range(10)]
+    events += [Event(1_010 if number < 7 else 2_000, EventKind.ACK, 3, number, number) for number in range(10)]
+    trace, policy = (events, {3: 10}), policy_of(100, flush_interval_ms=5_000)
+    assert assert_same(taken, trace, policy) > 0
+    monkeypatch.setattr(GatedReplay, "_moves_any", lambda self, acked: False)
+    with pytest.raises(AssertionError):
+        assert_same(taken, trace, policy)
+
+
+runs = st.lists(st.tuples(st.integers(0, 2), st.sampled_from((0, 1, 127, 128, 16_383, 70_000)), st.integers(0, 3)))
+
+
+@given(runs, runs)
+def test_what_is_on_its_way_is_the_same_told_at_once_or_one_by_one(sent, settled):
+    one, many = OnTheirWay(), OnTheirWay()
+    told = [{}, {}]
+    for which, found in enumerate((sent, settled)):
+        for ledger_id, first, more in found:
+            told[which].setdefault(ledger_id, BitMap()).update(range(first, first + more))
+    many.change(*told)
+    for ledger_id, entries in told[0].items():
+        for entry in entries:
+            position = Position(ledger_id, entry)
+            one.add(position, Sent(CONSUMER, record_bytes=worst_case(ledger_id, BitMap([entry])), range_count=1))
+    for ledger_id, entries in told[1].items():
+        known = told[0].get(ledger_id, BitMap())
+        assert [each for each in entries if one.settle(Position(ledger_id, each))] == list(known & entries)
+    for each in (one, many):
+        each._check()
+    assert all(one.entries(ledger_id) == many.entries(ledger_id) for ledger_id in range(3))
+    assert (one.reserved_bytes, one.unacked_of(CONSUMER)) == (many.reserved_bytes, many.unacked_messages)

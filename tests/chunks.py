@@ -1,0 +1,12 @@
+"""Events as the arrays that a replay takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.redelivery.acked import Chunk
+
+
+def chunk_of(events):
+    """Return some events as one chunk."""
+    return Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
