@@ -30,6 +30,7 @@ from analysis.admin_commands import add_admin_commands
 from analysis.calibration.command import CalibrateCommand
 from analysis.crash_command import CrashCommand
 from analysis.explain_command import ExplainCommand
+from analysis.path_argument import path_argument
 from analysis.pulsar_commands import add_pulsar_commands
 from analysis.report_command import (
     BrokerRunsOption,
@@ -106,13 +107,6 @@ _NUMBER_MAX = 10**15
 _SECONDS_MAX = 10**9
 
 
-def _path(text: str) -> Path:
-    """An empty path would be the current directory, which is never meant."""
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
-
-
 def _between(lowest: float, highest: float) -> Callable[[float], float]:
     """Return a check of an option's value, both ends included; Typer's own fills the help with its bounds."""
 
@@ -138,7 +132,9 @@ def _record_bytes_limit(number: int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-_DIRECTORY = typer.Argument(metavar="DIR", parser=_path, help="The broker's directory: its store and its recording.")
+_DIRECTORY = typer.Argument(
+    metavar="DIR", parser=path_argument, help="The broker's directory: its store and its recording."
+)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Decides the workload and the moment of the kill.")]
 RepeatOption = Annotated[
@@ -156,7 +152,9 @@ FlushOption = Annotated[
 
 @app.command(short_help="Kill a live broker, recover it, predict, compare.")
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=_path, help="Where the results go.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=path_argument, help="Where the results go.")] = Path(
+        "out/demo"
+    ),
     seed: SeedOption = 1,
     repeat: RepeatOption = 1,
     seconds: LifeOption = 6.0,
@@ -198,7 +196,9 @@ def demo(
 
 @app.command(short_help="What a crash would have brought back, at every instant.")
 def redelivery(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", parser=_path, help="A Parquet trace, directory or file.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", parser=path_argument, help="A Parquet trace, directory or file.")
+    ],
     policy: Annotated[
         list[str] | None, typer.Option(metavar="KEY=V", help="Replay with this setting; may be repeated.")
     ] = None,
@@ -213,7 +213,9 @@ def redelivery(
     trace_json: OriginOption = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=_path, help="TRACE has a trace a day: read new ones, keep the rest here."),
+        typer.Option(
+            metavar="DIR", parser=path_argument, help="TRACE has a trace a day: read new ones, keep the rest here."
+        ),
     ] = None,
     master: MasterOption = None,
     json: JsonOption = False,
@@ -257,7 +259,7 @@ def redelivery(
 
 @app.command(short_help="Pack what the workers of a Spark cluster need of us.")
 def package(
-    out: Annotated[Path, typer.Argument(metavar="DIR", parser=_path, help="Where both files go.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Where both files go.")],
 ) -> None:
     """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads it when the command is made
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _COUNT_MAX = 10**18
-
-
-def _path(text: str) -> Path:
-    """An empty path would be the current directory, which is never meant."""
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
 
 
 def _count(text: str) -> int:
@@ -53,7 +48,8 @@ class GenerateCommand:
     def generate(  # noqa: PLR0913, PLR0917 - one for each option
         self,
         out: Annotated[
-            Path, typer.Argument(metavar="TRACE", parser=_path, help="The trace; one that is there is replaced.")
+            Path,
+            typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
         ],
         workload: Annotated[str, typer.Option(metavar="NAME", help="The shape; an unknown name lists them.")],
         events: Annotated[

@@ -11,44 +11,42 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from analysis.path_argument import path_argument
 from analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from analysis.redelivery.incremental import DailyEstimates
     from analysis.redelivery.results import SweepResult
+    from analysis.redelivery_report.contents import Contents
     from analysis.redelivery_report.inputs import ReportInputs
 
 # Where `make calibrate` leaves it.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
 
 
-def _path(text: str) -> Path:
-    """An empty path would be the current directory, which is never meant."""
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
-
-
 FORMATS = ("json", "parquet", "csv", "html")
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="F", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; with --out.")
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", parser=_path, help="Write it there.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", parser=path_argument, help="Write it there.")]
 ReportOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", parser=_path, help="Write a report there: one HTML file.")
+    Path | None, typer.Option(metavar="FILE", parser=path_argument, help="Write a report there: one HTML file.")
 ]
 CalibrationOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", parser=_path, help=f"For the report; {_USUAL_CALIBRATION} if that is there."),
+    typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that is there."),
 ]
 BrokerRunsOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", parser=_path, help="For the report: recorded runs, as for pulsar replay."),
+    typer.Option(metavar="FILE", parser=path_argument, help="For the report: recorded runs, as for pulsar replay."),
 ]
 OriginOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", parser=_path, help="For the report: what trace convert or generate --json printed."),
+    typer.Option(
+        metavar="FILE", parser=path_argument, help="For the report: what trace convert or generate --json printed."
+    ),
 ]
 
 
@@ -95,10 +93,21 @@ class ReportFiles:
     def write(self, spark: SparkSession, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
         from analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
-        from analysis.redelivery_report.page import render  # noqa: PLC0415
 
-        command = shlex.join(["ackstate", *sys.argv[1:]])
-        write_whole(self.report, render(make_contents(spark, trace, result, inputs, command=command)))
+        self._write(make_contents(spark, trace, result, inputs, command=_command()))
+
+    def write_daily(
+        self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs
+    ) -> None:
+        """Write the report of all days up to now, whole or not at all."""
+        from analysis.redelivery_report.making import make_daily_contents  # noqa: PLC0415 - needs the extra `spark`
+
+        self._write(make_daily_contents(spark, found, result, inputs, command=_command()))
+
+    def _write(self, contents: Contents) -> None:
+        from analysis.redelivery_report.page import render  # noqa: PLC0415 - needs the extra `spark`
+
+        write_whole(self.report, render(contents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +176,10 @@ class Output:
         if self.report is not None:
             lines.append(f"{self.report.report}: {self.report.report.stat().st_size / 1e6:.1f} MB")
         return lines
+
+
+def _command() -> str:
+    return shlex.join(["ackstate", *sys.argv[1:]])
 
 
 def _check_place(file: Path) -> None:

@@ -156,15 +156,15 @@ class SweepCommand:
         """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
         from analysis.redelivery.checkpoint import Checkpoint
         from analysis.redelivery.daily import days_of, unread
-        from analysis.redelivery.incremental import check_policies, daily_estimates
+        from analysis.redelivery.incremental import daily_estimates
+        from analysis.redelivery.persistable import persistable
         from analysis.redelivery.results import SweepResult
         from analysis.redelivery.spark import open_session, readable_failures, shown_stages
 
-        if output.report is not None:
-            raise typer.BadParameter("--report shows curves, for which all days are read; leave out --state")
         # Before Spark, which takes seconds to start.
-        check_policies([policy])
+        persistable([policy])
         unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
+        inputs = None if output.report is None else output.report.read_inputs()
         with readable_failures(directory), ExitStack() as kept:
             with self.progress() as progress:
                 spark = open_session(master)
@@ -177,6 +177,10 @@ class SweepCommand:
             elif output.is_shown:
                 self.show(_estimate_table(result.policies[0]), found.text)
             output.write(result)
+            if output.report is not None and inputs is not None:
+                output.report.write_daily(spark, found, result, inputs)
+            if not json and (lines := output.lines(result)):
+                self.show(*lines)
 
     def result_of(  # noqa: PLR0913 - what a report is made of comes along
         self,

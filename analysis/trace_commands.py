@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads it when the command is made
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from analysis.generate_command import GenerateCommand
+from analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
-def _path(text: str) -> Path:
-    """An empty path would be the current directory, which is never meant."""
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
 
 
 class _ConvertByDefault(TyperGroup):
@@ -69,13 +63,14 @@ class TraceCommands:
             list[Path],
             typer.Argument(
                 metavar="FILE...",
-                parser=_path,
+                parser=path_argument,
                 help="Recordings, JSON lines, logs of ACK commands, or Parquet with one row an event; - reads standard "
                 "input.",
             ),
         ],
         out: Annotated[
-            Path, typer.Argument(metavar="TRACE", parser=_path, help="The trace; one that is there is replaced.")
+            Path,
+            typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
         ],
         bad_rows_max: Annotated[
             Any,
@@ -107,7 +102,7 @@ class TraceCommands:
     def check(
         self,
         trace: Annotated[
-            Path, typer.Argument(metavar="TRACE", parser=_path, help="A Parquet trace, directory or file.")
+            Path, typer.Argument(metavar="TRACE", parser=path_argument, help="A Parquet trace, directory or file.")
         ],
         json: JsonOption = False,
     ) -> None:

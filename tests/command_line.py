@@ -22,14 +22,18 @@ class Outcome(NamedTuple):
     err: str
 
 
-def run(capsys, *arguments):
-    """Run a command in this process."""
-    capsys.readouterr()
+def status_of(*arguments):
+    """Run a command in this process and return its exit status; what it says goes where the caller finds it."""
     try:
         main([str(argument) for argument in arguments])
     except SystemExit as ended:
-        status = ended.code
-    return Outcome(status, *capsys.readouterr())
+        return ended.code
+
+
+def run(capsys, *arguments):
+    """Run a command in this process."""
+    capsys.readouterr()
+    return Outcome(status_of(*arguments), *capsys.readouterr())
 
 
 def run_apart(*arguments, **options):

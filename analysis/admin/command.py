@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads it when the command is made
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ackstate.errors import AckStateError
+from analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
-
-
-def _path(text: str) -> Path:
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +31,18 @@ class ServeCommand:
     def serve(  # noqa: PLR0913, PLR0917 - options
         self,
         store: Annotated[
-            Path, typer.Option(metavar="DIR", parser=_path, help="A store's directory; made if it is missing.")
+            Path, typer.Option(metavar="DIR", parser=path_argument, help="A store's directory; made if it is missing.")
         ],
         port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="0 takes one that is free.")] = 8080,
         host: Annotated[str, typer.Option(metavar="H", help="Where to listen; other than 127.0.0.1 needs a token.")] = (
             "127.0.0.1"
         ),
         token_file: Annotated[
-            Path | None, typer.Option(metavar="F", parser=_path, help="Requests must bear the token in this file.")
+            Path | None,
+            typer.Option(metavar="F", parser=path_argument, help="Requests must bear the token in this file."),
         ] = None,
         conf: Annotated[
-            Path | None, typer.Option(metavar="F", parser=_path, help="A broker.conf, for what no policy says.")
+            Path | None, typer.Option(metavar="F", parser=path_argument, help="A broker.conf, for what no policy says.")
         ] = None,
         topic_may_disable: Annotated[
             bool, typer.Option("--topic-may-disable", help="A topic may switch off what its namespace enforces.")

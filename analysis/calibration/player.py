@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from analysis.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
+from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from analysis.trace.events import EventKind
 from cursor import ManagedCursor, Subscription
 from cursor.message_log import NO_DELAY, Message, MessageLog
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from analysis.calibration.workload import Instant, Workload
     from analysis.redelivery.policy import Policy
     from analysis.trace.events import Event
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from cursor.store import Store
 
 
 class StoreKind(Enum):
@@ -42,7 +43,7 @@ def open_store(kind: StoreKind, directory: Path, policy: Policy) -> Store:
 
 def over_store(store: Store, policy: Policy) -> Store:
     """Return a store as it is under a policy: without cursor ledgers, maybe."""
-    return store if policy.ledger_writable else _WithoutLedgers(store)
+    return store if policy.ledger_writable else StoreWithoutLedgers(store)
 
 
 class Dispatch(Protocol):
@@ -233,28 +234,3 @@ class OverSubscription:
     def _expect(self, expected: Position | None, found: Position | None) -> None:
         if expected != found:
             raise CalibrationError(f"{self._topic}: expected {expected} to be next, found {found}")
-
-
-@final
-class _WithoutLedgers:
-    """A store that makes no ledgers."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @property
-    def ledgers(self) -> LedgerStore:
-        return cast("LedgerStore", self)
-
-    @property
-    def metadata(self) -> MetadataStore:
-        return self._store.metadata
-
-    def close(self) -> None:
-        self._store.close()
-
-    def create(self, owner: str) -> int:
-        raise StoreError(f"no ledger can be written for {owner}")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store.ledgers, name)

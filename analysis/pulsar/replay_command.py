@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as json_format
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads it when the command is made
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from analysis.path_argument import path_argument
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import for_each_line, parse_run
 from analysis.pulsar.replay import predict
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from analysis.pulsar.recorded_run import Made
-
-
-def _path(text: str) -> Path:
-    """An empty path would be the current directory, which is never meant."""
-    if not str(text):
-        raise typer.BadParameter("it is empty")
-    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class ReplayCommand:
     def replay(
         self,
         file: Annotated[
-            Path, typer.Argument(metavar="FILE", parser=_path, help="Recorded runs, one a line; .gz is gzip.")
+            Path, typer.Argument(metavar="FILE", parser=path_argument, help="Recorded runs, one a line; .gz is gzip.")
         ],
         policy: Annotated[
             PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
 
 MAGIC = "ackstate redelivery state"
-VERSION = 1
+VERSION = 2
 SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.estimates"
 DAYS_KEPT = 400
 """Of so many days it is noticed if they change later: what is kept does not grow with the days."""
@@ -47,6 +47,7 @@ class Checkpoint:
         days: The last of them: name -> fingerprint, in their order.
         begin_ms: The first event of all.
         end_ms: The last one.
+        broker: A `BrokerState` as text.
         files: Of its directory: path in it -> SHA-256.
     """
 
@@ -56,6 +57,7 @@ class Checkpoint:
     days: Mapping[str, str]
     begin_ms: int
     end_ms: int
+    broker: str
     files: Mapping[str, str]
 
     @property
@@ -100,6 +102,11 @@ class Checkpoint:
             raise CheckpointError(f"{path}: the state is damaged, {error}; {_BEGIN_ANEW}") from None
         if version > VERSION:
             raise UnsupportedVersionError(f"{path}: state of version {version}; this release reads up to {VERSION}")
+        if version < VERSION:
+            raise CheckpointError(
+                f"{path}: state of version {version}, which only older releases go on with; give all days again, "
+                "with another --state"
+            )
         if digest != _digest(body):
             raise CheckpointError(f"{path / _MANIFEST}: the state is damaged, its checksum is wrong; {_BEGIN_ANEW}")
         fields = {key: value for key, value in body.items() if key not in {"magic", "version", "schema"}}

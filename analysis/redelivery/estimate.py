@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from analysis.redelivery.acked import Chunk
+from analysis.redelivery.arrow_rows import chunk_at
 from analysis.redelivery.fold import Folded, RedeliveryFold
 from analysis.trace.events import EventKind
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from analysis.redelivery.acked import Int64s
 
 CURVE_SCHEMA = (
     "topic string, subscription string, ts_ms bigint, until_ms bigint, redelivery bigint, redelivery_max bigint, "
@@ -126,18 +126,13 @@ def _replay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 if waiting is not None and key is not None:
                     yield waiting.batch(key)
                 key, fold, waiting = found, RedeliveryFold(), None
-            chunk = Chunk(*(_array(batch[name], index) for name in Chunk._fields))
+            chunk = chunk_at(batch, index)
             steps = _Steps(chunk, fold.fold(chunk))
             if waiting is not None:
                 yield waiting.batch(key, followed_by=steps)
             waiting = steps
     if waiting is not None and key is not None:
         yield waiting.batch(key)
-
-
-def _array(column: pa.Array, index: int) -> Int64s:
-    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64)
-    return values
 
 
 class _Steps:

@@ -64,6 +64,7 @@ _ESTIMATE = pa.schema(
         for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
     ]
 )
+_LOG_SCHEMA = "array<struct<ledger_id:bigint,entry_count:bigint>>"
 _CHUNKS_PER_SLICE = 64
 # A batch takes up to some 10 MB.
 _BATCH_VALUES = 500_000
@@ -155,21 +156,27 @@ def chunks_with_logs(trace: DataFrame, policies: Sequence[Policy | None]) -> Dat
     if any(policy is not None for policy in policies):
         chunks = chunks.join(message_logs(trace), on="topic", how="left")
     else:
-        chunks = chunks.withColumn("log", F.lit(None).cast("array<struct<ledger_id:bigint,entry_count:bigint>>"))
+        chunks = chunks.withColumn("log", F.lit(None).cast(_LOG_SCHEMA))
     return chunks.repartition(*key).sortWithinPartitions(*key, "first_seq")
 
 
 def packed_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> DataFrame:
-    """Return the same as `chunks_with_logs`, but the events as bytes, made small if the policies allow.
+    """Return the chunks of subscriptions as bytes, sorted and made small if the policies allow.
 
     That happens before the chunks of a subscription are brought together, on all cores whatever its share of the trace.
+
+    Returns:
+        ``topic, subscription, first_seq, events, log``. If a replay needs the message log of the topic, a row without
+        events comes before those of each subscription and has it; all others have none.
     """
-    packed = source.packed(is_counted=all(map(_is_counted, policies)))
-    if any(policy is not None for policy in policies):
-        packed = packed.join(_logs(source.ledgers()), on="topic", how="left")
-    else:
-        packed = packed.withColumn("log", F.lit(None).cast("array<struct<ledger_id:bigint,entry_count:bigint>>"))
     key = ("topic", "subscription")
+    packed = source.packed(is_counted=all(map(_is_counted, policies)))
+    packed = packed.withColumn("log", F.lit(None).cast(_LOG_SCHEMA))
+    if any(policy is not None for policy in policies):
+        heads = _logs(source.ledgers()).select("topic", F.explode("subscriptions").alias("subscription"), "log")
+        # Nothing comes before the first chunk.
+        before = (F.lit(-1).cast("bigint").alias("first_seq"), F.lit(None).cast("binary").alias("events"))
+        packed = packed.unionByName(heads.select(*key, *before, "log"))
     return packed.repartition(*key).sortWithinPartitions(*key, "first_seq")
 
 
@@ -185,12 +192,6 @@ def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
     return [numbers for numbers in found.values() if numbers]
 
 
-def _chunk(batch: pa.RecordBatch, index: int) -> Chunk:
-    if "events" in batch.schema.names:
-        return unpacked(memoryview(batch["events"][index].as_buffer()))
-    return Chunk(*(_array(batch[name], index) for name in Chunk._fields))
-
-
 def message_logs(trace: DataFrame) -> DataFrame:
     """Return how many entries each ledger of each topic has, as far as the trace tells.
 
@@ -199,12 +200,18 @@ def message_logs(trace: DataFrame) -> DataFrame:
     Returns:
         ``topic``; ``log``: (``ledger_id, entry_count``), rising.
     """
-    return _logs(FrameSource(trace).ledgers())
+    return _logs(FrameSource(trace).ledgers()).select("topic", "log")
 
 
 def _logs(ledgers: DataFrame) -> DataFrame:
-    counts = ledgers.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
-    return counts.groupBy("topic").agg(F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count"))).alias("log"))
+    """Return ``topic``, its ``log`` and its ``subscriptions``, of what `TraceSource.ledgers` returns."""
+    is_ledger = F.col("ledger_id") >= 0
+    names = F.collect_set(F.when(~is_ledger & (F.col("subscription") != ""), F.col("subscription")))
+    # Both steps need all of a topic in one place: one shuffle does.
+    by_topic = ledgers.repartition("topic").groupBy("topic", "ledger_id")
+    counts = by_topic.agg(F.max("entry_count").alias("entry_count"), names.alias("names"))
+    log = F.sort_array(F.collect_list(F.when(is_ledger, F.struct("ledger_id", "entry_count"))))
+    return counts.groupBy("topic").agg(log.alias("log"), F.flatten(F.collect_list("names")).alias("subscriptions"))
 
 
 def _replay(
@@ -231,7 +238,9 @@ def _parts_of_chunks(
                     yield from _numbered(open_one.end(), numbers)
                 log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
                 open_one = _OpenSubscription(key, policies, log, slices)
-            yield from _numbered(open_one.take(_chunk(batch, index)), numbers)
+            if batch["events"][index].is_valid:
+                chunk = unpacked(memoryview(batch["events"][index].as_buffer()))
+                yield from _numbered(open_one.take(chunk), numbers)
     if open_one is not None:
         yield from _numbered(open_one.end(), numbers)
 
@@ -388,8 +397,3 @@ def _lists(rows: Sequence[Int64s]) -> pa.ListArray:
 
 def _flat(arrays: Sequence[Int64s]) -> Int64s:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-
-
-def _array(column: pa.Array, index: int) -> Int64s:
-    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return values

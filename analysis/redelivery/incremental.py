@@ -7,27 +7,33 @@ bytes written it is not known before a day ends how long a ledger without PUBLIS
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import functions as F
 
 from analysis.redelivery.acked import Chunk
+from analysis.redelivery.arrow_rows import chunk_at
 from analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
-from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, encoded
-from analysis.redelivery.curve_sum import Histogram
+from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
+from analysis.redelivery.chunk_order import check_order
+from analysis.redelivery.curve_changes import (
+    CHANGES_SCHEMA,
+    CRASHES_MAX,
+    SERIES,
+    SLICES_MAX,
+    string_together,
+    sum_changes,
+)
 from analysis.redelivery.daily import days_of, files_of, fingerprint, unread
+from analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, DailySubscription, Days
 from analysis.redelivery.estimates import (
-    _PART,
     _PART_SCHEMA,
     ESTIMATE_SCHEMA,
-    SCOPES,
-    Part,
-    _array,
     _batches,
     _parts,
     _put_together,
@@ -35,24 +41,23 @@ from analysis.redelivery.estimates import (
     _sum,
     message_logs,
 )
-from analysis.redelivery.policy import PolicyError
-from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
-from analysis.redelivery.spark import read_trace
-from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.kept_classes import BrokerState
+from analysis.redelivery.slices import Slices
+from analysis.redelivery.spark import read_trace, read_unchecked
+from analysis.redelivery.thinned_curve import ThinnedCurve
 from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from analysis.redelivery.policy import Policy
 
 _KEY = ("topic", "subscription")
 _RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")
-_RUN = pa.schema([*_PART, ("state", pa.string())])
-_RUN_SCHEMA = f"{_PART_SCHEMA}, state string"
 _CHUNKS_PER_SLICE = 64
 # `seq` of a day is less than this, so that days can be put one after the other.
 _DAY_SEQ = 2**44
@@ -67,17 +72,30 @@ class DailyEstimates:
         rows: As those of `analysis.redelivery.estimates.estimates`.
         days_read: The names of the days that this run has read.
         day_count: How many days there have been.
+        begin_ms: Their first event.
+        end_ms: Their last one.
+        broker: What is known of all subscriptions together.
+        states: ``topic, subscription, state`` of each subscription, while the state is at hand.
     """
 
     rows: list[dict[str, Any]]
     days_read: tuple[str, ...]
     day_count: int
+    begin_ms: int
+    end_ms: int
+    broker: BrokerState
+    states: DataFrame
 
     @property
     def text(self) -> str:
         """What was read, in a line."""
         read = f"read now: {', '.join(self.days_read)}" if self.days_read else "none of them is new"
         return f"{self.day_count} {'day' if self.day_count == 1 else 'days'}; {read}"
+
+    def curves_of(self, key: tuple[str, str], policies: Sequence[Policy | None]) -> list[ThinnedCurve]:
+        """Return a subscription's own curves, one for each policy of the grid."""
+        (row,) = self.states.where((F.col("topic") == key[0]) & (F.col("subscription") == key[1])).collect()
+        return decoded(row["state"], policies).curves
 
 
 @contextmanager
@@ -93,60 +111,67 @@ def daily_estimates(
         spark: The session, whose workers see both directories.
         directory: As `days_of` has it.
         state: A directory that is made if it is not there.
-        policies: The same grid in every run; policies that `is_plain`, and the recording.
+        policies: The same grid in every run; those that `persistable` finds, and the recording.
         crashes_per_day: As of `estimates`.
 
     Raises:
-        PolicyError: A policy is not plain.
         TraceError: A day is missing, is no trace, or begins before the one before it has ended.
         CheckpointError: The state is damaged, of other policies, or in use; a day has changed since it was read.
         UnsupportedVersionError: A newer release wrote one of them.
         OSError: The disk is full or failed; the state is as it was.
     """
-    check_policies(policies)
     days = days_of(directory)
     with claimed(state) as unfinished:
         before = Checkpoint.latest(state, policies)
         new = unread(directory, days, before)
         # Taken before they are read: what changes meanwhile is noticed the next time.
-        seen = {**(before.days if before else {}), **{day.name: fingerprint(day) for day in new}}
-        traces = [read_trace(spark, day).withColumn("day", F.lit(day.name)) for day in new if files_of(day)]
-        after = before
-        if new:
-            begin_ms, end_ms, slices = _span(reduce(_union, traces), before) if traces else _no_span(before, directory)
-            day_count = (before.day_count if before else 0) + len(new)
-            days_kept = dict(list(seen.items())[-DAYS_KEPT:])
-            place = state / f"{day_count:06}"
-            after = Checkpoint(place, tuple(settings_of(policies)), day_count, days_kept, begin_ms, end_ms, {})
-            _go_on(spark, _in_order(traces), before, unfinished, policies, slices)
+        prints = {day.name: fingerprint(day) for day in new}
+        after = _read(spark, directory, new, before, unfinished, policies, prints) if new else before
         assert after is not None
         source = unfinished if new else after.path
-        rows = _rows(spark, source, after.end_ms - after.begin_ms, crashes_per_day)
-        yield DailyEstimates(rows, tuple(day.name for day in new), after.day_count)
+        yield DailyEstimates(
+            _rows(spark, source, after.end_ms - after.begin_ms, crashes_per_day), tuple(prints), after.day_count,
+            after.begin_ms, after.end_ms, decoded_broker(after.broker), _states(spark, source),
+        )  # fmt: skip
         if new:
             keep(unfinished, after)
 
 
-def check_policies(policies: Sequence[Policy | None]) -> None:
-    """Make sure that policies can be gone on with from day to day.
-
-    Raises:
-        PolicyError: One is not plain: what the cursor then holds is not kept.
-    """
-    for policy in policies:
-        if policy is not None and not policy.is_plain:
-            raise PolicyError(
-                f"policy: {policy.label} cannot be gone on with from day to day, for what it holds back or cuts off "
-                "is not kept; replay it over all days at once, without --state"
-            )
+def _read(  # noqa: PLR0913, PLR0917 - each is needed once
+    spark: SparkSession, directory: Path, new: Sequence[Path], before: Checkpoint | None, unfinished: Path,
+    policies: Sequence[Policy | None], prints: Mapping[str, str],
+) -> Checkpoint:  # fmt: skip
+    """Read new days, write what they lead to, and return the checkpoint that is to be kept."""
+    traces = []
+    for day in new:
+        if files_of(day):
+            trace = read_trace(spark, day)
+            check_order(read_unchecked(spark, day), day)
+            traces.append(trace.withColumn("day", F.lit(day.name)))
+    begin_ms, slices, chunks = _span(reduce(_union, traces), before) if traces else _no_span(before, directory)
+    broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
+    if before is not None:
+        broker = decoded_broker(before.broker)
+    for curve in broker.curves:
+        curve.widen_until(slices.end_ms)
+    days = Days(begin_ms, slices, _plotted(begin_ms, slices, broker.curves[0].width_ms, chunks))
+    _go_on(spark, _in_order(traces), before, unfinished, policies, days, broker)
+    for each in prints.values():
+        broker.days_digest = hashlib.sha256((broker.days_digest + each).encode()).hexdigest()
+    day_count = (before.day_count if before else 0) + len(new)
+    kept = dict(list({**(before.days if before else {}), **prints}.items())[-DAYS_KEPT:])
+    return Checkpoint(
+        unfinished.with_name(f"{day_count:06}"), tuple(settings_of(policies)), day_count, kept, begin_ms,
+        slices.end_ms, encoded(broker, ()), {},
+    )  # fmt: skip
 
 
 def _union(some: DataFrame, others: DataFrame) -> DataFrame:
     return some.unionByName(others)
 
 
-def _span(trace: DataFrame, before: Checkpoint | None) -> tuple[int, int, Slices]:
-    """Return when all days begin and end, and the new ones in slices, which begin where the old ones ended."""
+def _span(trace: DataFrame, before: Checkpoint | None) -> tuple[int, Slices, int]:
+    """Return when all days begin, the new ones in slices, which begin where the old ones ended, and their chunks."""
     ends = (
         trace.groupBy("day")
         .agg(F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("chunks"))
@@ -163,13 +188,23 @@ def _span(trace: DataFrame, before: Checkpoint | None) -> tuple[int, int, Slices
         last, last_ms = each["day"], each["end"]
     begin_ms, end_ms = before.begin_ms if before else ends[0]["begin"], ends[-1]["end"]
     chunks = sum(each["chunks"] for each in ends)
-    return begin_ms, end_ms, Slices.of(before.end_ms if before else begin_ms, end_ms, -(-chunks // _CHUNKS_PER_SLICE))
+    slices = Slices.of(before.end_ms if before else begin_ms, end_ms, -(-chunks // _CHUNKS_PER_SLICE))
+    return begin_ms, slices, chunks
 
 
-def _no_span(before: Checkpoint | None, directory: Path) -> tuple[int, int, Slices]:
+def _no_span(before: Checkpoint | None, directory: Path) -> tuple[int, Slices, int]:
     if before is None:
         raise TraceError(f"{directory}: no day has an event")
-    return before.begin_ms, before.end_ms, Slices.of(before.end_ms, before.end_ms, 1)
+    return before.begin_ms, Slices.of(before.end_ms, before.end_ms, 1), 0
+
+
+def _plotted(begin_ms: int, slices: Slices, width_ms: int, chunks: int) -> Slices:
+    """Return slices of which some make up one of a curve, each small enough for a worker to add up."""
+    first_ms = begin_ms + (slices.begin_ms - begin_ms) // width_ms * width_ms
+    span_ms = slices.end_ms - first_ms + 1
+    while width_ms > 1 and chunks * width_ms > _CHUNKS_PER_SLICE * span_ms:
+        width_ms //= 2
+    return Slices(first_ms, slices.end_ms, width_ms, -(-span_ms // width_ms))
 
 
 def _in_order(traces: Sequence[DataFrame]) -> DataFrame | None:
@@ -183,29 +218,60 @@ def _in_order(traces: Sequence[DataFrame]) -> DataFrame | None:
 
 def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
     spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, unfinished: Path,
-    policies: Sequence[Policy | None], slices: Slices,
+    policies: Sequence[Policy | None], days: Days, broker: BrokerState,
 ) -> None:  # fmt: skip
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    replayed = _with_states(spark, trace, before).mapInArrow(
-        partial(_replay, policies=policies, slices=slices), _RUN_SCHEMA
-    )
-    is_state = F.when(F.col("state").isNull(), "part").otherwise("state")
-    replayed.withColumn("row", is_state).write.partitionBy("row").parquet(_url(staged))
-    rows = spark.read.schema(f"{_RUN_SCHEMA}, row string").parquet(_url(staged))
+    replayed = _with_states(spark, trace, before).mapInArrow(partial(_replay, policies=policies, days=days), RUN_SCHEMA)
+    kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
+    replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
+    rows = spark.read.schema(f"{RUN_SCHEMA}, row string").parquet(_url(staged))
     states = rows.where("row = 'state'").select(*_KEY, "state")
     states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
     parts = rows.where("row = 'part'").drop("state", "row")
     by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-    found = by_slice.mapInArrow(partial(_sum, slices=slices), _PART_SCHEMA)
+    found = by_slice.mapInArrow(partial(_sum, slices=days.slices), _PART_SCHEMA)
     if before is not None:
         found = found.unionByName(spark.read.schema(_PART_SCHEMA).parquet(_url(before.path / "results")))
     by_key = found.repartition(*_RESULT_KEY).sortWithinPartitions(*_RESULT_KEY)
     merged = by_key.mapInArrow(_merge, _PART_SCHEMA)
     merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
+    _follow_curves(rows.where(F.col("row") == CURVE), days.plotted, broker)
+    _follow_deaths(rows.where(F.col("row") == CRASHES), broker)
     for each in sorted(staged.rglob("*"), reverse=True):
         each.rmdir() if each.is_dir() else each.unlink()
     staged.rmdir()
+
+
+def _follow_curves(changes: DataFrame, plotted: Slices, broker: BrokerState) -> None:
+    """Add up how the curves of all subscriptions changed, and go on with those of all together."""
+    named = changes.select("policy", "slice", *_KEY, F.col("first").alias("ts_ms"), F.col("second").alias("delta"))
+    by_slice = named.repartition("policy", "slice").sortWithinPartitions("policy", "slice", *_KEY)
+    sums = by_slice.mapInArrow(partial(sum_changes, wanted=frozenset()), CHANGES_SCHEMA)
+    per_point = broker.curves[0].width_ms // plotted.width_ms
+    in_order = sums.coalesce(1).sortWithinPartitions("policy", "slice")
+    strung = in_order.mapInArrow(partial(string_together, per_point=per_point), CHANGES_SCHEMA)
+    _go_on_with(broker, strung.collect())
+
+
+def _go_on_with(broker: BrokerState, rows: Iterable[Mapping[str, Any] | Row]) -> None:
+    """Go on with the curves of all subscriptions together, given how far each point is from what stands."""
+    before = [curve.standing(SERIES) for curve in broker.curves]
+    for row in rows:
+        values = before[row["policy"]] + np.array(row["delta"], np.int64).reshape(SERIES, -1)
+        broker.curves[row["policy"]].add_thinned(np.array(row["ts_ms"], np.int64), values)
+
+
+def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
+    """Take in when processes died; subscriptions that died in the same millisecond died together."""
+    times = deaths.select(F.explode("first").alias("ts_ms")).distinct()
+    missing = CRASHES_MAX - len(broker.died_ms)
+    broker.died_ms += [row["ts_ms"] for row in times.orderBy("ts_ms").limit(missing).collect()]
+    broker.death_count += times.count()
+
+
+def _states(spark: SparkSession, checkpoint: Path) -> DataFrame:
+    return spark.read.schema("topic string, subscription string, state string").parquet(_url(checkpoint / "states"))
 
 
 def _with_states(spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None) -> DataFrame:
@@ -215,10 +281,7 @@ def _with_states(spark: SparkSession, trace: DataFrame | None, before: Checkpoin
         chunks = trace.where(F.col("subscription") != "").select(*_KEY, "first_seq", *Chunk._fields)
         rows.append(chunks.withColumn("state", F.lit(None).cast("string")))
     if before is not None:
-        states = spark.read.schema("topic string, subscription string, state string").parquet(
-            _url(before.path / "states")
-        )
-        rows.append(states.withColumn("first_seq", F.lit(-1).cast("bigint")))
+        rows.append(_states(spark, before.path).withColumn("first_seq", F.lit(-1).cast("bigint")))
     together = reduce(lambda some, others: some.unionByName(others, allowMissingColumns=True), rows)
     for name in Chunk._fields:
         if name not in together.columns:
@@ -233,9 +296,9 @@ def _with_states(spark: SparkSession, trace: DataFrame | None, before: Checkpoin
 
 
 def _replay(
-    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], slices: Slices
+    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], days: Days
 ) -> Iterator[pa.RecordBatch]:
-    open_one: _ContinuedSubscription | None = None
+    open_one: DailySubscription | None = None
     for batch in batches:
         for index in range(batch.num_rows):
             key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
@@ -245,81 +308,14 @@ def _replay(
                 log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
                 is_published = bool(batch["is_published"][index].as_py())
                 state = batch["state"][index].as_py()
-                open_one = _ContinuedSubscription(key, policies, log, state, slices, is_published=is_published)
+                open_one = DailySubscription(key, policies, log, state, days, is_published=is_published)
                 if state is not None:
                     continue
             elif batch["state"][index].is_valid:
                 raise CheckpointError(f"the state of subscription {key[1]!r} of {key[0]} is there twice")
-            yield from open_one.take(Chunk(*(_array(batch[name], index) for name in Chunk._fields)))
+            yield from open_one.take(chunk_at(batch, index))
     if open_one is not None:
         yield from open_one.end()
-
-
-class _ContinuedSubscription:
-    """One subscription, from its state at the end of the day before, if it was there.
-
-    What it passes on of sums is what they have grown by, so that all runs add up to what one would have found.
-    """
-
-    def __init__(  # noqa: PLR0913 - what a row has
-        self, key: tuple[str, str], policies: Sequence[Policy | None], log: dict[int, int], state: str | None,
-        slices: Slices, *, is_published: bool,
-    ) -> None:  # fmt: skip
-        self.key = key
-        self._names = (namespace_of(key[0]), *key)
-        self._policies = policies
-        self._slices = slices
-        self._is_published = is_published
-        self._writers = [SliceWriter(slices) for _ in policies]
-        if state is None:
-            self._replay = SubscriptionReplay(policies, log)
-        else:
-            self._replay = decoded(state, policies)
-            try:
-                self._replay.grow(log)
-            except TraceError as error:
-                raise TraceError(f"subscription {key[1]!r} of {key[0]}: {error}") from None
-            for writer, curve in zip(self._writers, self._replay.curves, strict=True):
-                writer.go_on(curve.sum.standing)
-        self._before = [self._sums(policy) for policy in range(len(policies))]
-
-    def take(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        """Take the next chunk in, and return what is ready to be passed on."""
-        for policy, points in enumerate(self._replay.take(chunk)):
-            for change in self._writers[policy].changes(points):
-                yield from self._passed_on(Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None))
-            if self._replay.curves[policy].sum.histogram.is_large:
-                yield from self._histogram(policy, None)
-
-    def end(self) -> Iterator[pa.RecordBatch]:
-        """Return the rest, and the state to go on with."""
-        for policy, points in enumerate(self._replay.end(self._slices.end_ms)):
-            writer = self._writers[policy]
-            for change in (*writer.changes(points), *writer.end()):
-                yield from self._passed_on(Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None))
-            peak, peak_ts_ms, *sums = self._sums(policy)
-            grown = np.array(sums) - np.array(self._before[policy][2:])
-            yield from self._histogram(policy, [peak, peak_ts_ms, *grown.tolist()])
-        if self._is_published:
-            self._replay.forget_complete()
-        values = dict.fromkeys(_RUN.names) | {"topic": self.key[0], "subscription": self.key[1]}
-        values["state"] = encoded(self._replay, self._policies)
-        yield pa.RecordBatch.from_pylist([values], _RUN)
-
-    def _sums(self, policy: int) -> list[int | None]:
-        curve = self._replay.curves[policy]
-        return [curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums.tolist(), *curve.costs]
-
-    def _histogram(self, policy: int, sums: Sequence[int | None] | None) -> Iterator[pa.RecordBatch]:
-        curve = self._replay.curves[policy]
-        part = Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), sums)
-        curve.sum.histogram = Histogram()
-        yield from self._passed_on(part)
-
-    @staticmethod
-    def _passed_on(part: Part) -> Iterator[pa.RecordBatch]:
-        for batch in _batches([part]):
-            yield pa.RecordBatch.from_arrays([*batch.columns, pa.nulls(batch.num_rows, pa.string())], schema=_RUN)
 
 
 def _merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

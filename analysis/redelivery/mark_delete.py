@@ -76,15 +76,21 @@ class MarkDeleteFold:
         covered_at[passed] = np.maximum.accumulate(runs.event[passed])
         return PlacedRuns(runs, covered_at, mark_delete)
 
-    def grow(self, log: Mapping[int, int]) -> None:
+    def grow(self, log: Mapping[int, int], *, complete_below: int) -> None:
         """Go on with a longer log, which has the ledger in which it stands.
 
+        Args:
+            log: Ledger id -> entry count, rising.
+            complete_below: Ledgers below this one are complete, if it was not told of them.
+
         Raises:
-            TraceError: A ledger has grown that it has left behind as complete.
+            TraceError: A ledger has grown that it has left behind as complete, or is new below where it stands.
         """
         at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
-        for ledger_id, count in zip(self._ledger_ids[: self._at], self._counts, strict=False):
-            if log.get(ledger_id, count) > count:
+        left_behind = dict(zip(self._ledger_ids[: self._at], self._counts, strict=False))
+        for ledger_id in list(log)[:at]:
+            count = left_behind.get(ledger_id, 0)
+            if log[ledger_id] > count and (ledger_id in left_behind or ledger_id >= complete_below):
                 raise TraceError(
                     f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was taken for "
                     "complete: record PUBLISH events too, or begin with another state"

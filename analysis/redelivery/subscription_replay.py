@@ -16,7 +16,7 @@ from analysis.redelivery.mark_delete import MarkDeleteFold
 from analysis.redelivery.plain_replay import PlainReplay
 from analysis.redelivery.policy import AS_RECORDED
 from analysis.redelivery.replay import Piece, is_restart, pieces
-from analysis.trace.events import EventKind
+from analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,7 +155,13 @@ class SubscriptionReplay:
         self._is_reset = False
 
     def take(self, chunk: Chunk) -> list[Points]:
-        """Take the next chunk in, and return the points of each policy's curve."""
+        """Take the next chunk in, and return the points of each policy's curve.
+
+        Raises:
+            TraceError: Its times go back, or it resets the cursor to a ledger that is forgotten.
+        """
+        if (chunk.ts_ms[1:] < chunk.ts_ms[:-1]).any():
+            raise TraceError("times go back within a chunk: ackstate trace check says where; convert it anew")
         found: list[list[Points]] = [[] for _ in self._policies]
         for index, curve in enumerate(self.curves):
             if isinstance(curve, RecordedCurve):
@@ -199,14 +205,9 @@ class SubscriptionReplay:
             self._recorded.forget_below(floor)
         for curve in recorded:
             curve.forget_below(floor)
-        for life in self._lives:
-            life.forget_below(floor)
         self._log = {ledger_id: count for ledger_id, count in self._log.items() if ledger_id >= floor}
-
-    def follow(self) -> None:
-        """Let the replays know what is acked, after all was made anew from a checkpoint."""
         for life in self._lives:
-            life.follow()
+            life.forget_below(floor, self._log)
 
     def _take_pieces(self, chunk: Chunk, found: list[list[Points]]) -> None:
         if not self._lives:
@@ -273,8 +274,14 @@ class SubscriptionReplay:
     def _reset(self, now_ms: int) -> None:
         assert self._recorded is not None
         replays = {index: replay for life in self._lives for index, replay in life.replays.items()}
+        if reopened := self._recorded.reopened:
+            raise TraceError(
+                f"it is reset to ledger {min(reopened)}, of which an earlier day left nothing to keep: give all days "
+                "again, with another --state"
+            )
+        acked = self._recorded.spelled_out(self._log)
         for replay in replays.values():
-            replay.reset(self._recorded.acked, now_ms=now_ms)
+            replay.reset(acked, now_ms=now_ms)
         self._lives = [_Life(self._log, self._recorded.copy(), each) for each in _agreeing(replays)]
         for life in self._lives:
             life.follow()
@@ -287,7 +294,7 @@ class _Life:
     def __init__(self, log: Mapping[int, int], fold: AckedFold, replays: Mapping[int, _AnyReplay]) -> None:
         self.replays = replays
         self._fold = fold
-        self._mark_delete = MarkDeleteFold(log)
+        self._mark_delete = MarkDeleteFold(fold.known(log))
         self._acked_count = 0
 
     @property
@@ -298,18 +305,26 @@ class _Life:
     @property
     def complete_until(self) -> int:
         """The first ledger of interest: the mark-delete position is in it, or an ack that no persist has written."""
-        plain = [replay for replay in self.replays.values() if isinstance(replay, PlainReplay)]
-        pending = [ledger_id for replay in plain for ledger_id in replay.pending]
-        return min([self._mark_delete.mark_delete.ledger_id, *pending])
+        waiting: list[int] = []
+        for replay in self.replays.values():
+            waiting += replay.pending if isinstance(replay, PlainReplay) else (replay.first_undurable_ledger,)
+        return min([self._mark_delete.mark_delete.ledger_id, *waiting])
 
     def grow(self, log: Mapping[int, int]) -> None:
         """Go on with a longer message log."""
-        self._mark_delete.grow(log)
+        self._mark_delete.grow(log, complete_below=self.complete_below)
+        self._follow_log(log)
 
-    def forget_below(self, ledger_id: int) -> None:
-        """Keep nothing of the ledgers below one."""
+    def forget_below(self, ledger_id: int, log: Mapping[int, int]) -> None:
+        """Keep nothing of the ledgers below one, which the log has not any more."""
         self._fold.forget_below(ledger_id)
+        self._follow_log(log)
         self.follow()
+
+    def _follow_log(self, log: Mapping[int, int]) -> None:
+        for replay in self.replays.values():
+            if not isinstance(replay, PlainReplay):
+                replay.follow_log(log)
 
     def follow(self) -> None:
         """Let the replays know what is acked."""
@@ -325,8 +340,8 @@ class _Life:
     def recovered(self, log: Mapping[int, int], *, now_ms: int) -> Iterator[_Life]:
         """Yield what comes after a crash, one for each replay."""
         for index, replay in self.replays.items():
-            fold = AckedFold(replay.restart(now_ms=now_ms), complete_below=self.complete_below)
-            yield _Life(log, fold, {index: replay})
+            acked = self._fold.as_forgotten(replay.restart(now_ms=now_ms), log)
+            yield _Life(log, AckedFold(acked, complete_below=self.complete_below), {index: replay})
 
     def missing(self, recorded: AckedFold, *, now_ms: int) -> Chunk:
         """Return acks of what is acked in the recording and not here, after one event that acks nothing."""

@@ -18,15 +18,17 @@ from pyspark.sql import functions as F
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.thinning import packed, thinned
 from analysis.trace.events import EventKind, TraceError
-from analysis.trace.parquet import check_trace, trace_files
+from analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from analysis.redelivery.acked import Int64s
+
+    _Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _LISTS = Chunk._fields
 _KEYS = ("topic", "subscription", "first_seq", "chunk")
@@ -34,19 +36,13 @@ _PACKED_SCHEMA = "topic string, subscription string, first_seq bigint, events bi
 _PACKED = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("events", pa.binary()),
 ])  # fmt: skip
-_GROUP_SCHEMA = "file int, row_group int, chunks bigint, begin_ms bigint, end_ms bigint"
-_LEDGER_SCHEMA = "topic string, ledger_id bigint, entry_count bigint"
+_LEDGER_SCHEMA = "topic string, subscription string, ledger_id bigint, entry_count bigint"
 # A worker holds so many chunks of a file at once.
 _CHUNKS_AT_ONCE = 64
 _TASKS_PER_CORE = 4
-
-
-class Span(NamedTuple):
-    """What a trace covers: its first and its last millisecond, and how many chunks it has."""
-
-    begin_ms: int
-    end_ms: int
-    chunk_count: int
+_LEDGERS_AT_ONCE = 10_000
+_NAMED = ("topic", "subscription", "chunk", "ledger_id", "last_entry")
+_LEDGER_NAMES = ["topic", "subscription", "ledger_id", "entry_count"]
 
 
 class TraceSource(Protocol):
@@ -65,7 +61,10 @@ class TraceSource(Protocol):
         ...
 
     def ledgers(self) -> DataFrame:
-        """Return ``topic, ledger_id, entry_count``: by one above the highest entry named, maybe in several rows."""
+        """Return ``topic, subscription, ledger_id, entry_count``, maybe in several rows: one above the highest entry.
+
+        A subscription, or a topic, whose chunks name no ledger has a row with ledger -1.
+        """
         ...
 
 
@@ -77,7 +76,8 @@ class FrameSource(NamedTuple):
     def span(self) -> Span:
         """See `TraceSource`."""
         begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
-        return _span(self.trace.agg(begin, end, F.count("*").alias("chunks")))
+        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
+        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"])
 
     def packed(self, *, is_counted: bool) -> DataFrame:
         """See `TraceSource`."""
@@ -86,7 +86,7 @@ class FrameSource(NamedTuple):
 
     def ledgers(self) -> DataFrame:
         """See `TraceSource`."""
-        return self.trace.select("topic", "chunk", "ledger_id", "last_entry").mapInArrow(_highest, _LEDGER_SCHEMA)
+        return self.trace.select(*_NAMED).mapInArrow(_highest, _LEDGER_SCHEMA)
 
 
 class FileSource(NamedTuple):
@@ -94,6 +94,7 @@ class FileSource(NamedTuple):
 
     spark: SparkSession
     files: tuple[str, ...]
+    covered: Span
 
     @classmethod
     def of(cls, spark: SparkSession, path: Path) -> Self:
@@ -103,75 +104,44 @@ class FileSource(NamedTuple):
             TraceError: It is no trace, as `analysis.trace.parquet.check_trace`.
             UnsupportedVersionError: A newer release wrote it.
         """
-        check_trace(path)
-        return cls(spark, tuple(str(file.absolute()) for file in trace_files(path)))
+        covered = check_trace(path)
+        return cls(spark, tuple(str(file.absolute()) for file in trace_files(path)), covered)
 
     def span(self) -> Span:
         """See `TraceSource`."""
-        groups = self._groups()
-        return _span(groups.agg(*(
-            combined(name).alias(name) for name, combined in (("begin_ms", F.min), ("end_ms", F.max), ("chunks", F.sum))
-        )))  # fmt: skip
+        return self.covered
 
     def packed(self, *, is_counted: bool) -> DataFrame:
         """See `TraceSource`."""
-        columns = (*_KEYS, *_LISTS)
-        read = partial(_read, files=self.files, columns=columns)
-        return self._spread().mapInArrow(
-            lambda batches: _packed_batches(read(batches), is_counted=is_counted), _PACKED_SCHEMA
-        )
+        return self._read((*_KEYS, *_LISTS), partial(_packed_batches, is_counted=is_counted), _PACKED_SCHEMA)
 
     def ledgers(self) -> DataFrame:
         """See `TraceSource`."""
-        read = partial(_read, files=self.files, columns=("topic", "chunk", "ledger_id", "last_entry"))
-        return self._spread().mapInArrow(lambda batches: _highest(read(batches)), _LEDGER_SCHEMA)
+        return self._read(_NAMED, _highest, _LEDGER_SCHEMA)
 
-    def _groups(self) -> DataFrame:
-        tasks = min(len(self.files), self._tasks)
-        numbers = self.spark.range(0, len(self.files), numPartitions=tasks)
-        return numbers.mapInArrow(partial(_row_groups, files=self.files), _GROUP_SCHEMA)
-
-    def _spread(self) -> DataFrame:
-        return self._groups().select("file", "row_group").repartition(self._tasks)
-
-    @property
-    def _tasks(self) -> int:
-        return _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+    def _read(self, columns: Sequence[str], follow: _Step, schema: str) -> DataFrame:
+        """Read the row groups of all files on all cores, also those of a single file."""
+        tasks = _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+        shares = min(-(-tasks // len(self.files)), self.covered.row_groups_max)
+        read = partial(_row_groups, files=self.files, shares=shares, columns=columns)
+        numbers = self.spark.range(0, len(self.files) * shares, numPartitions=min(tasks, len(self.files) * shares))
+        return numbers.mapInArrow(lambda batches: follow(read(batches)), schema)
 
 
-def _span(found: DataFrame) -> Span:
-    row = found.collect()[0]
-    return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"] or 0)
-
-
-def _row_groups(batches: Iterable[pa.RecordBatch], *, files: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each row group of some files, given by number."""
-    names = [field.split()[0] for field in _GROUP_SCHEMA.split(", ")]
+def _row_groups(
+    batches: Iterable[pa.RecordBatch], *, files: Sequence[str], shares: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield, a few chunks at a time, some columns of shares of files: share ``n % shares`` of file ``n // shares``."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            with _opened(files[number]) as parquet:
-                for group in range(parquet.num_row_groups):
-                    times = parquet.read_row_group(group, ["first_ts_ms", "last_ts_ms"])
-                    if times.num_rows:
-                        first, last = (column.to_numpy() for column in times.columns)
-                        row = (number, group, times.num_rows, int(first.min()), int(last.max()))
-                        yield pa.RecordBatch.from_pylist(
-                            [dict(zip(names, row, strict=True))],
-                            pa.schema([(name, pa.int32() if name in names[:2] else pa.int64()) for name in names]),
-                        )
-
-
-def _read(
-    batches: Iterable[pa.RecordBatch], *, files: Sequence[str], columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of row groups, given by file and number, a few chunks at a time."""
-    for batch in batches:
-        for number, group in zip(batch["file"].to_pylist(), batch["row_group"].to_pylist(), strict=True):
+            file = files[number // shares]
             try:
-                with _opened(files[number]) as parquet:
-                    yield from parquet.iter_batches(_CHUNKS_AT_ONCE, row_groups=[group], columns=list(columns))
+                with _opened(file) as parquet:
+                    mine = range(number % shares, parquet.num_row_groups, shares)
+                    if mine:
+                        yield from parquet.iter_batches(_CHUNKS_AT_ONCE, row_groups=list(mine), columns=list(columns))
             except (pa.ArrowException, OSError) as error:
-                raise TraceError(f"{files[number]}: not a readable Parquet file, {error}") from error
+                raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
 
 
 def _opened(file: str) -> pq.ParquetFile:
@@ -194,20 +164,27 @@ def _packed_batches(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> I
 
 def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield how far each ledger goes that a chunk names."""
+    found: dict[tuple[str, str, int], int] = {}
     for batch in batches:
         offsets, (ledger_ids, lasts) = _sound_lists(batch, ("ledger_id", "last_entry"))
-        topics: list[str] = []
-        found: list[tuple[int, int]] = []
-        for topic, (begin, end) in zip(batch["topic"].to_pylist(), pairwise(offsets), strict=True):
+        keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
+        for topic, subscription, (begin, end) in keys:
             ledger_id, last = ledger_ids[begin:end], lasts[begin:end]
-            known = [
-                (each, int(last[ledger_id == each].max()) + 1) for each in np.unique(ledger_id).tolist() if each >= 0
-            ]
-            topics += [topic] * len(known)
-            found += known
-        numbers = np.array(found, np.int64).reshape(-1, 2)
-        columns = [pa.array(topics, pa.string()), pa.array(numbers[:, 0]), pa.array(numbers[:, 1])]
-        yield pa.RecordBatch.from_arrays(columns, names=["topic", "ledger_id", "entry_count"])
+            found.setdefault((topic, subscription, -1), 0)
+            for each in np.unique(ledger_id).tolist():
+                key = (topic, subscription, each)
+                if each >= 0:
+                    found[key] = max(found.get(key, 0), int(last[ledger_id == each].max()) + 1)
+        if len(found) > _LEDGERS_AT_ONCE:
+            yield _ledger_batch(found)
+            found.clear()
+    if found:
+        yield _ledger_batch(found)
+
+
+def _ledger_batch(found: Mapping[tuple[str, str, int], int]) -> pa.RecordBatch:
+    rows = zip(*((*key, count) for key, count in found.items()), strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(each) for each in rows], names=_LEDGER_NAMES)
 
 
 def _sound_lists(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[list[int], list[Int64s]]:

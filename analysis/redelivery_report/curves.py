@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import functions as F
 
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.curve_sum import CAUSES
+from analysis.redelivery.arrow_rows import chunk_at
+from analysis.redelivery.curve_changes import (
+    CHANGES_SCHEMA,
+    CRASHES_MAX,
+    SERIES,
+    SLICES_MAX,
+    TOTAL,
+    ChangeWriter,
+    batch_of,
+    series_of,
+    string_together,
+    sum_changes,
+)
 from analysis.redelivery.estimates import chunks_with_logs
 from analysis.redelivery.slices import Slices
 from analysis.redelivery.subscription_replay import SubscriptionReplay
@@ -25,28 +35,18 @@ from analysis.trace.events import EventKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.acked import Chunk, Int64s
+    from analysis.redelivery.curve_changes import Series
     from analysis.redelivery.curve_sum import Points
     from analysis.redelivery.policy import Policy
 
     Key = tuple[str, str]
-    # The numbers' series, row by row.
-    Series = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
-CRASHES_MAX = 200
-_SLICES = 500
 # So many chunks of events in a slice are what a worker adds up at once.
 _CHUNKS_PER_SLICE = 64
-# The number itself, and its parts.
-_SERIES = 1 + len(CAUSES)
-_TOTAL = ("", "")
-_CHANGES = pa.schema([
-    ("policy", pa.int32()), ("slice", pa.int32()), ("topic", pa.string()), ("subscription", pa.string()),
-    ("ts_ms", pa.list_(pa.int64())), ("delta", pa.list_(pa.int64())),
-])  # fmt: skip
-_CHANGES_SCHEMA = "policy int, slice int, topic string, subscription string, ts_ms array<bigint>, delta array<bigint>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Curve:
     @property
     def is_total(self) -> bool:
         """Whether it is that of all subscriptions at once."""
-        return (self.topic, self.subscription) == _TOTAL
+        return (self.topic, self.subscription) == TOTAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +105,21 @@ def curves(trace: DataFrame, policies: Sequence[Policy | None], *, subscriptions
         F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("count")
     ).collect()[0]
     # A slice that is plotted may be many that are added up.
-    per_point = max(1, -(-span["count"] // (_CHUNKS_PER_SLICE * _SLICES)))
-    slices = Slices.of(span["begin"], span["end"], _SLICES * per_point)
+    per_point = max(1, -(-span["count"] // (_CHUNKS_PER_SLICE * SLICES_MAX)))
+    slices = Slices.of(span["begin"], span["end"], SLICES_MAX * per_point)
     wanted = frozenset(subscriptions)
     changes = chunks_with_logs(trace, policies).mapInArrow(
-        partial(_replay, policies=tuple(policies), slices=slices), _CHANGES_SCHEMA
+        partial(_replay, policies=tuple(policies), slices=slices), CHANGES_SCHEMA
     )
     by_slice = changes.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "topic", "subscription")
-    sums = by_slice.mapInArrow(partial(_sum, wanted=wanted), _CHANGES_SCHEMA)
+    sums = by_slice.mapInArrow(partial(sum_changes, wanted=wanted), CHANGES_SCHEMA)
     in_order = sums.coalesce(1).sortWithinPartitions("policy", "topic", "subscription", "slice")
-    rows = in_order.mapInArrow(partial(_string, per_point=per_point), _CHANGES_SCHEMA).collect()
+    rows = in_order.mapInArrow(partial(string_together, per_point=per_point), CHANGES_SCHEMA).collect()
     points = {key: list(of_line) for key, of_line in groupby(rows, key=lambda row: (row[0], *row[2:4]))}
     return [
         _drawn((number, *key), points.get((number, *key), []), slices)
         for number in range(len(policies))
-        for key in (_TOTAL, *subscriptions)
+        for key in (TOTAL, *subscriptions)
     ]
 
 
@@ -146,7 +146,7 @@ def _replay(
                     yield opened.end()
                 log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
                 opened = _Opened(key, SubscriptionReplay(policies, log), slices)
-            yield opened.take(Chunk(*(_array(batch[name], index) for name in Chunk._fields)))
+            yield opened.take(chunk_at(batch, index))
     if opened is not None:
         yield opened.end()
 
@@ -159,7 +159,7 @@ class _Opened:
         self.key = key
         self._replay = replay
         self._slices = slices
-        self._before = np.zeros((len(replay.curves), _SERIES), np.int64)
+        self._writers = [ChangeWriter(slices, np.zeros((SERIES, 1), np.int64)) for _ in replay.curves]
 
     def take(self, chunk: Chunk) -> pa.RecordBatch:
         return self._batch(self._replay.take(chunk))
@@ -168,103 +168,34 @@ class _Opened:
         return self._batch(self._replay.end(self._slices.end_ms))
 
     def _batch(self, found: Sequence[Points]) -> pa.RecordBatch:
-        rows: list[tuple[int, int, Int64s, Series]] = []
-        for policy, points in enumerate(found):
-            ts_ms, delta = self._changes(policy, points)
-            numbers = (ts_ms - self._slices.begin_ms) // self._slices.width_ms
-            bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
-            rows += [(policy, int(numbers[low]), ts_ms[low:high], delta[:, low:high]) for low, high in pairwise(bounds)]
-        return _batch_of([(policy, number, *self.key, ts_ms, delta) for policy, number, ts_ms, delta in rows])
-
-    def _changes(self, policy: int, points: Points) -> tuple[Int64s, Series]:
-        """Return when the numbers change, and each of them by how much."""
-        if not len(points.ts_ms):
-            return np.empty(0, np.int64), np.empty((_SERIES, 0), np.int64)
-        lasts = np.append(points.ts_ms[1:] != points.ts_ms[:-1], True)
-        values = np.zeros((_SERIES, len(points.ts_ms)), np.int64)
-        values[0] = points.value
-        if points.causes is not None:
-            values[1:] = points.causes
-        values = np.where(points.is_alive, values, 0)[:, lasts]
-        delta = np.diff(values, prepend=self._before[policy][:, None], axis=1)
-        self._before[policy] = values[:, -1]
-        at = delta.any(axis=0)
-        return points.ts_ms[lasts][at], delta[:, at]
+        return batch_of([
+            (policy, number, *self.key, ts_ms, delta)
+            for policy, points in enumerate(found)
+            for number, ts_ms, delta in self._writers[policy].changes(series_of(points))
+        ])  # fmt: skip
 
 
-def _sum(batches: Iterable[pa.RecordBatch], *, wanted: frozenset[Key]) -> Iterator[pa.RecordBatch]:
-    """Add up the changes of each slice: of all, and of each wanted subscription. A row has its peak and its end."""
-    for (policy, number), of_slice in groupby(_rows(batches), key=lambda row: row[:2]):
-        everything: list[tuple[Int64s, Series]] = []
-        for key, of_one in groupby(of_slice, key=lambda row: row[2:4]):
-            changes = [(row[4], row[5].reshape(_SERIES, -1)) for row in of_one]
-            everything += changes
-            if key in wanted:
-                yield _batch_of([(policy, number, *key, *_peak_and_end(changes))])
-        yield _batch_of([(policy, number, *_TOTAL, *_peak_and_end(everything))])
+def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_ms: int, end_ms: int) -> Curve:
+    """Return the curve of some points in order, of which there are none if nothing ever comes back.
 
-
-def _peak_and_end(changes: Sequence[tuple[Int64s, Series]]) -> tuple[Int64s, Series]:
-    """Return when the first of the numbers is highest and when the last change is, and what has changed until both."""
-    ts_ms = np.concatenate([times for times, _ in changes])
-    delta = np.concatenate([each for _, each in changes], axis=1)
-    times, at = np.unique(ts_ms, return_inverse=True)
-    sums = np.zeros((_SERIES, len(times)), np.int64)
-    for series in range(_SERIES):
-        np.add.at(sums[series], at, delta[series])
-    level = sums.cumsum(axis=1)
-    peak = int(np.argmax(level[0]))
-    return times[[peak, -1]], level[:, [peak, -1]]
-
-
-def _string(batches: Iterable[pa.RecordBatch], *, per_point: int) -> Iterator[pa.RecordBatch]:
-    """Turn what has changed since the begin of each slice into the numbers themselves; of many slices make one."""
-    for key, of_line in groupby(_rows(batches), key=lambda row: (row[0], *row[2:4])):
-        level = np.zeros((_SERIES, 1), np.int64)
-        for point, of_point in groupby(of_line, key=lambda row: row[1] // per_point):
-            times, values = np.empty(0, np.int64), np.empty((_SERIES, 0), np.int64)
-            for row in of_point:
-                reached = level + row[5].reshape(_SERIES, 2)
-                times, values = np.append(times, row[4]), np.concatenate((values, reached), axis=1)
-                peak = int(np.argmax(values[0]))
-                times, values = times[[peak, -1]], values[:, [peak, -1]]
-                level = reached[:, 1:]
-            yield _batch_of([(key[0], point, *key[1:], times, values)])
-
-
-def _drawn(key: tuple[int, str, str], rows: Sequence[Sequence[Any]], slices: Slices) -> Curve:
-    """Return the curve of some points in order, of which there are none if nothing ever comes back."""
-    points = [np.array(row[5], np.int64).reshape(_SERIES, 2) for row in rows]
-    begin = np.zeros((_SERIES, 1), np.int64)
-    end = points[-1][:, 1:] if points else begin
-    ts_ms = np.concatenate([[slices.begin_ms], *(row[4] for row in rows), [slices.end_ms]])
-    values = np.concatenate([begin, *points, end], axis=1)
+    Args:
+        key: Policy, topic and subscription.
+        ts_ms: When; never falls.
+        values: A row for each of `SERIES`, a column for each time.
+        begin_ms: Of the trace.
+        end_ms: Of the trace.
+    """
+    begin = np.zeros((SERIES, 1), np.int64)
+    ts_ms = np.concatenate([[begin_ms], ts_ms, [end_ms]])
+    values = np.concatenate([begin, values, values[:, -1:] if values.size else begin], axis=1)
     # A peak may be the end of its slice, and that the end of the trace; what happened in its first millisecond counts.
     lasts = np.append(ts_ms[1:] != ts_ms[:-1], True)
     value, *causes = (tuple(each) for each in values[:, lasts].tolist())
     return Curve(*key, tuple(ts_ms[lasts].tolist()), value, tuple(causes))
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, str, str, Int64s, Int64s]]:
-    for batch in batches:
-        for index in range(batch.num_rows):
-            plain = [batch[name][index].as_py() for name in ("policy", "slice", "topic", "subscription")]
-            yield (*plain, _array(batch["ts_ms"], index), _array(batch["delta"], index))
-
-
-def _batch_of(rows: Sequence[tuple[int, int, str, str, Int64s, Int64s]]) -> pa.RecordBatch:
-    *plain, ts_ms, delta = zip(*rows, strict=True) if rows else ((),) * len(_CHANGES)
-    columns = [pa.array(column, field.type) for column, field in zip(plain, _CHANGES, strict=False)]
-    return pa.RecordBatch.from_arrays([*columns, _lists(ts_ms), _lists(delta)], schema=_CHANGES)
-
-
-def _lists(arrays: Sequence[Int64s]) -> pa.ListArray:
-    """Return a list for each array, of more dimensions row by row."""
-    offsets = np.cumsum([0, *(each.size for each in arrays)], dtype=np.int32)
-    flat = np.concatenate([each.ravel() for each in arrays]) if arrays else np.empty(0, np.int64)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(np.int64, copy=False)))
-
-
-def _array(column: pa.Array, index: int) -> Int64s:
-    values: Int64s = column[index].values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return values
+def _drawn(key: tuple[int, str, str], rows: Sequence[Sequence[Any]], slices: Slices) -> Curve:
+    ts_ms = np.array([each for row in rows for each in row[4]], np.int64)
+    points = [np.array(row[5], np.int64).reshape(SERIES, 2) for row in rows]
+    values = np.concatenate([np.empty((SERIES, 0), np.int64), *points], axis=1)
+    return curve_of(key, ts_ms, values, begin_ms=slices.begin_ms, end_ms=slices.end_ms)

@@ -6,9 +6,10 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from analysis.redelivery.curve_changes import SERIES, TOTAL
 from analysis.redelivery.spark import read_trace
 from analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
-from analysis.redelivery_report.curves import crash_times, curves
+from analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
 from analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from analysis.redelivery.incremental import DailyEstimates
     from analysis.redelivery.results import SweepResult
     from analysis.redelivery_report.inputs import ReportInputs
 
@@ -44,11 +46,38 @@ def make_contents(
     return Contents(result, lines, crash_times(frame), _provenance(spark, trace, command), inputs)
 
 
+def make_daily_contents(
+    spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs, *, command: str
+) -> Contents:
+    """Return the report of all days up to now, from what is kept of them.
+
+    Args:
+        spark: The session.
+        found: What all days come to.
+        result: The same, under the policies that it was found for.
+        inputs: What else is shown.
+        command: By which it is made, in words.
+    """
+    policies = [each.policy for each in result.policies]
+    named = [((number, *TOTAL), curve) for number, curve in enumerate(found.broker.curves)]
+    named += [((0, *key), found.curves_of(key, policies)[0]) for key in worst_subscriptions(result)]
+    lines = tuple(
+        curve_of(key, *curve.points(SERIES), begin_ms=found.begin_ms, end_ms=found.end_ms) for key, curve in named
+    )
+    crashes = CrashTimes(tuple(found.broker.died_ms), found.broker.death_count)
+    told = ("SHA-256 of the days' names, sizes and footers", found.broker.days_digest)
+    days = ("days", f"{found.day_count:,}")
+    return Contents(result, lines, crashes, (days, told, *_made_by(spark, command)), inputs)
+
+
 def _provenance(spark: SparkSession, trace: Path, command: str) -> tuple[tuple[str, str], ...]:
+    return (("SHA-256 of the trace", trace_hash(trace)), *_made_by(spark, command))
+
+
+def _made_by(spark: SparkSession, command: str) -> tuple[tuple[str, str], ...]:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     return (
-        ("SHA-256 of the trace", trace_hash(trace)),
         ("command", command),
         ("ackstate", version("ackstate")),
         ("Spark", spark.version),

@@ -105,7 +105,7 @@ def check_events(
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read.
     """
-    chunk_count = check_trace(path)
+    chunk_count = check_trace(path).chunk_count
     check = _TraceCheck()
     for done, chunk in enumerate(_chunks(path), start=1):
         check.take(chunk)

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from analysis import cli
 from analysis.redelivery.persistable import persistable
 from analysis.redelivery.policy import Policy, PolicyError
 from analysis.redelivery.results import Estimate, SweepResult
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
 from analysis.trace.recorder import Frame
+from command_line import status_of
 
 
 @pytest.fixture
@@ -23,23 +23,17 @@ def trace(tmp_path):
     return tmp_path / "trace"
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    return ended.value.code
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
-    assert run("sweep", trace, "--flush-interval-ms", "5000,100", "--json") == 0
+    assert status_of("sweep", trace, "--flush-interval-ms", "5000,100", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["label"] for each in found["policies"]] == [
         "as recorded", "flush_interval_ms=5000", "flush_interval_ms=100",
     ]  # fmt: skip
     assert found["recommendation"].startswith("flush every 0.1 s instead of 5 s: expected duplicates 2,5")
     out = tmp_path / "found.csv"
-    assert run("redelivery", trace, "--policy", "flush_interval_ms=100", "--format", "csv", "--out", out) == 0
+    assert status_of("redelivery", trace, "--policy", "flush_interval_ms=100", "--format", "csv", "--out", out) == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["scope"] for row in rows] == ["total", "namespace", "topic", "subscription"]
     # 0 at each multiple of 100 ms, 99 just before it; the first interval begins with the first ack.
@@ -73,7 +67,7 @@ def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
 )
 def test_what_is_wrong_is_one_line(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures
     monkeypatch.chdir(tmp_path)
-    assert run(*(word.format(trace=trace) for word in words)) == 2
+    assert status_of(*(word.format(trace=trace) for word in words)) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

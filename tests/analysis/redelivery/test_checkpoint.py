@@ -48,7 +48,7 @@ def kept(state, days):
             (unfinished / name / "part.parquet").write_bytes(bytes(range(256)))
         seen = {day.name: fingerprint(day) for day in days}
         place = state / f"{len(days):06}"
-        keep(unfinished, Checkpoint(place, tuple(settings_of(POLICIES)), len(days), seen, 1, 2, {}))
+        keep(unfinished, Checkpoint(place, tuple(settings_of(POLICIES)), len(days), seen, 1, 2, "", {}))
     return state
 
 
@@ -99,7 +99,7 @@ def test_a_newer_version_is_named(state):
     manifest = json.loads(path.read_text())
     manifest["body"]["version"] = VERSION + 1
     path.write_text(json.dumps(manifest))
-    with pytest.raises(UnsupportedVersionError, match=r"version 2; this release reads up to 1"):
+    with pytest.raises(UnsupportedVersionError, match=rf"version {VERSION + 1}; this release reads up to {VERSION}"):
         Checkpoint.latest(state, POLICIES)
 
 
@@ -108,6 +108,17 @@ def test_other_policies_are_refused(state):
         Checkpoint.latest(state, [None])
     with pytest.raises(CheckpointError, match=r"not the policies as recorded, flush_interval_ms=5; give the same, or"):
         Checkpoint.latest(state, [None, Policy.from_mapping({"flush_interval_ms": 5})])
+
+
+def test_an_older_version_is_refused_and_left_alone(state):
+    path = state / "000002" / "manifest.json"
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', f'"version": {VERSION - 1}'))
+    before = path.read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"state of version 1, which only older .* give all days again, with another"
+    ):
+        Checkpoint.latest(state, POLICIES)
+    assert path.read_bytes() == before
 
 
 def test_a_directory_of_something_else_is_refused(directory):
@@ -173,9 +184,10 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
     monkeypatch.setattr("analysis.redelivery.spark.open_session", start)
     words = ["redelivery", directory, "--state"]
     assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
-    line = refused([*words, tmp_path / "new", "--policy", "range_count_max=3"], capsys)
-    assert line.endswith("replay it over all days at once, without --state")
-    assert "leave out --state" in refused([*words, tmp_path / "new", "--report", tmp_path / "report.html"], capsys)
+    impossible = ["--policy", "ledger_writable=false", "--policy", "metadata_bytes_max=1"]
+    assert "not even an empty cursor can be written" in refused([*words, tmp_path / "new", *impossible], capsys)
+    lost = ["--report", tmp_path / "report.html", "--calibration", tmp_path / "lost.json"]
+    assert "lost.json" in refused([*words, tmp_path / "new", *lost], capsys)
     assert not (tmp_path / "new").exists()
 
 

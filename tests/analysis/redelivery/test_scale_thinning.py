@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +9,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import montecarlo
 from analysis.redelivery import acked, thinning
-from analysis.redelivery.acked import Chunk, Thinned
+from analysis.redelivery.acked import Thinned
 from analysis.redelivery.curve_sum import Histogram
 from analysis.redelivery.estimates import estimates
 from analysis.redelivery.policy import Policy
@@ -23,10 +21,7 @@ from analysis.redelivery.trace_source import FileSource
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
-
-_SPEC = importlib.util.spec_from_file_location("montecarlo", Path(__file__).with_name("montecarlo.py"))
-montecarlo = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(montecarlo)
+from chunks import chunk_of
 
 POLICIES = [
     None,
@@ -51,7 +46,7 @@ def persisted_traces(draw):
 
 
 def chunks_of(events, sizes):
-    rest = Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
+    rest = chunk_of(events)
     chunks = []
     for size in [*sizes, len(events)]:
         if len(rest.kind):

@@ -10,11 +10,11 @@ from html import escape
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import cli
 from analysis.report_command import Output
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
 from analysis.trace.recorder import Frame
+from command_line import status_of
 from report_contents import sweep_result
 
 
@@ -25,19 +25,13 @@ def trace(tmp_path):
     return tmp_path / "trace"
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    return ended.value.code
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, capsys):
     report, origin = tmp_path / "report.html", tmp_path / "made.json"
     origin.write_text(json.dumps({"plan": {"seed": 77}}))
     words = ("sweep", trace, "--set", "flush_interval_ms=20,5000", "--report", report, "--trace-json", origin)
-    assert run(*words, "--json") == 0
+    assert status_of(*words, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     page = report.read_text(encoding="utf-8")
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
@@ -96,7 +90,7 @@ def csv_value(text):
 def test_what_is_wrong_is_one_line_and_no_report(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text('[{"policy": "p"}]')
-    assert run("redelivery", trace, *words) == 2
+    assert status_of("redelivery", trace, *words) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

@@ -1,0 +1,93 @@
+"""A curve of bounded size that is gone on with: of each slice of time its peak and its end, both exact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.curve_changes import Series
+
+
+@final
+class ThinnedCurve:
+    """Goes on with a curve, in slices that become twice as wide whenever there are too many.
+
+    What is left depends on the curve and the width alone, not on how it was cut when it was added.
+
+    Args:
+        begin_ms: When the first slice begins; nothing comes before.
+        slices_max: How many slices there may be; in each are at most two points.
+    """
+
+    def __init__(self, begin_ms: int, *, slices_max: int) -> None:
+        self._begin_ms = begin_ms
+        self._slices_max = slices_max
+        self._width_ms = 1
+        # Thinned but for the last, which may not hold: another may come at its time.
+        self._ts_ms: Int64s = np.empty(0, np.int64)
+        self._values: Series | None = None
+
+    @property
+    def width_ms(self) -> int:
+        """How wide a slice is: a power of two."""
+        return self._width_ms
+
+    def standing(self, series_count: int) -> Series:
+        """Return the numbers that hold after the last point, as a column; 0 before the first."""
+        return np.zeros((series_count, 1), np.int64) if self._values is None else self._values[:, -1:]
+
+    def widen_until(self, end_ms: int) -> None:
+        """Make the slices as wide as they must be to reach up to a time, included."""
+        while (end_ms - self._begin_ms) // self._width_ms >= self._slices_max:
+            self._width_ms *= 2
+
+    def add(self, ts_ms: Int64s, values: Series) -> None:
+        """Go on with the next points.
+
+        Args:
+            ts_ms: When; never falls. Of points at one time the last holds, also over calls.
+            values: A row for each number, of which the first counts for the peak, and a column for each time.
+        """
+        if not len(ts_ms):
+            return
+        known = len(self._ts_ms) - int(len(self._ts_ms) > 0 and self._ts_ms[-1] == ts_ms[0])
+        if self._values is not None:
+            ts_ms, values = np.concatenate((self._ts_ms, ts_ms)), np.concatenate((self._values, values), axis=1)
+        at = np.append(ts_ms[1:] != ts_ms[:-1], True)
+        changes = np.any(np.diff(values[:, at], prepend=0, axis=1) != 0, axis=0)
+        # Thinned points may look alike, and stay.
+        changes = changes | (np.arange(len(changes)) < known)
+        self._keep(ts_ms[at][changes], values[:, at][:, changes])
+
+    def add_thinned(self, ts_ms: Int64s, values: Series) -> None:
+        """Go on with points that were thinned in slices which make up these, after all that were added before."""
+        if len(ts_ms):
+            before = self._values
+            self._keep(
+                np.concatenate((self._ts_ms, ts_ms)),
+                values if before is None else np.concatenate((before, values), axis=1),
+            )
+
+    def _keep(self, ts_ms: Int64s, values: Series) -> None:
+        self._ts_ms, self._values = ts_ms, values if len(ts_ms) else None
+        if len(ts_ms):
+            self.widen_until(int(ts_ms[-1]))
+            kept = np.append(self._kept(ts_ms[:-1], values[:, :-1]), len(ts_ms) - 1)
+            self._ts_ms, self._values = ts_ms[kept], values[:, kept]
+
+    def points(self, series_count: int) -> tuple[Int64s, Series]:
+        """Return the curve as points in order: times, and the numbers from then on; none if it never rose."""
+        if self._values is None:
+            return self._ts_ms, np.empty((series_count, 0), np.int64)
+        kept = self._kept(self._ts_ms, self._values)
+        return self._ts_ms[kept], self._values[:, kept]
+
+    def _kept(self, ts_ms: Int64s, values: Series) -> Int64s:
+        """Return the points that are the first peak or the end of their slice."""
+        slices = (ts_ms - self._begin_ms) // self._width_ms
+        begins = np.flatnonzero(np.diff(slices, prepend=-1))
+        ends = np.append(begins[1:], len(slices))[: len(begins)] - 1
+        return np.union1d(np.lexsort((-values[0], slices))[begins], ends)

@@ -1,0 +1,92 @@
+"""`ackstate redelivery DIR --state STATE`: its report, an interrupt, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from html import escape
+
+import pytest
+
+from analysis.redelivery_report.contents import count_text
+from analysis.trace import parquet
+from analysis.trace.events import Event, EventKind
+from analysis.trace.recorder import Frame
+from command_line import ENTRY, assert_one_line, run
+from waiting import wait_until
+
+KEY = ("persistent://p/n/t", "orders")
+WORDS = ("--policy", "flush_interval_ms=700", "--policy", "range_count_max=2")
+
+
+def write_days(directory, *, count):
+    """Write days of ten seconds; on each every third message stays unacked for half of it, and a process dies."""
+    for number in range(count):
+        begin_ms = 1_700_000_000_000 + number * 10_000
+        entries = range(number * 20, number * 20 + 20)
+        acks = [Event(begin_ms + 200 * (entry - entries[0]) + 5_000 * (entry % 3 == 0), EventKind.ACK, 1, entry, entry)
+                for entry in entries]  # fmt: skip
+        died = [Event(begin_ms + 9_500, EventKind.CRASH), Event(begin_ms + 9_600, EventKind.RECOVER)]
+        events = sorted([*acks, *died], key=lambda event: event.ts_ms)
+        published = Frame(KEY[0], "", [Event(begin_ms, EventKind.PUBLISH, 1, entries[0], entries[-1])])
+        parquet.write_trace([published, Frame(*KEY, events)], directory / f"day=2026-11-2{number}")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_report_of_a_new_day_is_that_of_all_days(tmp_path, capsys):
+    write_days(tmp_path / "all", count=2)
+    report = tmp_path / "report.html"
+    for number in range(2):
+        shutil.rmtree(tmp_path / "days", ignore_errors=True)
+        shutil.copytree(tmp_path / "all" / f"day=2026-11-2{number}", tmp_path / "days" / f"day=2026-11-2{number}")
+        words = ["redelivery", tmp_path / "days", "--state", tmp_path / "state", *WORDS, "--report", report, "--json"]
+        told = json.loads(run(capsys, *words).out)
+    page = report.read_text(encoding="utf-8")
+    total = next(each for each in told["policies"][0]["estimates"] if each["scope"] == "total")
+    assert escape(f"{count_text(total['expected'])} acked messages would come back") in page
+    assert "Processes died at 2 moments" in page
+    # Both days are plotted: the first millisecond of one, the last of the other.
+    assert "1700000000000," in page
+    assert "1700000019600]" in page
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_interrupted_run_ends_in_a_line_and_leaves_no_state(tmp_path):
+    write_days(tmp_path / "days", count=1)
+    command = [*ENTRY, "redelivery", str(tmp_path / "days"), "--state", str(tmp_path / "state")]
+    command += ["--format", "json", "--out", str(tmp_path / "out.json")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as live:
+        wait_until((tmp_path / "state" / ".unfinished").is_dir)
+        os.killpg(live.pid, signal.SIGINT)
+        out, err = live.communicate(timeout=60)
+    assert (live.returncode, out, err) == (130, "", "ackstate: interrupted\n")
+    assert [each.name for each in (tmp_path / "state").iterdir()] == [".lock"]
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.root
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_state_on_a_full_disk_is_one_line_and_none_is_left(tmp_path, capsys):
+    write_days(tmp_path / "days", count=1)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", disk], check=False).returncode
+    ):
+        pytest.skip("only root mounts file systems")
+    try:
+        words = ["redelivery", tmp_path / "days", "--state", disk / "state", "--format", "json", "--out"]
+        assert_one_line(run(capsys, *words, tmp_path / "out.json"), disk, "No space left")
+        assert [each.name for each in (disk / "state").iterdir()] == [".lock"]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert not (tmp_path / "out.json").exists()
