@@ -235,14 +235,15 @@ def redelivery(
         )
         return
     from analysis.redelivery import estimate
-    from analysis.redelivery.spark import open_session, read_trace, readable_failures
+    from analysis.redelivery.spark import open_session, readable_failures
+    from analysis.redelivery.trace_source import FileSource
     from analysis.trace.parquet import check_trace
 
     # Before Spark, which takes seconds to start.
     check_trace(trace)
     with _progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        steps = estimate.curve(read_trace(open_session(master), trace)).cache()
+        steps = estimate.curve(FileSource.of(open_session(master), trace)).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
     rows = [

@@ -10,8 +10,9 @@ import numpy as np
 from analysis.crash.scratch import scratch_directory
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.estimates import estimates
-from analysis.redelivery.spark import read_trace, readable_failures
+from analysis.redelivery.spark import readable_failures
 from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.trace_source import FileSource
 from analysis.trace.parquet import write_trace
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def expected_by_spark(spark: SparkSession, replayed: Sequence[tuple[Workload, Po
             write_trace(workload.frames(), path)
             policies = [estimated(replayed[number][1]) for number in numbers]
             with readable_failures(path):
-                rows = estimates(read_trace(spark, path), policies, scopes=("subscription",)).collect()
+                rows = estimates(FileSource.of(spark, path), policies, scopes=("subscription",)).collect()
             for row in rows:
                 found[numbers[row["policy"]]] = row["expected"]
     return found

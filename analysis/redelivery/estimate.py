@@ -13,9 +13,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.arrow_rows import chunk_at
 from analysis.redelivery.fold import Folded, RedeliveryFold
+from analysis.redelivery.policy import AS_RECORDED
+from analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
+from analysis.redelivery.trace_source import source_of
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from analysis.redelivery.acked import Chunk
+    from analysis.redelivery.trace_source import TraceSource
 
 CURVE_SCHEMA = (
     "topic string, subscription string, ts_ms bigint, until_ms bigint, redelivery bigint, redelivery_max bigint, "
@@ -31,11 +34,11 @@ CURVE_SCHEMA = (
 _SUBSCRIPTION = ("topic", "subscription")
 
 
-def curve(trace: DataFrame) -> DataFrame:
+def curve(trace: DataFrame | TraceSource) -> DataFrame:
     """Replay a trace into steps: one row for each millisecond in which something happened to a subscription.
 
     Args:
-        trace: Columns as in `analysis.trace.events`.
+        trace: Columns as in `analysis.trace.events`, or better the files themselves, which is much faster.
 
     Returns:
         ``topic, subscription, ts_ms``; ``until_ms``: the step holds from `ts_ms` (included) to here (excluded), which
@@ -44,13 +47,7 @@ def curve(trace: DataFrame) -> DataFrame:
         ``at_crash_if_written``, ``persisting_at_crash``: if the process died here, what the crash brings back, what it
         would had the persist under way been written, and whether there was one; else null.
     """
-    chunks = (
-        trace.where(F.col("subscription") != "")
-        .select("topic", "subscription", "first_seq", *Chunk._fields)
-        .repartition(*_SUBSCRIPTION)
-        .sortWithinPartitions(*_SUBSCRIPTION, "first_seq")
-    )
-    return chunks.mapInArrow(_replay, CURVE_SCHEMA)
+    return sorted_chunks(source_of(trace), [AS_RECORDED]).mapInArrow(_replay, CURVE_SCHEMA)
 
 
 def summary(steps: DataFrame) -> DataFrame:
@@ -116,23 +113,16 @@ def timeline(steps: DataFrame, *, points: int) -> DataFrame:
 
 def _replay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Replay sorted chunks; a subscription's last step waits for the next chunk to learn when it ends."""
-    key: tuple[str, str] | None = None
-    fold = RedeliveryFold()
-    waiting: _Steps | None = None
-    for batch in batches:
-        for index in range(batch.num_rows):
-            found = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
-            if found != key:
-                if waiting is not None and key is not None:
-                    yield waiting.batch(key)
-                key, fold, waiting = found, RedeliveryFold(), None
-            chunk = chunk_at(batch, index)
+    for key, _, chunks in by_subscription(batches):
+        fold = RedeliveryFold()
+        waiting: _Steps | None = None
+        for chunk in chunks:
             steps = _Steps(chunk, fold.fold(chunk))
             if waiting is not None:
                 yield waiting.batch(key, followed_by=steps)
             waiting = steps
-    if waiting is not None and key is not None:
-        yield waiting.batch(key)
+        if waiting is not None:
+            yield waiting.batch(key)
 
 
 class _Steps:

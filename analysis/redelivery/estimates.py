@@ -24,17 +24,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from analysis.redelivery.acked import Chunk
 from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of, sum_slices
+from analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
 from analysis.redelivery.subscription_replay import Costs, SubscriptionReplay
-from analysis.redelivery.thinning import unpacked
-from analysis.redelivery.trace_source import FrameSource
+from analysis.redelivery.trace_source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.acked import Chunk, Int64s
     from analysis.redelivery.policy import Policy
     from analysis.redelivery.trace_source import TraceSource
 
@@ -64,7 +63,6 @@ _ESTIMATE = pa.schema(
         for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
     ]
 )
-_LOG_SCHEMA = "array<struct<ledger_id:bigint,entry_count:bigint>>"
 _CHUNKS_PER_SLICE = 64
 # A batch takes up to some 10 MB.
 _BATCH_VALUES = 500_000
@@ -127,7 +125,7 @@ def estimates(
         ``write_count, bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``:
         of the trace; ``duplicates_per_day``.
     """
-    source = FrameSource(trace) if isinstance(trace, DataFrame) else trace
+    source = source_of(trace)
     span = source.span()
     if not span.chunk_count:
         spark = SparkSession.getActiveSession()
@@ -136,7 +134,7 @@ def estimates(
     slice_count = -(-span.chunk_count // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
     slices = Slices.of(span.begin_ms, span.end_ms, slice_count)
     parts = reduce(DataFrame.union, [
-        packed_chunks(source, [policies[number] for number in numbers]).mapInArrow(
+        sorted_chunks(source, [policies[number] for number in numbers]).mapInArrow(
             partial(_replay, policies=policies, slices=slices, numbers=numbers), _PART_SCHEMA
         )
         for numbers in _alike(policies)
@@ -149,69 +147,12 @@ def estimates(
     return found.withColumn("duplicates_per_day", F.col("expected") * F.lit(float(crashes_per_day)))
 
 
-def chunks_with_logs(trace: DataFrame, policies: Sequence[Policy | None]) -> DataFrame:
-    """Return the chunks of subscriptions, sorted; with the message log of their topic if a replay needs that."""
-    key = ("topic", "subscription")
-    chunks = trace.where(F.col("subscription") != "").select(*key, "first_seq", *Chunk._fields)
-    if any(policy is not None for policy in policies):
-        chunks = chunks.join(message_logs(trace), on="topic", how="left")
-    else:
-        chunks = chunks.withColumn("log", F.lit(None).cast(_LOG_SCHEMA))
-    return chunks.repartition(*key).sortWithinPartitions(*key, "first_seq")
-
-
-def packed_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> DataFrame:
-    """Return the chunks of subscriptions as bytes, sorted and made small if the policies allow.
-
-    That happens before the chunks of a subscription are brought together, on all cores whatever its share of the trace.
-
-    Returns:
-        ``topic, subscription, first_seq, events, log``. If a replay needs the message log of the topic, a row without
-        events comes before those of each subscription and has it; all others have none.
-    """
-    key = ("topic", "subscription")
-    packed = source.packed(is_counted=all(map(_is_counted, policies)))
-    packed = packed.withColumn("log", F.lit(None).cast(_LOG_SCHEMA))
-    if any(policy is not None for policy in policies):
-        heads = _logs(source.ledgers()).select("topic", F.explode("subscriptions").alias("subscription"), "log")
-        # Nothing comes before the first chunk.
-        before = (F.lit(-1).cast("bigint").alias("first_seq"), F.lit(None).cast("binary").alias("events"))
-        packed = packed.unionByName(heads.select(*key, *before, "log"))
-    return packed.repartition(*key).sortWithinPartitions(*key, "first_seq")
-
-
-def _is_counted(policy: Policy | None) -> bool:
-    return policy is None or policy.is_plain
-
-
 def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
     """Return which policies are counted and which need the cursor, without those of which there are none."""
     found: dict[bool, list[int]] = {True: [], False: []}
     for number, policy in enumerate(policies):
-        found[_is_counted(policy)].append(number)
+        found[is_counted(policy)].append(number)
     return [numbers for numbers in found.values() if numbers]
-
-
-def message_logs(trace: DataFrame) -> DataFrame:
-    """Return how many entries each ledger of each topic has, as far as the trace tells.
-
-    Those that were published are known by PUBLISH events; of others it is the highest that any event names.
-
-    Returns:
-        ``topic``; ``log``: (``ledger_id, entry_count``), rising.
-    """
-    return _logs(FrameSource(trace).ledgers()).select("topic", "log")
-
-
-def _logs(ledgers: DataFrame) -> DataFrame:
-    """Return ``topic``, its ``log`` and its ``subscriptions``, of what `TraceSource.ledgers` returns."""
-    is_ledger = F.col("ledger_id") >= 0
-    names = F.collect_set(F.when(~is_ledger & (F.col("subscription") != ""), F.col("subscription")))
-    # Both steps need all of a topic in one place: one shuffle does.
-    by_topic = ledgers.repartition("topic").groupBy("topic", "ledger_id")
-    counts = by_topic.agg(F.max("entry_count").alias("entry_count"), names.alias("names"))
-    log = F.sort_array(F.collect_list(F.when(is_ledger, F.struct("ledger_id", "entry_count"))))
-    return counts.groupBy("topic").agg(log.alias("log"), F.flatten(F.collect_list("names")).alias("subscriptions"))
 
 
 def _replay(
@@ -229,31 +170,21 @@ def _replay(
 def _parts_of_chunks(
     batches: Iterable[pa.RecordBatch], policies: Sequence[Policy | None], slices: Slices, numbers: Sequence[int]
 ) -> Iterator[Part]:
-    open_one: _OpenSubscription | None = None
-    for batch in batches:
-        for index in range(batch.num_rows):
-            key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
-            if open_one is None or open_one.key != key:
-                if open_one is not None:
-                    yield from _numbered(open_one.end(), numbers)
-                log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
-                open_one = _OpenSubscription(key, policies, log, slices)
-            if batch["events"][index].is_valid:
-                chunk = unpacked(memoryview(batch["events"][index].as_buffer()))
-                yield from _numbered(open_one.take(chunk), numbers)
-    if open_one is not None:
-        yield from _numbered(open_one.end(), numbers)
+    for key, log, chunks in by_subscription(batches):
+        subscription = _Subscription(key, policies, log, slices)
+        for chunk in chunks:
+            yield from _numbered(subscription.take(chunk), numbers)
+        yield from _numbered(subscription.end(), numbers)
 
 
 def _numbered(parts: Iterable[Part], numbers: Sequence[int]) -> Iterator[Part]:
     return (part._replace(policy=numbers[part.policy]) for part in parts)
 
 
-class _OpenSubscription:
+class _Subscription:
     def __init__(
         self, key: tuple[str, str], policies: Sequence[Policy | None], log: dict[int, int], slices: Slices
     ) -> None:
-        self.key = key
         self._names = (namespace_of(key[0]), *key)
         self._slices = slices
         self._replay = SubscriptionReplay(policies, log)

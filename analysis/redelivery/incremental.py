@@ -39,10 +39,10 @@ from analysis.redelivery.estimates import (
     _put_together,
     _Result,
     _sum,
-    message_logs,
 )
 from analysis.redelivery.kept_classes import BrokerState
 from analysis.redelivery.slices import Slices
+from analysis.redelivery.sorted_chunks import message_logs
 from analysis.redelivery.spark import read_trace, read_unchecked
 from analysis.redelivery.thinned_curve import ThinnedCurve
 from analysis.trace.events import TraceError

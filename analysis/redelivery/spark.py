@@ -195,7 +195,8 @@ def _settings(master: str | None) -> dict[str, str]:
     settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()}",
+        # What takes time are our Python workers. To compile Java well takes their cores for seconds, and pays later.
+        "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_log_settings()}",
     }
     if is_on_loopback(master):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis.redelivery.acked import Chunk
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from analysis.redelivery.acked import Int64s
 
@@ -42,6 +43,8 @@ _CHUNKS_AT_ONCE = 64
 _TASKS_PER_CORE = 4
 _LEDGERS_AT_ONCE = 10_000
 _NAMED = ("topic", "subscription", "chunk", "ledger_id", "last_entry")
+_DATED = ("chunk", "ts_ms", "kind")
+_DEATH_SCHEMA = "ts_ms bigint"
 _LEDGER_NAMES = ["topic", "subscription", "ledger_id", "entry_count"]
 
 
@@ -58,6 +61,10 @@ class TraceSource(Protocol):
         Args:
             is_counted: Whether all policies only count, so that chunks are made small; see `thinned`.
         """
+        ...
+
+    def crashes(self) -> DataFrame:
+        """Return ``ts_ms``: when processes died, once for each subscription, in any order."""
         ...
 
     def ledgers(self) -> DataFrame:
@@ -87,6 +94,10 @@ class FrameSource(NamedTuple):
     def ledgers(self) -> DataFrame:
         """See `TraceSource`."""
         return self.trace.select(*_NAMED).mapInArrow(_highest, _LEDGER_SCHEMA)
+
+    def crashes(self) -> DataFrame:
+        """See `TraceSource`."""
+        return self.trace.select(*_DATED).mapInArrow(_deaths, _DEATH_SCHEMA)
 
 
 class FileSource(NamedTuple):
@@ -119,6 +130,10 @@ class FileSource(NamedTuple):
         """See `TraceSource`."""
         return self._read(_NAMED, _highest, _LEDGER_SCHEMA)
 
+    def crashes(self) -> DataFrame:
+        """See `TraceSource`."""
+        return self._read(_DATED, _deaths, _DEATH_SCHEMA)
+
     def _read(self, columns: Sequence[str], follow: _Step, schema: str) -> DataFrame:
         """Read the row groups of all files on all cores, also those of a single file."""
         tasks = _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
@@ -126,6 +141,11 @@ class FileSource(NamedTuple):
         read = partial(_row_groups, files=self.files, shares=shares, columns=columns)
         numbers = self.spark.range(0, len(self.files) * shares, numPartitions=min(tasks, len(self.files) * shares))
         return numbers.mapInArrow(lambda batches: follow(read(batches)), schema)
+
+
+def source_of(trace: DataFrame | TraceSource) -> TraceSource:
+    """Return a trace as a source, whatever it comes as."""
+    return FrameSource(trace) if isinstance(trace, DataFrame) else trace
 
 
 def _row_groups(
@@ -169,17 +189,25 @@ def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         offsets, (ledger_ids, lasts) = _sound_lists(batch, ("ledger_id", "last_entry"))
         keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
         for topic, subscription, (begin, end) in keys:
-            ledger_id, last = ledger_ids[begin:end], lasts[begin:end]
+            ledger_id = ledger_ids[begin:end]
             found.setdefault((topic, subscription, -1), 0)
-            for each in np.unique(ledger_id).tolist():
-                key = (topic, subscription, each)
+            runs = np.flatnonzero(np.diff(ledger_id, prepend=-1 - ledger_id[0]))
+            counts = np.maximum.reduceat(lasts[begin:end], runs) + 1
+            for each, count in set(zip(ledger_id[runs].tolist(), counts.tolist(), strict=True)):
                 if each >= 0:
-                    found[key] = max(found.get(key, 0), int(last[ledger_id == each].max()) + 1)
+                    key = (topic, subscription, each)
+                    found[key] = max(found.get(key, 0), count)
         if len(found) > _LEDGERS_AT_ONCE:
             yield _ledger_batch(found)
             found.clear()
     if found:
         yield _ledger_batch(found)
+
+
+def _deaths(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        _, (ts_ms, kind) = _sound_lists(batch, ("ts_ms", "kind"))
+        yield pa.RecordBatch.from_arrays([pa.array(ts_ms[kind == EventKind.CRASH])], names=["ts_ms"])
 
 
 def _ledger_batch(found: Mapping[tuple[str, str, int], int]) -> pa.RecordBatch:

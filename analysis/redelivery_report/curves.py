@@ -12,9 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from pyspark.sql import functions as F
 
-from analysis.redelivery.arrow_rows import chunk_at
 from analysis.redelivery.curve_changes import (
     CHANGES_SCHEMA,
     CRASHES_MAX,
@@ -27,21 +25,20 @@ from analysis.redelivery.curve_changes import (
     string_together,
     sum_changes,
 )
-from analysis.redelivery.estimates import chunks_with_logs
 from analysis.redelivery.slices import Slices
+from analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
 from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from analysis.redelivery.acked import Chunk, Int64s
     from analysis.redelivery.curve_changes import Series
     from analysis.redelivery.curve_sum import Points
     from analysis.redelivery.policy import Policy
+    from analysis.redelivery.trace_source import TraceSource
 
     Key = tuple[str, str]
 
@@ -88,27 +85,25 @@ class CrashTimes:
     count: int
 
 
-def curves(trace: DataFrame, policies: Sequence[Policy | None], *, subscriptions: Sequence[Key]) -> list[Curve]:
+def curves(trace: TraceSource, policies: Sequence[Policy | None], *, subscriptions: Sequence[Key]) -> list[Curve]:
     """Return the curve of all subscriptions at once, and some subscriptions' own, under each policy.
 
     Complexity: another replay of the trace; at most two points a curve for each of about 500 slices of time.
 
     Args:
-        trace: Columns as in `analysis.trace.events`, with at least one subscription.
+        trace: With at least one subscription.
         policies: The grid; None is the recording itself.
         subscriptions: (topic, subscription) of those whose curves are wanted; each once.
 
     Returns:
         For each policy the total, then the subscriptions in the order given.
     """
-    span = trace.agg(
-        F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("count")
-    ).collect()[0]
+    span = trace.span()
     # A slice that is plotted may be many that are added up.
-    per_point = max(1, -(-span["count"] // (_CHUNKS_PER_SLICE * SLICES_MAX)))
-    slices = Slices.of(span["begin"], span["end"], SLICES_MAX * per_point)
+    per_point = max(1, -(-span.chunk_count // (_CHUNKS_PER_SLICE * SLICES_MAX)))
+    slices = Slices.of(span.begin_ms, span.end_ms, SLICES_MAX * per_point)
     wanted = frozenset(subscriptions)
-    changes = chunks_with_logs(trace, policies).mapInArrow(
+    changes = sorted_chunks(trace, policies).mapInArrow(
         partial(_replay, policies=tuple(policies), slices=slices), CHANGES_SCHEMA
     )
     by_slice = changes.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "topic", "subscription")
@@ -123,12 +118,9 @@ def curves(trace: DataFrame, policies: Sequence[Policy | None], *, subscriptions
     ]
 
 
-def crash_times(trace: DataFrame) -> CrashTimes:
+def crash_times(trace: TraceSource) -> CrashTimes:
     """Return when processes died; subscriptions that died in the same millisecond died together."""
-    died = trace.where(F.array_contains("kind", F.lit(int(EventKind.CRASH)).cast("tinyint"))).select(
-        F.explode(F.arrays_zip("ts_ms", "kind")).alias("event")
-    )
-    times = died.where(F.col("event.kind") == int(EventKind.CRASH)).select("event.ts_ms").distinct()
+    times = trace.crashes().distinct()
     first = times.orderBy("ts_ms").limit(CRASHES_MAX).collect()
     return CrashTimes(tuple(row["ts_ms"] for row in first), times.count() if len(first) == CRASHES_MAX else len(first))
 
@@ -137,17 +129,10 @@ def _replay(
     batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], slices: Slices
 ) -> Iterator[pa.RecordBatch]:
     """Replay sorted chunks into changes, cut into slices."""
-    opened: _Opened | None = None
-    for batch in batches:
-        for index in range(batch.num_rows):
-            key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
-            if opened is None or opened.key != key:
-                if opened is not None:
-                    yield opened.end()
-                log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
-                opened = _Opened(key, SubscriptionReplay(policies, log), slices)
-            yield opened.take(chunk_at(batch, index))
-    if opened is not None:
+    for key, log, chunks in by_subscription(batches):
+        opened = _Opened(key, SubscriptionReplay(policies, log), slices)
+        for chunk in chunks:
+            yield opened.take(chunk)
         yield opened.end()
 
 

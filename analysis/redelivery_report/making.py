@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from analysis.redelivery.curve_changes import SERIES, TOTAL
-from analysis.redelivery.spark import read_trace
+from analysis.redelivery.trace_source import FileSource
 from analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
 from analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
 from analysis.trace.check import trace_hash
@@ -39,11 +39,11 @@ def make_contents(
     Raises:
         TraceError: The trace cannot be read.
     """
-    frame = read_trace(spark, trace)
+    source = FileSource.of(spark, trace)
     policies = [each.policy for each in shown_policies(result)]
-    found = curves(frame, policies, subscriptions=worst_subscriptions(result))
+    found = curves(source, policies, subscriptions=worst_subscriptions(result))
     lines = tuple(curve for curve in found if curve.is_total or curve.policy == 0)
-    return Contents(result, lines, crash_times(frame), _provenance(spark, trace, command), inputs)
+    return Contents(result, lines, crash_times(source), _provenance(spark, trace, command), inputs)
 
 
 def make_daily_contents(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.redelivery.policy import Policy
+from analysis.redelivery.trace_source import FileSource
 from analysis.redelivery_report.curves import CrashTimes, crash_times, curves
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
@@ -31,7 +32,7 @@ def trace(spark, tmp_path_factory):
     }  # fmt: skip
     path = tmp_path_factory.mktemp("curves") / "trace"
     parquet.write_trace([Frame("t", name, [event]) for name, told in events.items() for event in told], path)
-    return spark.read.parquet(str(path))
+    return FileSource.of(spark, path)
 
 
 def steps(curve):
