@@ -532,6 +532,19 @@ class ManagedCursor:
         """Whether the log has entries at or above the read position, acked or not."""
         return self._ledgers.last_confirmed >= self.read_position
 
+    @property
+    def next_unread(self) -> Position:
+        """The entry that `read` would return first, or that will be written next.
+
+        Complexity: O(log ledgers), and that of `DeletedRanges.run_containing` for each acked run in between.
+        """
+        with self._lock:
+            ledger_id, entry_id = self.read_position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
+            while (run := self._state.deleted.run_containing(position)) is not None:
+                position = self._ledgers.next_valid(Position(run.ledger_id, run.end - 1))
+            return position
+
     def read(self, count_max: int) -> list[Position]:
         """Return up to `count_max` entries from the read position on that are not acked, and move past them."""
         with self._lock:

@@ -14,11 +14,15 @@ from analysis.redelivery.acked import AckedFold, Chunk, NewRuns, Thinned, by_pos
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analysis.redelivery.acked import Int64s
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
 _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
+_WIDTHS: Mapping[int, type[np.integer]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.int64}
+_NOTHING = np.zeros(1, np.int64)
 
 
 def thinned(chunk: Chunk) -> Chunk:
@@ -55,17 +59,19 @@ def _welded(runs: NewRuns) -> NewRuns:
 
 def packed(chunk: Chunk) -> bytes:
     """Return a chunk, thinned or not, as bytes, which a cluster moves faster than arrays."""
-    kind = chunk.kind.astype(np.int8)
+    kind = chunk.kind.astype(np.int8).tobytes()
     if not isinstance(chunk, Thinned):
-        columns = (chunk.ts_ms, chunk.ledger_id, chunk.first_entry, chunk.last_entry)
-        return b"".join((_HEADER.pack(len(kind), -1, 0), *(column.tobytes() for column in columns), kind.tobytes()))
+        columns = (_steps(chunk.ts_ms), chunk.ledger_id, _steps(chunk.first_entry), _steps(chunk.last_entry))
+        return b"".join((_HEADER.pack(len(kind), -1, 0), *map(_narrow, columns), kind))
     news = chunk.news
     begins = np.flatnonzero(np.diff(news.ledger_id, prepend=-1))
+    # How far each run begins behind the one before it in its ledger.
+    gaps = news.first - np.concatenate((_NOTHING, news.end))[: len(news.end)]
+    gaps[begins] = 0
     header = _HEADER.pack(len(kind), len(news.event), len(begins))
-    # An entry id is less than 2**32, a bitmap holds no other.
-    runs = [column.astype(np.uint32).tobytes() for column in (news.event, news.first, news.end - 1)]
-    ledgers = (begins.tobytes(), news.ledger_id[begins].tobytes())
-    return b"".join((header, chunk.ts_ms.tobytes(), *ledgers, *runs, kind.tobytes()))
+    in_ledgers = (begins, news.ledger_id[begins], news.first[begins])
+    runs = (news.event, gaps, news.end - news.first - 1)
+    return b"".join((header, *map(_narrow, (_steps(chunk.ts_ms), *in_ledgers, *runs)), kind))
 
 
 def unpacked(data: memoryview) -> Chunk:
@@ -73,18 +79,38 @@ def unpacked(data: memoryview) -> Chunk:
     events, runs, ledgers = _HEADER.unpack_from(data)
     at = _HEADER.size
 
-    def column(count: int, kind: type[np.integer]) -> Int64s:
+    def column(count: int) -> Int64s:
         nonlocal at
-        found = np.frombuffer(data, kind, count, at)
-        at += found.nbytes
-        return found.astype(np.int64, copy=False)
+        width = data[at]
+        found = np.frombuffer(data, _WIDTHS[width], count, at + 1)
+        at += 1 + found.nbytes
+        return found.astype(np.int64)
+
+    def kinds() -> Int64s:
+        return np.frombuffer(data, np.int8, events, at).astype(np.int64)
 
     if runs < 0:
-        ts_ms, ledger_id, first, last = (column(events, np.int64) for _ in range(4))
-        return Chunk(ts_ms, column(events, np.int8), ledger_id, first, last)
-    ts_ms, begins, ledger_ids = column(events, np.int64), column(ledgers, np.int64), column(ledgers, np.int64)
-    event, first, last = (column(runs, np.uint32) for _ in range(3))
+        ts_ms, ledger_id, first, last = (column(events) for _ in range(4))
+        return Chunk(np.cumsum(ts_ms), kinds(), ledger_id, np.cumsum(first), np.cumsum(last))
+    ts_ms = column(events)
+    begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
+    event, gaps, further = (column(runs) for _ in range(3))
     none = np.full(events, -1)
-    small = Thinned(ts_ms, column(events, np.int8), none, none, none)
-    small.news = NewRuns(event, np.repeat(ledger_ids, np.diff(np.append(begins, runs))), first, last + 1)
+    small = Thinned(np.cumsum(ts_ms), kinds(), none, none, none)
+    counts = np.diff(np.append(begins, runs))
+    ends = np.cumsum(gaps + further + 1)
+    ends += np.repeat(starts - np.concatenate((_NOTHING, ends))[begins], counts)
+    small.news = NewRuns(event, np.repeat(ledger_ids, counts), ends - further - 1, ends)
     return small
+
+
+def _steps(column: Int64s) -> Int64s:
+    """Return how far each value is from the one before, the first from 0; `np.cumsum` is the way back."""
+    return np.diff(column, prepend=0)
+
+
+def _narrow(column: Int64s) -> bytes:
+    """Return numbers as bytes, each as narrow as the widest needs it, after one that says how wide."""
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    width = next(width for width, kind in _WIDTHS.items() if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return bytes((width,)) + column.astype(_WIDTHS[width]).tobytes()

@@ -119,17 +119,17 @@ class Admission:
             return set()
         usage = self.usage(consumer)
         rules = self._closed_by(usage, consumer) & ACK_STATE_RULES if self._gate.is_closed else set()
-        if not self._has_bytes_for(isolated_range_bytes(*self._cursor.read_position)):
+        if self._bytes_limit is not None and not self._has_bytes_for(self._next_cost):
             rules.add(Rule.UNPERSISTED_ACK_RECORD_BYTES)
         ranges_max = self._ranges_limit
         if ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max:
             rules.add(Rule.UNACKED_RANGES)
         return rules
 
-    def promote_young(self, position: Position, *, now_ms: int) -> None:
-        """Persist young acks early if it is they that keep a new message back."""
-        if self._gate is not None:
-            self._promote_for(isolated_range_bytes(*position), now_ms=now_ms)
+    def promote_young(self, *, now_ms: int) -> None:
+        """Persist young acks early if it is they that keep the next unread message back."""
+        if self._bytes_limit is not None and self._promotes_young:
+            self._promote_for(self._next_cost, now_ms=now_ms)
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""
@@ -147,11 +147,10 @@ class Admission:
             )
             return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1))
 
-    def ask_for_new(self, position: Position, consumer: str, *, now_ms: int) -> None:
+    def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
         """Let the gate see that a message could be read now, so that it tells for how long it keeps it back."""
         if self._gate is not None:
-            cost = isolated_range_bytes(*position)
-            self._gate.request((cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
+            self._gate.request((self._next_cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent that may go out while new ones may not, unless its ack could pass a limit."""
@@ -237,8 +236,7 @@ class Admission:
     def observe(self, *, now_ms: int) -> None:
         """Let the gate see what is used, where nobody asked it for anything: after a restart, or under other limits."""
         if self._gate is not None:
-            cost = isolated_range_bytes(*self._cursor.read_position)
-            self._gate.observe(self.usage(), next_record_bytes=cost, now_ms=now_ms)
+            self._gate.observe(self.usage(), next_record_bytes=self._next_cost, now_ms=now_ms)
             self.use_fell(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
@@ -270,6 +268,11 @@ class Admission:
         if self._gate is not None:
             self._gate.mark_persisted(self._cursor.unpersisted_record_bytes)
         self.use_fell(now_ms=now_ms, of=None)
+
+    @property
+    def _next_cost(self) -> int:
+        """The worst case of the next unread message."""
+        return isolated_range_bytes(*self._cursor.next_unread)
 
     @property
     def _bytes_limit(self) -> int | None:

@@ -97,7 +97,7 @@ class Dispatcher:
         """
         self._collect_due(batch)
         if self._cursor.has_unread:
-            self._admission.promote_young(self._cursor.read_position, now_ms=batch.now_ms)
+            self._admission.promote_young(now_ms=batch.now_ms)
         if not self._admission.binding(batch.consumer):
             self._binds = False
             self._admission.refused_by = None
@@ -336,7 +336,7 @@ class Dispatcher:
     def _ask_for_unread(self, batch: Batch) -> None:
         """Let the gate see that it holds back what could be read now: it says so, and tells when that is over."""
         if self._cursor.has_unread:
-            self._admission.ask_for_new(self._cursor.read_position, batch.consumer, now_ms=batch.now_ms)
+            self._admission.ask_for_new(batch.consumer, now_ms=batch.now_ms)
 
     def _send(
         self,

@@ -80,6 +80,25 @@ def assert_the_same(trace, sizes):
 test_a_thinned_trace_says_the_same = pytest.mark.slow(given(persisted_traces(), SIZES)(assert_the_same))
 
 
+ANY = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 300))
+
+
+@given(st.lists(st.tuples(ANY, st.sampled_from(EventKind), ANY, ANY, ANY), min_size=1, max_size=20))
+def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
+    columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+    found = thinning.unpacked(memoryview(thinning.packed(acked.Chunk(*columns))))
+    assert [column.tolist() for column in found] == [column.tolist() for column in columns]
+    assert {column.dtype for column in found} == {np.dtype(np.int64)}
+
+
+def test_a_thinned_chunk_takes_few_bytes():
+    events = [Event(1_700_000_000_000 + at // 10, EventKind.ACK, 3 + at // 8_000, at % 8_000 ^ 1, at % 8_000 ^ 1)
+              for at in range(16_000)]  # fmt: skip
+    small = thinning.packed(thinning.thinned(chunks_of(events, [])[0]))
+    # Of each ack which event it is of, how far it is from the one before, and how long.
+    assert len(small) < 4.5 * len(events)
+
+
 def assert_it_differs():
     search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
