@@ -8,10 +8,11 @@
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
-# What waits for other programs more than it computes: it runs beside the rest.
+# All tests run in three processes side by side, for many wait, for other programs or for the disk, more than they
+# compute: those that need Spark, a disk of their own or a browser, and after them what is beside; what analyses; the rest.
 HEAVY := spark or root or browser
-# What runs there after it, so that both take as long.
 BESIDE := delay limits tests/delay tests/limits tests/benchmarks
+ANALYSIS := analysis tests/analysis tests/museum
 FAST  := not slow and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
@@ -35,11 +36,12 @@ demo: setup ## run the demo; ARGS='...' passes options on
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	$(LINT)
-	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp); failed=0; \
+	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
 	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) -m 'not ($(HEAVY))' $(BESIDE) || failed=1; exit $$failed ) \
-		>"$$shown_after" 2>&1 & \
-	$(PYTEST) -m 'not ($(HEAVY))' $(BESIDE:%=--ignore=%) || failed=1; \
-	wait $$! || failed=1; cat "$$shown_after"; rm -f "$$shown_after"; \
+		>"$$shown_after/2" 2>&1 & heavy=$$!; \
+	$(PYTEST) -m 'not ($(HEAVY))' $(ANALYSIS) >"$$shown_after/1" 2>&1 & analysis=$$!; \
+	$(PYTEST) -m 'not ($(HEAVY))' $(BESIDE:%=--ignore=%) $(ANALYSIS:%=--ignore=%) || failed=1; \
+	wait $$analysis || failed=1; wait $$heavy || failed=1; cat "$$shown_after"/*; rm -r "$$shown_after"; \
 	exit $$failed
 
 check: setup ## format, lint, types, imports and the fast tests, in under a minute

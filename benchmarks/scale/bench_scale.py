@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from os import sched_getaffinity
@@ -25,13 +24,12 @@ from analysis.redelivery.trace_source import FileSource
 from analysis.trace.generate.job import make_trace
 from analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
-from benchmarks.scale import worker_memory
+from benchmarks.scale import identity, worker_memory
 from benchmarks.scale.rows import Summary, summaries, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import Row, SparkSession
 
 EVENTS = 10_000_000
@@ -39,32 +37,30 @@ SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
 RUNS = 3
 HOT_SHARE = 0.9
 GRID = [Policy.from_mapping({"flush_interval_ms": flush_ms}) for flush_ms in (1_000, 60_000, 30_000, 10_000, 5_000)]
-KIND_EVENTS = 1_000_000
+KIND_EVENTS = 5_000_000
 KINDS: Mapping[str, Mapping[str, object]] = {
     "range limit": {"range_count_max": 1_000},
     "young, 5 s": {"become_old_ack_record_seconds": 5},
     "young, AUTO": {"become_old_ack_record_seconds": "AUTO"},
     "blocking that never stops": {"max_unpersisted_ack_record_bytes": 10_000_000},
-    "blocking that stops most of the time": {"max_unpersisted_ack_record_bytes": 20_000},
     "metadata store": {"ledger_writable": False},
 }
 """Policies that a replay cannot count its way through, each of another kind."""
+STEPPED: Mapping[str, Mapping[str, object]] = {
+    "blocking that stops most of the time": {"max_unpersisted_ack_record_bytes": 20_000}
+}
 WORKLOAD = "key_shared"
 RATE = "million events/s"
 # A size that the last one lets expect to take longer than this is left out.
 _PATIENCE_S = 600
-_BATCH_ROWS = 10_000
-_ROW_SCHEMA = (
-    "topic string, subscription string, seq bigint, ts_ms bigint, kind tinyint, ledger_id bigint, first_entry bigint, "
-    "last_entry bigint"
-)
 
 ABOUT = (
     f"Made traces, `{WORKLOAD}`, 8 subscriptions on 4 topics, a persist each second, as recorded, in one Spark session "
     f"on two cores; time includes reading. DuckDB gives the same answer from the same events as one row each, the rows "
-    f"written beforehand; `identity` is Spark's `mapInArrow` that returns those rows as they came, written nowhere. "
-    f"Hot: one subscription has {HOT_SHARE:.0%} of the events. PySpark {version('pyspark')}, DuckDB "
-    f"{version('duckdb')}."
+    f"written beforehand; `identity` is Spark's `mapInArrow` that returns those rows as they came, written nowhere, in "
+    f"a session of its own as Spark has it. Hot: one subscription has {HOT_SHARE:.0%} of the events. Policies that "
+    f"need the cursor: over fewer events, of which the second that Spark needs to begin is a larger part. PySpark "
+    f"{version('pyspark')}, DuckDB {version('duckdb')}."
 )
 
 
@@ -91,28 +87,6 @@ def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:
         assert math.isclose(mine.expected, other.expected, rel_tol=1e-9), (mine, other)
 
 
-def identity(spark: SparkSession, rows: Path) -> None:
-    """Send every row through a Python worker that returns it."""
-
-    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-
-    with conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS):
-        spark.read.parquet(str(rows)).mapInArrow(same, _ROW_SCHEMA).write.format("noop").mode("overwrite").save()
-
-
-@contextmanager
-def conf(spark: SparkSession, name: str, value: object) -> Iterator[None]:
-    """Set a setting for a while."""
-    before = spark.conf.get(name)
-    assert before is not None
-    spark.conf.set(name, str(value))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
-
-
 def in_turn(things: dict[str, Callable[[], object]], *, runs: int = RUNS) -> dict[str, Spread]:
     """Time things in rounds, in seconds."""
     timings = {name: Timing(lambda _, thing=thing: thing(), lambda: None, 1e9) for name, thing in things.items()}
@@ -134,10 +108,10 @@ def measure_peers(report: Report, spark: SparkSession, directory: Path, events: 
     taken = in_turn({
         "as recorded": lambda: estimated(spark, trace),
         "DuckDB": lambda: summaries(rows, threads=cores),
-        "identity": lambda: identity(spark, rows),
         "one policy": lambda: replayed(spark, trace, GRID[:1]),
         "grid": lambda: replayed(spark, trace, GRID),
     })  # fmt: skip
+    taken["identity"] = identity.measured(rows, runs=RUNS)
     rates = {name: rate(spread, events) for name, spread in taken.items()}
     duckdb = Against("DuckDB", rates["DuckDB"].median)
     report.time(f"as recorded, {events:,} events", RATE, rates["as recorded"], duckdb)
@@ -162,14 +136,15 @@ def measure_skew(report: Report, spark: SparkSession, directory: Path, events: i
 
 
 def measure_kinds(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
-    """Measure one policy of each kind."""
-    trace = directory / "kinds"
-    make_trace(spark, plan_of(events), trace)
-    taken = in_turn({
-        name: partial(replayed, spark, trace, [Policy.from_mapping(settings)]) for name, settings in KINDS.items()
-    })  # fmt: skip
-    for name, spread in taken.items():
-        report.time(f"{name}, {events:,} events", RATE, rate(spread, events))
+    """Measure one policy of each kind, and one that has to be followed step by step over a tenth of the events."""
+    for number, (kinds, count) in enumerate(((KINDS, events), (STEPPED, events // 10))):
+        trace = directory / f"kinds-{number}"
+        make_trace(spark, plan_of(count), trace)
+        taken = in_turn({
+            name: partial(replayed, spark, trace, [Policy.from_mapping(settings)]) for name, settings in kinds.items()
+        })  # fmt: skip
+        for name, spread in taken.items():
+            report.time(f"{name}, {count:,} events", RATE, rate(spread, count))
 
 
 def row_of(events: int, what: str) -> str:

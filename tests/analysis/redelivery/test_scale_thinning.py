@@ -96,7 +96,7 @@ def test_a_thinned_chunk_takes_few_bytes():
               for at in range(16_000)]  # fmt: skip
     small = thinning.packed(thinning.thinned(chunks_of(events, [])[0]))
     # Of each ack which event it is of, how far it is from the one before, and how long.
-    assert len(small) < 4.5 * len(events)
+    assert len(small) < 4 * len(events)
 
 
 def assert_it_differs():
