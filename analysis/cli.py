@@ -235,7 +235,9 @@ def redelivery(
         )
         return
     from analysis.redelivery import estimate
-    from analysis.redelivery.spark import open_session, readable_failures
+    from analysis.redelivery.chunk_order import check_order
+    from analysis.redelivery.published_check import check_published
+    from analysis.redelivery.spark import open_session, read_unchecked, readable_failures
     from analysis.redelivery.trace_source import FileSource
     from analysis.trace.parquet import check_trace
 
@@ -243,7 +245,11 @@ def redelivery(
     check_trace(trace)
     with _progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        steps = estimate.curve(FileSource.of(open_session(master), trace)).cache()
+        spark = open_session(master)
+        check_order(read_unchecked(spark, trace), trace)
+        source = FileSource.of(spark, trace)
+        check_published(source, trace)
+        steps = estimate.curve(source).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
     rows = [

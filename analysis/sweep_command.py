@@ -204,6 +204,7 @@ class SweepCommand:
         from analysis.redelivery.chunk_order import check_order
         from analysis.redelivery.estimates import estimates
         from analysis.redelivery.persistable import persistable
+        from analysis.redelivery.published_check import check_published
         from analysis.redelivery.results import SweepResult
         from analysis.redelivery.spark import open_session, read_unchecked, readable_failures, shown_stages
         from analysis.redelivery.trace_source import FileSource
@@ -219,6 +220,7 @@ class SweepCommand:
             with shown_stages(spark, progress):
                 check_order(read_unchecked(spark, trace), trace)
                 source = FileSource.of(spark, trace)
+                check_published(source, trace)
                 found = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
                 if not found:
                     raise TraceError(f"{trace}: no subscription has an event")

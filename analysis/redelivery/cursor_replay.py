@@ -143,7 +143,8 @@ class CursorReplay:
     def promoted(self, now_ms: int, result: PersistResult) -> None:
         """Take note that the cursor was persisted between ticks."""
         self._schedule.settled(now_ms)
-        self._note_left_out(result, now_ms)
+        # The tick of that millisecond is still to come.
+        self._note_left_out(result, now_ms - 1)
 
     def unacked(self, ledger_id: int, first: int, end: int) -> BitMap:
         """Return which entries of a half-open run are not acked."""

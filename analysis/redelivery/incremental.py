@@ -41,10 +41,12 @@ from analysis.redelivery.estimates import (
     _sum,
 )
 from analysis.redelivery.kept_classes import BrokerState
+from analysis.redelivery.published_check import check_published
 from analysis.redelivery.slices import Slices
 from analysis.redelivery.sorted_chunks import message_logs
 from analysis.redelivery.spark import read_trace, read_unchecked
 from analysis.redelivery.thinned_curve import ThinnedCurve
+from analysis.redelivery.trace_source import FileSource
 from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
@@ -147,6 +149,7 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
         if files_of(day):
             trace = read_trace(spark, day)
             check_order(read_unchecked(spark, day), day)
+            check_published(FileSource.of(spark, day), day)
             traces.append(trace.withColumn("day", F.lit(day.name)))
     begin_ms, slices, chunks = _span(reduce(_union, traces), before) if traces else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")

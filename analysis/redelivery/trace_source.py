@@ -45,6 +45,8 @@ _LEDGERS_AT_ONCE = 10_000
 _NAMED = ("topic", "subscription", "chunk", "ledger_id", "last_entry")
 _DATED = ("chunk", "ts_ms", "kind")
 _DEATH_SCHEMA = "ts_ms bigint"
+_TOLD = ("topic", "chunk", "kind", "ledger_id", "last_entry")
+_REACHED_SCHEMA = "topic string, ledger_id bigint, published bigint, acked bigint"
 _LEDGER_NAMES = ["topic", "subscription", "ledger_id", "entry_count"]
 
 
@@ -65,6 +67,10 @@ class TraceSource(Protocol):
 
     def crashes(self) -> DataFrame:
         """Return ``ts_ms``: when processes died, once for each subscription, in any order."""
+        ...
+
+    def reached(self) -> DataFrame:
+        """Return ``topic, ledger_id, published, acked``, in several rows: one above the highest entry, 0 for none."""
         ...
 
     def ledgers(self) -> DataFrame:
@@ -98,6 +104,10 @@ class FrameSource(NamedTuple):
     def crashes(self) -> DataFrame:
         """See `TraceSource`."""
         return self.trace.select(*_DATED).mapInArrow(_deaths, _DEATH_SCHEMA)
+
+    def reached(self) -> DataFrame:
+        """See `TraceSource`."""
+        return self.trace.select(*_TOLD).mapInArrow(_reached, _REACHED_SCHEMA)
 
 
 class FileSource(NamedTuple):
@@ -133,6 +143,10 @@ class FileSource(NamedTuple):
     def crashes(self) -> DataFrame:
         """See `TraceSource`."""
         return self._read(_DATED, _deaths, _DEATH_SCHEMA)
+
+    def reached(self) -> DataFrame:
+        """See `TraceSource`."""
+        return self._read(_TOLD, _reached, _REACHED_SCHEMA)
 
     def _read(self, columns: Sequence[str], follow: _Step, schema: str) -> DataFrame:
         """Read the row groups of all files on all cores, also those of a single file."""
@@ -189,19 +203,40 @@ def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         offsets, (ledger_ids, lasts) = _sound_lists(batch, ("ledger_id", "last_entry"))
         keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
         for topic, subscription, (begin, end) in keys:
-            ledger_id = ledger_ids[begin:end]
             found.setdefault((topic, subscription, -1), 0)
-            runs = np.flatnonzero(np.diff(ledger_id, prepend=-1 - ledger_id[0]))
-            counts = np.maximum.reduceat(lasts[begin:end], runs) + 1
-            for each, count in set(zip(ledger_id[runs].tolist(), counts.tolist(), strict=True)):
-                if each >= 0:
-                    key = (topic, subscription, each)
-                    found[key] = max(found.get(key, 0), count)
+            for each, count in _counts(ledger_ids[begin:end], lasts[begin:end]).items():
+                key = (topic, subscription, each)
+                found[key] = max(found.get(key, 0), count)
         if len(found) > _LEDGERS_AT_ONCE:
             yield _ledger_batch(found)
             found.clear()
     if found:
         yield _ledger_batch(found)
+
+
+def _reached(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        offsets, (kind, ledger_ids, lasts) = _sound_lists(batch, ("kind", "ledger_id", "last_entry"))
+        rows = []
+        for topic, (begin, end) in zip(batch["topic"].to_pylist(), pairwise(offsets), strict=True):
+            mine, ledger_id, last = kind[begin:end], ledger_ids[begin:end], lasts[begin:end]
+            published, acked = (mine == EventKind.PUBLISH), (mine == EventKind.ACK) | (mine == EventKind.MARK_DELETE)
+            rows += [(topic, each, count, 0) for each, count in _counts(ledger_id[published], last[published]).items()]
+            rows += [(topic, each, 0, count) for each, count in _counts(ledger_id[acked], last[acked]).items()]
+        if rows:
+            columns = [pa.array(each) for each in zip(*rows, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=[name.split()[0] for name in _REACHED_SCHEMA.split(", ")])
+
+
+def _counts(ledger_id: Int64s, last: Int64s) -> dict[int, int]:
+    """Return by ledger one above the highest entry; what names no ledger is left out."""
+    found: dict[int, int] = {}
+    runs = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
+    counts = np.maximum.reduceat(last, runs) + 1 if len(runs) else runs
+    for each, count in set(zip(ledger_id[runs].tolist(), counts.tolist(), strict=True)):
+        if each >= 0:
+            found[each] = max(found.get(each, 0), count)
+    return found
 
 
 def _deaths(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

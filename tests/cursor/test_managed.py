@@ -63,6 +63,18 @@ def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
     assert again.stats().journal_bytes == cursor.stats().journal_bytes > 0
 
 
+def test_the_next_unread_entry_is_what_a_read_returns_first(store, log):
+    cursor = open_cursor(store, log)
+    assert cursor.read(10)[-1] == P(3, 9)
+    assert cursor.next_unread == P(6, 0)
+    cursor.ack_many([P(6, 0), P(6, 1)], now_ms=1)
+    assert cursor.next_unread == P(6, 2)
+    assert cursor.read(1) == [P(6, 2)]
+    cursor.ack_entries(6, range(3, 10), now_ms=1)
+    assert cursor.next_unread == P(6, 10)  # to be written next
+    assert cursor.read(1) == []
+
+
 def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
     cursor = open_cursor(store, log)
     receipt = cursor.ack(P(3, 4), now_ms=1)

@@ -220,6 +220,7 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 5))
     def read(self, count):
         expected = [p for p in written_positions(self.log) if p >= self.cursor.read_position and p not in self.accepted]
+        assert not expected or self.cursor.next_unread == expected[0]
         assert self.cursor.read(count) == expected[:count]
         rest = expected[count:]
         assert not rest or self.cursor.read_position <= rest[0]

@@ -22,13 +22,14 @@ CONFIG = CursorConfig(become_old_ack_record_seconds=YOUNG_S, metadata_bytes_max=
 class YoungAcks:
     """A subscription whose acks are all young."""
 
-    def __init__(self, *, config=CONFIG, promotes_young=True, limit=1_031):
+    def __init__(self, *, config=CONFIG, promotes_young=True, limit=1_031, message_counts=(2_000,)):
         self.topic = Topic(
             config=config,
             options=SubscriptionOptions(promotes_young=promotes_young),
             max_unpersisted_ack_record_bytes=limit,
         )
-        self.topic.publish(2_000)
+        for count in message_counts:  # Each fills a ledger.
+            self.topic.publish(count)
         self.subscription, self.cursor = self.topic.subscription, self.topic.cursor
         self.receipts = {}
 
@@ -112,6 +113,19 @@ def test_what_is_in_flight_is_not_promoted_and_promotion_makes_room_beside_it():
     # 824 less 513 and 14 leave room for 21 of them.
     assert story.durable == [*range(37, 68, 2)]
     assert story.cursor.unpersisted_record_bytes == 294
+
+
+def test_at_the_end_of_a_ledger_room_is_made_for_the_first_message_of_the_next():
+    story = YoungAcks(message_counts=(110, 50))
+    assert story.topic.dispatch("slow", 36) == [*range(36)]
+    while story.go_on() < 109:
+        pass
+    assert (story.subscription.usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
+    assert story.go_on() == 110
+    assert story.topic.positions[110].entry_id == 0
+    # It takes 23 bytes: 824 less 513 and those leave room for 20 ranges of 14, not for 21.
+    assert story.durable == [*range(37, 70, 2)]
+    assert story.cursor.unpersisted_record_bytes == 280
 
 
 def test_with_everything_in_flight_the_gate_closes_and_nothing_is_promoted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -15,10 +16,12 @@ from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.policy import Policy
 from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 from cursor.managed import ManagedCursor
 from cursor.message_log import NO_DELAY, Message, MessageLog
+from cursor.store import StoreError
 from cursor.stores.memory import MemoryStore
 from cursor.subscription import Subscription
 from limits.gate import DispatchGate, GateLimits
@@ -58,6 +61,8 @@ class _Consumer:
     def __init__(self, policy, *, opened_ms):
         store = MemoryStore()
         log, self.positions = new_log(store)
+        if not policy.ledger_writable:
+            store = StoreWithoutLedgers(store)
         self.cursor = ManagedCursor.open(store, ledgers=log.ledgers, config=policy.cursor, now_ms=opened_ms, **NAMES)
         limits = GateLimits(policy.max_unpersisted_ack_record_bytes, 0, max_unacked_messages_per_consumer=0)
         self.subscription = Subscription(log, self.cursor, gate=DispatchGate(limits))
@@ -125,7 +130,8 @@ def observe(events, policy, *, end_ms):
             consumer.ack_moved(now_ms)
         before = consumer.cursor.stats().persist_count
         if now_ms % policy.tick_ms == 0:
-            consumer.cursor.tick(now_ms=now_ms)
+            with suppress(StoreError):
+                consumer.cursor.tick(now_ms=now_ms)
         has_persisted = consumer.cursor.stats().persist_count > before
         at_end[now_ms] = consumer.cursor.redelivery_if_crashed
     if consumer.blocked_since_ms is not None and consumer.due:
@@ -163,6 +169,9 @@ POLICIES = st.fixed_dictionaries(
         "range_count_max": st.sampled_from((0, 2, 5)),
         "become_old_ack_record_seconds": st.sampled_from((1, "AUTO")),
         "format": st.sampled_from(("NATIVE", "PULSAR")),
+        "keep": st.sampled_from(("LOWEST", "WIDEST")),
+        "ledger_writable": st.sampled_from(("true", "false")),
+        "metadata_range_count_max": st.sampled_from((0, 1, 3)),
     },
 )  # as settings: they are no policies before the limits may be so small
 SIZES = st.lists(st.integers(0, 40), max_size=4)
@@ -243,6 +252,53 @@ def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():
     # 30 acks alone take more; what is young would all be lost.
     assert free.curves[0].sum.peak == 30
     assert replay.curves[0].sum.peak < 30
+
+
+def cut_by_a_promotion():
+    """For want of room an ack is persisted early, but no ledger can be written and no range may be elsewhere."""
+    delivered_ms = (1_000, 1_000, 1_000, 1_001, 1_401)
+    events = [Event(now_ms, EventKind.DELIVER, 1, each, each) for each, now_ms in enumerate(delivered_ms)]
+    events.insert(4, Event(1_400, EventKind.ACK, 1, 2, 2))
+    policy = {"become_old_ack_record_seconds": 1, "flush_interval_ms": 0, "max_unpersisted_ack_record_bytes": 60}
+    return events, {**policy, "format": "PULSAR", "range_count_max": 0, "ledger_writable": "false"}
+
+
+def test_what_a_promotion_cut_off_is_tried_again_at_the_tick_of_its_millisecond():
+    assert_agreement(*cut_by_a_promotion(), [])
+
+
+def test_it_catches_a_promotion_that_counts_as_the_tick_of_its_millisecond(monkeypatch):
+    promoted = CursorReplay.promoted
+
+    def as_a_tick(self, now_ms, result):
+        promoted(self, now_ms, result)
+        self._asked_ms = now_ms
+
+    monkeypatch.setattr(CursorReplay, "promoted", as_a_tick)
+    with pytest.raises(AssertionError):
+        assert_agreement(*cut_by_a_promotion(), [])
+
+
+def the_end_of_a_ledger():
+    """Four young ranges of 14 bytes and five messages on their way leave 4 of 130; the next ledger's first takes 23."""
+    _, positions = new_log(MemoryStore())
+    events = []
+    for now_ms, position in enumerate(positions[: ENTRIES_PER_LEDGER + 1], start=1_000):
+        events.append(Event(now_ms, EventKind.DELIVER, *position, position.entry_id))
+        if position.entry_id % 8 != 7 and position.ledger_id == positions[0].ledger_id:
+            events.append(Event(now_ms, EventKind.ACK, *position, position.entry_id))
+    policy = {"become_old_ack_record_seconds": 1, "flush_interval_ms": 5_000, "max_unpersisted_ack_record_bytes": 130}
+    return events, policy
+
+
+def test_at_the_end_of_a_ledger_young_acks_make_room_for_the_first_message_of_the_next():
+    assert_agreement(*the_end_of_a_ledger(), [])
+
+
+def test_it_catches_room_made_for_the_message_that_would_follow_in_the_ledger(monkeypatch):
+    monkeypatch.setattr(ManagedCursor, "next_unread", ManagedCursor.read_position)
+    with pytest.raises(AssertionError):
+        assert_agreement(*the_end_of_a_ledger(), [])
 
 
 def test_what_waits_when_the_process_dies_is_acked_when_it_is_back():
