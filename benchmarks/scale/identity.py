@@ -54,7 +54,12 @@ def main(rows: str, runs: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     cores = len(os.sched_getaffinity(0))
-    spark = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
     print(json.dumps([_taken(spark, rows) for _ in range(int(runs) + 1)][1:]))
 
 
