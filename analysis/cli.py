@@ -239,6 +239,7 @@ def redelivery(
     from analysis.redelivery.published_check import check_published
     from analysis.redelivery.spark import open_session, read_unchecked, readable_failures
     from analysis.redelivery.trace_source import FileSource
+    from analysis.trace.events import TraceError
     from analysis.trace.parquet import check_trace
 
     # Before Spark, which takes seconds to start.
@@ -252,6 +253,8 @@ def redelivery(
         steps = estimate.curve(source).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
+    if not summaries:
+        raise TraceError(f"{trace}: no subscription has an event")
     rows = [
         row.asDict() | {"crashes": [crash.asDict() for crash in crashes if crash[:2] == row[:2]]} for row in summaries
     ]

@@ -160,6 +160,7 @@ class SweepCommand:
         from analysis.redelivery.persistable import persistable
         from analysis.redelivery.results import SweepResult
         from analysis.redelivery.spark import open_session, readable_failures, shown_stages
+        from analysis.trace.events import TraceError
 
         # Before Spark, which takes seconds to start.
         persistable([policy])
@@ -171,6 +172,8 @@ class SweepCommand:
                 with shown_stages(spark, progress):
                     daily = daily_estimates(spark, directory, state, [policy], crashes_per_day=crashes_per_day)
                     found = kept.enter_context(daily)
+            if not found.rows:
+                raise TraceError(f"{directory}: no subscription has an event")
             result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
             if output.is_shown and json:
                 self.write_json(result.to_json() | {"days": found.day_count, "days_read": list(found.days_read)})

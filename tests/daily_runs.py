@@ -19,19 +19,30 @@ from analysis.redelivery.thinning import packed
 from chunks import chunk_of
 
 
-def row_of(key, first_seq, *, events=None, state=None, log=None, is_published=False):
+def row_of(key, first_seq, *, events=None, state=None, log=None, whole_log=None, is_published=False):
     arrays = {name: None if events is None else getattr(chunk_of(events), name) for name in Chunk._fields}
-    pairs = None if log is None else [{"ledger_id": each, "entry_count": count} for each, count in log.items()]
     names = {"topic": key[0], "subscription": key[1], "first_seq": first_seq}
     small = None if events is None else packed(chunk_of(events))
-    return names | arrays | {"events": small, "state": state, "log": pairs, "is_published": is_published}
+    logs = {"log": pairs_of(log), "whole_log": pairs_of(log if whole_log is None else whole_log)}
+    return names | arrays | logs | {"events": small, "state": state, "is_published": is_published}
+
+
+def pairs_of(log):
+    return None if log is None else [{"ledger_id": each, "entry_count": count} for each, count in sorted(log.items())]
+
+
+def joined(log, more):
+    return {each: max(log.get(each, 0), more.get(each, 0)) for each in {*log, *more}}
+
+
+_PAIRS = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))
 
 
 _ROW = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()),
     *((name, pa.list_(pa.int64())) for name in Chunk._fields), ("events", pa.binary()),
     ("state", pa.string()),
-    ("log", pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))),
+    ("log", _PAIRS), ("whole_log", _PAIRS),
     ("is_published", pa.bool_()),
 ])  # fmt: skip
 
@@ -66,15 +77,16 @@ def run_at_once(events_of, logs, policies):
 
 
 def run_by_days(days_of, logs_of, policies, *, is_published):
-    """Run day by day; each day is key -> events, each log what is known of it by then."""
-    states, results, begin_ms, last_ms, broker = {}, [], None, None, None
+    """Run day by day; each day is key -> events, each log what it tells."""
+    states, results, begin_ms, last_ms, broker, whole = {}, [], None, None, None, {}
     for events_of, logs in zip(days_of, logs_of, strict=True):
+        whole = {key: joined(whole.get(key, {}), log) for key, log in logs.items()}
         first_ms, end_ms = span(events_of)
         begin_ms = first_ms if begin_ms is None else begin_ms
         slices = Slices.of(begin_ms if last_ms is None else last_ms, end_ms, 2)
         rows = [row_of(key, -1, state=state, log=logs.get(key), is_published=is_published)
                 for key, state in states.items()]  # fmt: skip
-        rows += [row_of(key, 0, events=events, log=logs[key], is_published=is_published)
+        rows += [row_of(key, 0, events=events, log=logs[key], whole_log=whole[key], is_published=is_published)
                  for key, events in events_of.items() if events]  # fmt: skip
         broker = broker or BrokerState([ThinnedCurve(begin_ms, slices_max=20) for _ in policies], [], 0, "")
         for curve in broker.curves:

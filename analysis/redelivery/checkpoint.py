@@ -163,7 +163,8 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
     body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
     write_whole(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
-    for each in [*files, unfinished / _MANIFEST]:
+    # Their names too: what there was is removed next.
+    for each in [*files, unfinished / _MANIFEST, *{file.parent for file in files}, unfinished]:
         _sync(each)
     unfinished.rename(checkpoint.path)
     _sync(checkpoint.path.parent)

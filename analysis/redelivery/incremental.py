@@ -44,9 +44,9 @@ from analysis.redelivery.kept_classes import BrokerState
 from analysis.redelivery.published_check import check_published
 from analysis.redelivery.slices import Slices
 from analysis.redelivery.sorted_chunks import message_logs
-from analysis.redelivery.spark import read_trace, read_unchecked
+from analysis.redelivery.spark import literal_url, read_trace, read_unchecked
 from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.redelivery.trace_source import FileSource
+from analysis.redelivery.trace_source import FileSource, FrameSource
 from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
@@ -225,17 +225,20 @@ def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
 ) -> None:  # fmt: skip
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    replayed = _with_states(spark, trace, before).mapInArrow(partial(_replay, policies=policies, days=days), RUN_SCHEMA)
+    _ledgers(spark, trace, before).write.parquet(_url(unfinished / "logs"))
+    replayed = _with_states(spark, trace, before, _kept_ledgers(spark, unfinished)).mapInArrow(
+        partial(_replay, policies=policies, days=days), RUN_SCHEMA
+    )
     kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
     replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
-    rows = spark.read.schema(f"{RUN_SCHEMA}, row string").parquet(_url(staged))
+    rows = spark.read.schema(f"{RUN_SCHEMA}, row string").parquet(literal_url(staged))
     states = rows.where("row = 'state'").select(*_KEY, "state")
     states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
     parts = rows.where("row = 'part'").drop("state", "row")
     by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
     found = by_slice.mapInArrow(partial(_sum, slices=days.slices), _PART_SCHEMA)
     if before is not None:
-        found = found.unionByName(spark.read.schema(_PART_SCHEMA).parquet(_url(before.path / "results")))
+        found = found.unionByName(spark.read.schema(_PART_SCHEMA).parquet(literal_url(before.path / "results")))
     by_key = found.repartition(*_RESULT_KEY).sortWithinPartitions(*_RESULT_KEY)
     merged = by_key.mapInArrow(_merge, _PART_SCHEMA)
     merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
@@ -273,12 +276,34 @@ def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
     broker.death_count += times.count()
 
 
+def _ledgers(spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None) -> DataFrame:
+    """Return ``topic, ledger_id, entry_count`` as far as all days tell: who is new needs those before, too."""
+    found: list[DataFrame] = []
+    if trace is not None:
+        found.append(FrameSource(trace).ledgers().where("ledger_id >= 0").select("topic", "ledger_id", "entry_count"))
+    if before is not None:
+        found.append(_kept_ledgers(spark, before.path))
+    return reduce(_union, found).groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
+
+
+def _kept_ledgers(spark: SparkSession, checkpoint: Path) -> DataFrame:
+    ledgers = spark.read.schema("topic string, ledger_id bigint, entry_count bigint")
+    return ledgers.parquet(literal_url(checkpoint / "logs"))
+
+
 def _states(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    return spark.read.schema("topic string, subscription string, state string").parquet(_url(checkpoint / "states"))
+    return spark.read.schema("topic string, subscription string, state string").parquet(
+        literal_url(checkpoint / "states")
+    )
 
 
-def _with_states(spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None) -> DataFrame:
-    """Return the chunks of each subscription, sorted, its state before them, and with each the log of its topic."""
+def _with_states(
+    spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, ledgers: DataFrame
+) -> DataFrame:
+    """Return the chunks of each subscription, sorted, its state before them, and with each the log of its topic.
+
+    That is what the new days tell of it, for who knows the rest, and the ``whole_log``, for who is new.
+    """
     rows: list[DataFrame] = []
     if trace is not None:
         chunks = trace.where(F.col("subscription") != "").select(*_KEY, "first_seq", *Chunk._fields)
@@ -295,6 +320,8 @@ def _with_states(spark: SparkSession, trace: DataFrame | None, before: Checkpoin
         published = trace.where(F.col("subscription") == "").select("topic").distinct()
         logs = message_logs(trace).join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")
         together = together.join(logs, on="topic", how="left")
+    whole = F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count"))).alias("whole_log")
+    together = together.join(ledgers.groupBy("topic").agg(whole), on="topic", how="left")
     return together.repartition(*_KEY).sortWithinPartitions(*_KEY, "first_seq")
 
 
@@ -308,9 +335,10 @@ def _replay(
             if open_one is None or open_one.key != key:
                 if open_one is not None:
                     yield from open_one.end()
-                log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
                 is_published = bool(batch["is_published"][index].as_py())
                 state = batch["state"][index].as_py()
+                known = batch["log" if state is not None else "whole_log"][index].as_py() or ()
+                log = {each["ledger_id"]: each["entry_count"] for each in known}
                 open_one = DailySubscription(key, policies, log, state, days, is_published=is_published)
                 if state is not None:
                     continue
@@ -335,7 +363,7 @@ def _merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(spark: SparkSession, checkpoint: Path, duration_ms: int, crashes_per_day: float) -> list[dict[str, Any]]:
-    results = spark.read.schema(_PART_SCHEMA).parquet(_url(checkpoint / "results"))
+    results = spark.read.schema(_PART_SCHEMA).parquet(literal_url(checkpoint / "results"))
     by_key = results.repartition(*_RESULT_KEY).sortWithinPartitions(*_RESULT_KEY)
     found = by_key.mapInArrow(partial(_put_together, duration_ms=duration_ms), ESTIMATE_SCHEMA)
     rate = F.col("expected") * F.lit(float(crashes_per_day))

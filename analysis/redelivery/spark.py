@@ -132,7 +132,7 @@ def read_unchecked(spark: SparkSession, path: Path) -> DataFrame:
     """Return what `read_trace` does, rows that are damaged included."""
     from analysis.trace.parquet import trace_files
 
-    return spark.read.parquet(*map(_literal, trace_files(path)))
+    return spark.read.parquet(*map(literal_url, trace_files(path)))
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def _is_sound() -> Column:
     return F.coalesce(sound, F.lit(False))
 
 
-def _literal(file: Path) -> str:
+def literal_url(file: Path) -> str:
     """Return a file's path for Spark, which would take brackets and stars in it for a pattern, and `a:b` for a URL."""
     return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(file.absolute()))
 

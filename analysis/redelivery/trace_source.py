@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from ackstate.position import ENTRY_ID_MAX
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.thinning import packed, thinned
-from analysis.trace.events import EventKind, TraceError
+from analysis.trace.events import NAMES_ENTRIES, EventKind, TraceError
 from analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
 
     from analysis.redelivery.acked import Int64s
 
+    Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
     _Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _LISTS = Chunk._fields
-_KEYS = ("topic", "subscription", "first_seq", "chunk")
+_KEYS = ("topic", "subscription", "first_seq", "chunk", "first_ts_ms", "last_ts_ms")
 _PACKED_SCHEMA = "topic string, subscription string, first_seq bigint, events binary"
 _PACKED = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("events", pa.binary()),
 ])  # fmt: skip
 _LEDGER_SCHEMA = "topic string, subscription string, ledger_id bigint, entry_count bigint"
+_NAMING = tuple(NAMES_ENTRIES)
 # A worker holds so many chunks of a file at once.
 _CHUNKS_AT_ONCE = 64
 _TASKS_PER_CORE = 4
@@ -187,6 +190,7 @@ def _packed_batches(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> I
     for batch in batches:
         mine = [index for index, name in enumerate(batch["subscription"].to_pylist()) if name]
         offsets, lists = _sound_lists(batch, _LISTS)
+        _check_events(batch, offsets, Chunk(*lists))
         rows = []
         for begin, end in (offsets[index : index + 2] for index in mine):
             chunk = Chunk(*(values[begin:end].astype(np.int64, copy=False) for values in lists))
@@ -260,14 +264,38 @@ def _sound_lists(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[list[int]
     offsets = columns[0].offsets.to_numpy() - columns[0].offsets[0].as_py()
     sound = np.append(np.diff(offsets) > 0, True)
     for column in columns:
-        if column.null_count or column.flatten().null_count:
-            sound[:] &= False
+        if column.flatten().null_count:
+            _mark(sound, offsets, column.flatten().is_null().to_numpy(zero_copy_only=False))
+        if column.null_count:
+            sound[:-1] &= column.is_valid().to_numpy(zero_copy_only=False)
         theirs = column.offsets.to_numpy() - column.offsets[0].as_py()
         sound[:-1] &= np.diff(theirs) == np.diff(offsets)
     if sound.all() and "kind" in names:
         kinds = batch["kind"].flatten().to_numpy()
-        strange = np.flatnonzero((kinds < min(EventKind)) | (kinds > max(EventKind)))
-        sound[np.searchsorted(offsets, strange, "right") - 1] = False
-    if not sound.all():
-        raise TraceError(f"not a trace, damaged chunk {batch['chunk'][int(np.argmin(sound))].as_py()}")
+        _mark(sound, offsets, (kinds < min(EventKind)) | (kinds > max(EventKind)))
+    _check_sound(batch, sound)
     return offsets.tolist(), [column.flatten().to_numpy() for column in columns]
+
+
+def _check_events(batch: pa.RecordBatch, offsets: Sequence[int], events: Chunk) -> None:
+    """Raise `TraceError` if a row says another time than its events, or one of them names no entries that it must."""
+    begins, ends = np.array(offsets[:-1], np.int64), np.array(offsets[1:], np.int64) - 1
+    sound = np.ones(len(offsets), np.bool_)
+    sound[:-1] &= batch["first_ts_ms"].to_numpy() == events.ts_ms[begins]
+    sound[:-1] &= batch["last_ts_ms"].to_numpy() == events.ts_ms[ends]
+    is_naming = events.is_any_of(_NAMING)
+    is_wrong = (events.ledger_id < 0) | (events.first_entry < 0) | (events.last_entry > ENTRY_ID_MAX)
+    _mark(sound, offsets, (is_naming & is_wrong) | (events.last_entry < events.first_entry))
+    _check_sound(batch, sound)
+
+
+def _mark(sound: Bools, offsets: Sequence[int] | Int64s, is_wrong: Bools) -> None:
+    """Note that the rows are damaged in which some values are wrong."""
+    sound[np.searchsorted(offsets, np.flatnonzero(is_wrong), "right") - 1] = False
+
+
+def _check_sound(batch: pa.RecordBatch, sound: Bools) -> None:
+    if not sound.all():
+        row = int(np.argmin(sound))
+        keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
+        raise TraceError(f"not a trace, damaged chunk {' of '.join(str(each) for each in keys if each != '')}")

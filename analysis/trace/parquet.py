@@ -197,7 +197,7 @@ def _scalars(file: Path) -> tuple[pa.Table, int]:
         # Opened here, because Arrow takes no name whose bytes are not text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             _check_schema(file, parquet)
-            rows = parquet.read([*_CHUNK, *_TIMES])
+            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES])
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")

@@ -34,11 +34,10 @@ from cursor.stores.system_errors import FULL, system_errors_in_our_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cursor.stores.file_generation import Generation
     from cursor.stores.file_log import DiscardedTail
     from cursor.stores.file_records import Index
     from cursor.stores.group_commit import Call, Group
-    from cursor.stores.store_directory import StoreDirectory
+    from cursor.stores.store_directory import StoreDirectory, StoreFile
 
 _Result = TypeVar("_Result")
 
@@ -148,7 +147,8 @@ class FileLog:
     def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> None:
         """Carry out calls with one sync, and tell what met all that were not refused."""
         generation = self._generation
-        draft = Draft(generation.index, generation.end)
+        begin = generation.end
+        draft = Draft(generation.index, begin)
         # Until it is known what is on the disk, so that no second interrupt can leave it open.
         self._refusal = f"{self._directory}: a write was interrupted; close the store and open it again"
         try:
@@ -161,7 +161,7 @@ class FileLog:
             self._refusal = "" if error is None or isinstance(error, StoreFullError) else str(error)
         except BaseException:
             # This thread was interrupted, or worse.
-            if not self._is_cutting and _is_unwritten(generation):
+            if not self._is_cutting and _is_unwritten(generation.file, begin):
                 draft.keep(0)
                 self._refusal = ""
             raise
@@ -242,10 +242,10 @@ class FileLog:
         return StoreError(f"{self._directory}: a write failed ({what}); close the store and open it again")
 
 
-def _is_unwritten(generation: Generation) -> bool:
-    """Say whether not a byte of the group that comes next is in the file; it begins with one that is not zero."""
+def _is_unwritten(file: StoreFile, begin: int) -> bool:
+    """Say whether not a byte of a group is in the file, which begins with one that is not zero."""
     try:
-        return generation.file.read(generation.end, 1) in {b"", b"\0"}
+        return file.read(begin, 1) in {b"", b"\0"}
     except OSError:
         return False
 

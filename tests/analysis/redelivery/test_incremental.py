@@ -30,6 +30,7 @@ from analysis.redelivery.policy import Policy, PolicyError
 from analysis.redelivery.schedule import Schedule
 from analysis.redelivery.slices import Slices
 from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.trace_source import FileSource
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
@@ -99,10 +100,16 @@ def until(all_days, number, key):
 def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
     events_of, logs, cuts = traced
     days_of = cut(events_of, cuts)
-    logs_of = [
+    until_now = [
         {key: published_log(logs[key], until(days_of, number, key)) for key in events_of}
         for number in range(len(days_of))
     ]
+    # A day tells of what is published on it and of what it names, and no more.
+    logs_of = [
+        {key: named_log(day[key]) | {each: count for each, count in now[key].items() if each not in before[key]}
+         for key in now}
+        for before, now, day in zip([{key: {} for key in events_of}, *until_now[:-1]], until_now, days_of, strict=True)
+    ]  # fmt: skip
     try:
         found, *kept = run_by_days(days_of, logs_of, policies, is_published=True)
     except TraceError:
@@ -358,6 +365,31 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp
     trace = read_trace(spark, tmp_path / "one").where("subscription <> ''")
     direct = sorted((row.asDict() for row in at_once.estimates(trace, POLICIES).collect()), key=str)
     assert direct == by_days
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(spark, tmp_path):
+    def published(ts_ms, ledger_id):
+        return Frame("t", "", [Event(ts_ms, EventKind.PUBLISH, ledger_id, 0, 19)])
+
+    def acked(name, ts_ms, ledger_id, *runs):
+        return Frame("t", name, [Event(ts_ms + 100 * number, EventKind.ACK, ledger_id, *run)
+                                 for number, run in enumerate(runs)])  # fmt: skip
+
+    days = [
+        [published(1_000, 1), acked("old", 1_100, 1, (0, 17), (19, 19))],
+        [published(5_000, 2), acked("new", 5_100, 2, (0, 9), (12, 19)), acked("old", 8_000, 1, (18, 18))],
+    ]
+    policies = [Policy.from_mapping({"flush_interval_ms": 700, "range_count_max": 1})]
+    for number, frames in enumerate(days, 1):
+        parquet.write_trace(frames, tmp_path / "days" / f"{number}")
+        with incremental.daily_estimates(spark, tmp_path / "days", tmp_path / "state [1]", policies) as found:
+            rows = found.rows
+    parquet.write_trace([*days[0], *days[1]], tmp_path / "one")
+    direct = at_once.estimates(FileSource.of(spark, tmp_path / "one"), policies).collect()
+    assert sorted(rows, key=str) == sorted((row.asDict() for row in direct), key=str)
+    assert any(row["cut_by_ranges"] for row in rows if row["subscription"] == "new")
 
 
 @pytest.mark.spark
