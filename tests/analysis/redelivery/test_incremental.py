@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pytest
 from daily_runs import batches_of, drawn, row_of, run_at_once, run_by_days, span
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
@@ -95,7 +95,12 @@ def until(all_days, number, key):
     return [event for day in all_days[: number + 1] for event in day[key]]
 
 
+# Each example is several replays of several days.
+a_third = settings(max_examples=max(1, settings.default.max_examples // 3))
+
+
 @pytest.mark.slow
+@a_third
 @given(days(), GRIDS)
 def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
     events_of, logs, cuts = traced
@@ -122,6 +127,7 @@ def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
 
 
 @pytest.mark.slow
+@a_third
 @given(days(), GRIDS)
 def test_without_publishes_it_is_the_same_or_refused(traced, policies):
     events_of, _, cuts = traced
