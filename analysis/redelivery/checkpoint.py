@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ackstate.errors import UnsupportedVersionError
 from analysis.redelivery.checkpoint_codec import CheckpointError
 from analysis.whole_file import write_whole
+from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
 
 MAGIC = "ackstate redelivery state"
-VERSION = 2
-SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.estimates"
+VERSION = 3
+SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.parts"
 DAYS_KEPT = 400
 """Of so many days it is noticed if they change later: what is kept does not grow with the days."""
 
@@ -165,9 +165,9 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     write_whole(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
     # Their names too: what there was is removed next.
     for each in [*files, unfinished / _MANIFEST, *{file.parent for file in files}, unfinished]:
-        _sync(each)
+        sync_path(each)
     unfinished.rename(checkpoint.path)
-    _sync(checkpoint.path.parent)
+    sync_path(checkpoint.path.parent)
     for each in checkpoint.path.parent.iterdir():
         if each.name.isdigit() and each.name < checkpoint.path.name:
             shutil.rmtree(each)
@@ -188,11 +188,3 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _file_digest(file: Path) -> str:
     with file.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

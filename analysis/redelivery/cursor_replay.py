@@ -15,11 +15,13 @@ from pyroaring import BitMap
 
 from ackstate.ledger_map import LedgerMap
 from analysis.redelivery.age_feed import AgeFeed
+from analysis.redelivery.last_records import StoreOfLastRecords
 from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.redelivery.replay import Epochs
 from analysis.redelivery.schedule import Schedule
 from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from cursor.auto_age import AutoAge
+from cursor.journal_format import Format
 from cursor.managed import ManagedCursor
 from cursor.outcome import Route
 from cursor.store import StoreError
@@ -319,7 +321,7 @@ class _Waiting:
 
 
 def _store(policy: Policy) -> Store:
-    store = MemoryStore()
+    store = StoreOfLastRecords() if policy.cursor.format is Format.PULSAR else MemoryStore()
     if policy.ledger_writable:
         return store
     return StoreWithoutLedgers(store)

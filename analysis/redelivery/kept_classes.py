@@ -24,6 +24,7 @@ from analysis.redelivery.curve_sum import CurveSum, Histogram, Points
 from analysis.redelivery.fold import LeftOut, RedeliveryFold
 from analysis.redelivery.gated_replay import GatedReplay, _Blocked
 from analysis.redelivery.journal_size import JournalSize
+from analysis.redelivery.last_records import StoreOfLastRecords, _Last
 from analysis.redelivery.mark_delete import MarkDeleteFold
 from analysis.redelivery.on_their_way import OnTheirWay
 from analysis.redelivery.plain_replay import PlainReplay
@@ -102,7 +103,7 @@ _CURSORS = (
     LedgerMap, ManagedCursor, MarkDeleteRateLimiter, NativeFormat, Persister, PulsarFormat, RecoveryReport, Undurable,
     UndurableBatches, YoungAge,
 )  # fmt: skip
-_STORES = (MemoryDisk, MemoryStore, _Ledger, _MemoryLedgers, _MemoryMetadata, _Session)
+_STORES = (MemoryDisk, MemoryStore, StoreOfLastRecords, _Last, _Ledger, _MemoryLedgers, _MemoryMetadata, _Session)
 _GATES = (
     Admission, ConsumerStates, Deliveries, DispatchGate, GateLimits, PositionSet, RuleState, SubscriptionRules, Waiters,
 )  # fmt: skip

@@ -6,7 +6,6 @@ some after they have reported.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from analysis.crash.loop_disk import LoopDisk
 from analysis.crash.private_mounts import with_private_mounts
 from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
 from analysis.crash.subject_process import PATIENCE_S, subject_launch
+from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,7 +106,7 @@ class PowerCuts:
             directory = disk.directory / "subject"
             directory.mkdir()
             # That it has a directory at all is nothing that the subject should have to see to.
-            _sync(disk.directory)
+            sync_path(disk.directory)
             lives = Lives(launch, directory, seed, PowerCut(disk, chance), self._settings)
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
@@ -184,16 +184,8 @@ class PowerCut:
     def _cut(self, process: SubjectProcess) -> None:
         if self._another_syncs:
             (self._disk.directory / "another").write_bytes(b"another")
-            _sync(self._disk.directory / "another")
+            sync_path(self._disk.directory / "another")
         self._disk.cut_power()
         # Most fail on a dead disk and say so: too late to count.
         process.last_words()
         self._disk.power_on()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
