@@ -95,7 +95,8 @@ class Policy:
 
         Args:
             settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
-                type. ``none`` stands for None, an enum's member goes by its name, ``AUTO`` chooses the young age.
+                type. ``none`` stands for None, an enum's member goes by its name. ``AUTO`` chooses the young age, and
+                ``AUTO:0.05:1:60`` with another `AutoAge`: its share of late acks, its least and its greatest age.
 
         Raises:
             PolicyError: A key is unknown or a value malformed; the message names the key.
@@ -137,7 +138,8 @@ def _text(value: object) -> str:
         case Enum():
             return value.name
         case AutoAge():
-            return "AUTO" if value == AUTO else repr(value)
+            chosen_by = (value.late_share_max, value.seconds_min, value.seconds_max)
+            return "AUTO" if value == AUTO else ":".join(map(str, ("AUTO", *chosen_by)))
         case float() if value.is_integer():
             return str(int(value))
         case None:
@@ -163,9 +165,19 @@ def _parsed(key: str, value: Any) -> Any:
         return _chosen(key, text.lower(), _TRUTH)
     if key in _NULLABLE and text.lower() == "none":
         return None
-    if key == "become_old_ack_record_seconds" and text.upper() == "AUTO":
-        return AUTO
+    if key == "become_old_ack_record_seconds" and text[:4].upper() == "AUTO":
+        return _auto_age(key, text)
     return _number(key, text)
+
+
+def _auto_age(key: str, text: str) -> AutoAge:
+    if text.upper() == "AUTO":
+        return AUTO
+    try:
+        _, share, least, greatest = text.split(":")
+        return AutoAge(float(share), int(least), int(greatest))
+    except ValueError:
+        raise PolicyError(f"policy: {key} is seconds, AUTO, or as AUTO:0.01:1:300, found {text!r}") from None
 
 
 def _member(key: str, text: str) -> Any:

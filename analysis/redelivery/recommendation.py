@@ -85,7 +85,10 @@ def _rate(text: str) -> str:
 
 
 def _young(text: str) -> str:
-    return "hold acks back for a time that is chosen" if text == "AUTO" else f"hold acks back for {text} s"
+    if not text.startswith("AUTO"):
+        return f"hold acks back for {text} s"
+    share = text.partition(":")[2].partition(":")[0]
+    return "hold acks back for a time that is chosen" + (f" so that a share of {share} is late" if share else "")
 
 
 def _blocking(text: str) -> str:

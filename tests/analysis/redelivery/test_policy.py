@@ -8,7 +8,7 @@ import pytest
 
 from analysis.redelivery.grid import policies_of, policies_of_texts, read_grid
 from analysis.redelivery.policy import Policy, PolicyError
-from cursor.auto_age import AUTO
+from cursor.auto_age import AUTO, AutoAge
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
 
@@ -28,6 +28,14 @@ def test_a_policy_is_made_of_texts():
     assert Policy.from_mapping(policy.to_mapping()) == policy
 
 
+def test_how_an_age_is_chosen_may_be_said():
+    (policy, default) = policies_of_texts({"become_old_ack_record_seconds": "AUTO:0.05:2:60,AUTO:0.01:1:300"})
+    assert policy.cursor.become_old_ack_record_seconds == AutoAge(0.05, seconds_min=2, seconds_max=60)
+    assert policy.label == "become_old_ack_record_seconds=AUTO:0.05:2:60"
+    assert Policy.from_mapping(policy.to_mapping()) == policy
+    assert default.label == "become_old_ack_record_seconds=AUTO"
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -36,6 +44,9 @@ def test_a_policy_is_made_of_texts():
         ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, found -1"),
         ({"flush_interval_ms": True}, "flush_interval_ms is True"),
         ({"keep": "BEST"}, "keep is one of LOWEST, WIDEST, found 'BEST'"),
+        ({"become_old_ack_record_seconds": "AUTO:0.1"}, "as AUTO:0.01:1:300, found 'AUTO:0.1'"),
+        ({"become_old_ack_record_seconds": "AUTO:1:1:300"}, "found 'AUTO:1:1:300'"),
+        ({"become_old_ack_record_seconds": "AUTO:0.1:2:1"}, "found 'AUTO:0.1:2:1'"),
         ({"ledger_writable": "maybe"}, "ledger_writable is one of true, false"),
         ({"ledger_writable": 1}, "ledger_writable is true or false"),
         ({"tick_ms": 0}, "tick_ms must be at least 1, found 0"),
