@@ -4,6 +4,9 @@
 .NOTPARALLEL:
 .PHONY: help setup demo test check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
 
+# Tests start hundreds of Python processes, each of which would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The command that follows runs with the Java that set-up chose.
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
@@ -35,6 +38,7 @@ demo: setup ## run the demo; ARGS='...' passes options on
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
+	@bash .ci/setup classes
 	$(LINT)
 	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
 	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) -m 'not ($(HEAVY))' $(BESIDE) || failed=1; exit $$failed ) \

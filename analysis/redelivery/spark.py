@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from rich.progress import Progress, TaskID
 
+CLASS_ARCHIVE = Path(sys.prefix, "share", "ackstate", "spark-classes.jsa")
+"""Used if it is there; see `analysis.redelivery.class_archive`."""
 JAVA_MAJOR_MIN = 17
 _CORES = 2
+# Spark puts small ones together until there is one a core, and all are of about one size.
+_PARTITIONS_PER_CORE = 8
 # What `spark-submit` tells the program that it runs.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _PROGRESS_SECONDS = 0.3
@@ -196,13 +200,17 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # What takes time are our Python workers. To compile Java well takes their cores for seconds, and pays later.
-        "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_log_settings()}",
+        "spark.driver.extraJavaOptions": (
+            f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={_log_settings()}" {_class_archive()}'
+        ),
     }
     if is_on_loopback(master):
+        # The workers of such a cluster are on this machine, too.
+        settings["spark.executor.extraJavaOptions"] = _class_archive()
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     cores = re.fullmatch(r"local\[(\d+)\]", master)
     if cores:
-        settings["spark.sql.shuffle.partitions"] = cores[1]
+        settings["spark.sql.shuffle.partitions"] = str(_PARTITIONS_PER_CORE * int(cores[1]))
     return settings
 
 
@@ -297,6 +305,10 @@ def _output_of(command: Sequence[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr  # noqa: S603
     except OSError as error:
         raise SparkUnavailableError(f"{command[0]} does not run: {error.strerror}") from error
+
+
+def _class_archive() -> str:
+    return f'"-XX:SharedArchiveFile={CLASS_ARCHIVE}"' if CLASS_ARCHIVE.is_file() else ""
 
 
 def _log_settings() -> Path:

@@ -22,11 +22,14 @@ from analysis.cli import main
 from analysis.redelivery import cluster
 from analysis.redelivery.package import SCRIPT, write_package
 from analysis.redelivery.policy import Policy
+from analysis.redelivery.spark import _class_archive
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
 
 POLICY = "flush_interval_ms=50"
+# Half a dozen virtual machines start here, none of which lives long.
+JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {_class_archive()}"
 
 
 def some_trace(path, *, length=300):
@@ -51,7 +54,8 @@ class Daemon:
         words = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{name}"]
         words += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments]
         environment = os.environ | {
-            "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(log.parent / "work")
+            "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(log.parent / "work"),
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         }  # fmt: skip
         with log.open("wb") as said:
             self.process = subprocess.Popen(words, stdout=said, stderr=said, env=environment)
@@ -134,6 +138,7 @@ def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installe
     words = [
         submit, "--master", url, "--py-files", tmp_path / "ackstate.zip", "--conf", "spark.driver.host=127.0.0.1",
         "--conf", f"spark.pyspark.python={bare_python}", "--conf", f"spark.pyspark.driver.python={sys.executable}",
+        "--driver-java-options", JAVA_OPTIONS, "--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
         tmp_path / "ackstate_job.py", "redelivery", trace, "--policy", POLICY, "--json",
     ]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
