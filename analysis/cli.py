@@ -235,22 +235,16 @@ def redelivery(
         )
         return
     from analysis.redelivery import estimate
-    from analysis.redelivery.chunk_order import check_order
-    from analysis.redelivery.published_check import check_published
-    from analysis.redelivery.spark import open_session, read_unchecked, readable_failures
-    from analysis.redelivery.trace_source import FileSource
+    from analysis.redelivery.checked_source import checked_source
+    from analysis.redelivery.spark import open_session, readable_failures
     from analysis.trace.events import TraceError
     from analysis.trace.parquet import check_trace
 
     # Before Spark, which takes seconds to start.
-    check_trace(trace)
+    covered = check_trace(trace)
     with _progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        spark = open_session(master)
-        check_order(read_unchecked(spark, trace), trace)
-        source = FileSource.of(spark, trace)
-        check_published(source, trace)
-        steps = estimate.curve(source).cache()
+        steps = estimate.curve(checked_source(open_session(master), trace, covered)).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
     if not summaries:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from analysis.redelivery.incremental import DailyEstimates
     from analysis.redelivery.results import SweepResult
+    from analysis.redelivery.trace_source import FileSource
     from analysis.redelivery_report.contents import Contents
     from analysis.redelivery_report.inputs import ReportInputs
 
@@ -90,11 +91,11 @@ class ReportFiles:
 
         return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
 
-    def write(self, spark: SparkSession, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
+    def write(self, source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
         from analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
 
-        self._write(make_contents(spark, trace, result, inputs, command=_command()))
+        self._write(make_contents(source, trace, result, inputs, command=_command()))
 
     def write_daily(
         self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs

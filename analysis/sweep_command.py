@@ -204,26 +204,22 @@ class SweepCommand:
             PolicyError: None of the policies can be replayed.
             AckStateError: As `ReportFiles.read_inputs`.
         """
-        from analysis.redelivery.chunk_order import check_order
+        from analysis.redelivery.checked_source import checked_source
         from analysis.redelivery.estimates import estimates
         from analysis.redelivery.persistable import persistable
-        from analysis.redelivery.published_check import check_published
         from analysis.redelivery.results import SweepResult
-        from analysis.redelivery.spark import open_session, read_unchecked, readable_failures, shown_stages
-        from analysis.redelivery.trace_source import FileSource
+        from analysis.redelivery.spark import open_session, readable_failures, shown_stages
         from analysis.trace.events import TraceError
         from analysis.trace.parquet import check_trace
 
         # Before Spark, which takes seconds to start.
-        check_trace(trace)
+        covered = check_trace(trace)
         policies, refused = persistable(policies)
         inputs = None if report is None else report.read_inputs()
         with self.progress() as progress, readable_failures(trace):
             spark = open_session(master)
             with shown_stages(spark, progress):
-                check_order(read_unchecked(spark, trace), trace)
-                source = FileSource.of(spark, trace)
-                check_published(source, trace)
+                source = checked_source(spark, trace, covered)
                 found = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
                 if not found:
                     raise TraceError(f"{trace}: no subscription has an event")
@@ -232,7 +228,7 @@ class SweepCommand:
                     str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
                 ).compared_with(baseline)
                 if report is not None and inputs is not None:
-                    report.write(spark, trace, result, inputs)
+                    report.write(source, trace, result, inputs)
         return result
 
 

@@ -8,6 +8,7 @@ import pyarrow.compute
 
 from analysis.redelivery import daily_subscription, incremental
 from analysis.redelivery import estimates as at_once
+from analysis.redelivery import parts as of_parts
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.checkpoint_codec import decoded
 from analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
@@ -55,14 +56,14 @@ def batches_of(rows):
 def summed(parts, slices, before):
     """Return the results as batches, as the job's later steps make them."""
     order = sorted(parts, key=lambda part: (part.policy, part.slice, part.namespace, part.topic))
-    found = [*at_once._parts(at_once._sum(at_once._batches(order), slices=slices)), *before]
-    found.sort(key=lambda part: tuple(getattr(part, name) for name in incremental._RESULT_KEY))
-    return list(at_once._parts(incremental._merge(at_once._batches(found))))
+    found = [*of_parts.parts_of(of_parts.add_slices(of_parts.batches_of(order), slices=slices)), *before]
+    found.sort(key=lambda part: tuple(getattr(part, name) for name in of_parts.RESULT_KEY))
+    return list(of_parts.parts_of(of_parts.merge(of_parts.batches_of(found))))
 
 
 def answers(results, duration_ms):
     rows = [
-        row for batch in at_once._put_together(at_once._batches(results), duration_ms=duration_ms)
+        row for batch in of_parts.put_together(of_parts.batches_of(results), duration_ms=duration_ms)
         for row in batch.to_pylist()
     ]  # fmt: skip
     return sorted(rows, key=str)
@@ -72,7 +73,7 @@ def run_at_once(events_of, logs, policies):
     begin_ms, end_ms = span(events_of)
     slices = Slices.of(begin_ms, end_ms, 3)
     rows = [row_of(key, 0, events=events, log=logs[key]) for key, events in events_of.items() if events]
-    parts = list(at_once._parts(at_once._replay(batches_of(rows), policies=policies, slices=slices)))
+    parts = list(of_parts.parts_of(at_once._replay(batches_of(rows), policies=policies, slices=slices)))
     return answers(summed(parts, slices, []), end_ms - begin_ms)
 
 
@@ -97,9 +98,9 @@ def run_by_days(days_of, logs_of, policies, *, is_published):
         )
         is_state = found["state"].is_valid()
         states = {(row["topic"], row["subscription"]): row["state"] for row in found.filter(is_state).to_pylist()}
-        is_part = pa.compute.is_in(found["scope"], pa.array(at_once.SCOPES))
+        is_part = pa.compute.is_in(found["scope"], pa.array(of_parts.SCOPES))
         parts = found.filter(is_part).drop_columns("state").to_batches()
-        results, last_ms = summed(list(at_once._parts(parts)), slices, results), end_ms
+        results, last_ms = summed(list(of_parts.parts_of(parts)), slices, results), end_ms
         follow_curves(found, read.plotted, broker)
     return answers(results, last_ms - begin_ms), states, broker
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from analysis.redelivery.arrow_rows import array_at
+from analysis.redelivery.arrow_rows import array_at, lists_of
 from analysis.redelivery.curve_sum import CAUSES
 
 if TYPE_CHECKING:
@@ -146,11 +146,4 @@ def batch_of(rows: Sequence[tuple[int, int, str, str, Int64s, Int64s]]) -> pa.Re
     """Return changes as a batch of `CHANGES_SCHEMA`."""
     *plain, ts_ms, delta = zip(*rows, strict=True) if rows else ((),) * len(_CHANGES)
     columns = [pa.array(column, field.type) for column, field in zip(plain, _CHANGES, strict=False)]
-    return pa.RecordBatch.from_arrays([*columns, _lists(ts_ms), _lists(delta)], schema=_CHANGES)
-
-
-def _lists(arrays: Sequence[Int64s]) -> pa.ListArray:
-    """Return a list for each array, of more dimensions row by row."""
-    offsets = np.cumsum([0, *(each.size for each in arrays)], dtype=np.int32)
-    flat = np.concatenate([each.ravel() for each in arrays]) if arrays else np.empty(0, np.int64)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(np.int64, copy=False)))
+    return pa.RecordBatch.from_arrays([*columns, lists_of(ts_ms), lists_of(delta)], schema=_CHANGES)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from analysis.redelivery.checkpoint_codec import decoded, encoded
 from analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
 from analysis.redelivery.curve_sum import Histogram, Points
-from analysis.redelivery.estimates import _PART, _PART_SCHEMA, SCOPES, Part, _batches
 from analysis.redelivery.kept_classes import DailyState
+from analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from analysis.redelivery.subscription_replay import SubscriptionReplay
 from analysis.redelivery.thinned_curve import ThinnedCurve
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from analysis.redelivery.acked import Chunk
     from analysis.redelivery.policy import Policy
 
-RUN = pa.schema([*_PART, ("state", pa.string())])
+RUN = pa.schema([*PART, ("state", pa.string())])
 """What comes out: a part of the estimates, of a curve or of the crashes, or a state."""
-RUN_SCHEMA = f"{_PART_SCHEMA}, state string"
+RUN_SCHEMA = f"{PART_SCHEMA}, state string"
 CURVE, CRASHES = "curve", "crashes"
 """Scopes of parts that are none of an estimate: changes as in `curve_changes`, and times in `first`."""
 # A subscription's own curve has at most two points in each of so many slices, whatever the number of days.
@@ -148,5 +148,5 @@ class DailySubscription:
 
 
 def _passed_on(part: Part) -> Iterator[pa.RecordBatch]:
-    for batch in _batches([part]):
+    for batch in batches_of([part]):
         yield pa.RecordBatch.from_arrays([*batch.columns, pa.nulls(batch.num_rows, pa.string())], schema=RUN)

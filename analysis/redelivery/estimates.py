@@ -16,85 +16,37 @@ chunks, and replay one subscription on one core.
 from __future__ import annotations
 
 from functools import partial, reduce
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
-from analysis.redelivery.slices import Slices, SliceWriter, namespace_of, sum_slices
+from analysis.redelivery.curve_sum import Histogram
+from analysis.redelivery.parts import (
+    ESTIMATE_SCHEMA,
+    PART_SCHEMA,
+    RESULT_KEY,
+    SCOPES,
+    Part,
+    add_slices,
+    batches_of,
+    put_together,
+)
+from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
-from analysis.redelivery.subscription_replay import Costs, SubscriptionReplay
+from analysis.redelivery.subscription_replay import SubscriptionReplay
 from analysis.redelivery.trace_source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from analysis.redelivery.acked import Chunk, Int64s
+    import pyarrow as pa
+
+    from analysis.redelivery.acked import Chunk
     from analysis.redelivery.policy import Policy
     from analysis.redelivery.trace_source import TraceSource
 
-SCOPES = ("subscription", "topic", "namespace", "total")
-_KEY = ("policy", "scope", "namespace", "topic", "subscription")
-_PART = pa.schema([
-    ("policy", pa.int32()), ("slice", pa.int32()), ("scope", pa.string()), ("namespace", pa.string()),
-    ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.int64()),
-    ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
-])  # fmt: skip
-_PART_SCHEMA = (
-    "policy int, slice int, scope string, namespace string, topic string, subscription string, begin bigint, "
-    "first array<bigint>, second array<bigint>, sums array<bigint>"
-)
-_COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
-_COSTS = Costs._fields
-ESTIMATE_SCHEMA = (
-    "policy int, scope string, namespace string, topic string, subscription string, expected double, "
-    + "".join(f"{name} bigint, " for name in _COUNTS)
-    + "not_flushed double, "
-    + "".join(f"{name} double, " for name in CAUSES)
-    + ", ".join(f"{name} bigint" for name in (*_COSTS, "duration_ms"))
-)
-_ESTIMATE = pa.schema(
-    [
-        (name, {"int": pa.int32(), "string": pa.string(), "double": pa.float64(), "bigint": pa.int64()}[kind])
-        for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
-    ]
-)
 _CHUNKS_PER_SLICE = 64
-# A batch takes up to some 10 MB.
-_BATCH_VALUES = 500_000
-_BATCH_PARTS = 10_000
-
-
-class Part(NamedTuple):
-    """A row between two steps.
-
-    Attributes:
-        policy: Index in the grid.
-        slice: Of which slice of time these are the changes of a curve; -1 for a part of a result.
-        scope: One of `SCOPES`; what follows names it, empty beyond it.
-        namespace: The first two parts of the topic's name.
-        topic: The same.
-        subscription: The same.
-        begin: Of changes, the number at the slice's begin; of a result, nothing.
-        first: Of changes, when; of a result, values, each once.
-        second: Of changes, by how much; of a result, for how long each value held.
-        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`; None in all parts of a result but one.
-    """
-
-    policy: int
-    slice: int
-    scope: str
-    namespace: str
-    topic: str
-    subscription: str
-    begin: int
-    first: Int64s
-    second: Int64s
-    sums: Sequence[int | None] | None
 
 
 def estimates(
@@ -135,15 +87,15 @@ def estimates(
     slices = Slices.of(span.begin_ms, span.end_ms, slice_count)
     parts = reduce(DataFrame.union, [
         sorted_chunks(source, [policies[number] for number in numbers]).mapInArrow(
-            partial(_replay, policies=policies, slices=slices, numbers=numbers), _PART_SCHEMA
+            partial(_replay, policies=policies, slices=slices, numbers=numbers), PART_SCHEMA
         )
         for numbers in _alike(policies)
     ])  # fmt: skip
     if slice_count:
         by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-        parts = by_slice.mapInArrow(partial(_sum, slices=slices), _PART_SCHEMA)
-    by_key = parts.where(F.col("scope").isin(*scopes)).repartition(*_KEY).sortWithinPartitions(*_KEY)
-    found = by_key.mapInArrow(partial(_put_together, duration_ms=slices.end_ms - slices.begin_ms), ESTIMATE_SCHEMA)
+        parts = by_slice.mapInArrow(partial(add_slices, slices=slices), PART_SCHEMA)
+    by_key = parts.where(F.col("scope").isin(*scopes)).repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
+    found = by_key.mapInArrow(partial(put_together, duration_ms=slices.end_ms - slices.begin_ms), ESTIMATE_SCHEMA)
     return found.withColumn("duplicates_per_day", F.col("expected") * F.lit(float(crashes_per_day)))
 
 
@@ -164,7 +116,7 @@ def _replay(
 ) -> Iterator[pa.RecordBatch]:
     """Replay sorted chunks under some policies, and write down what each subscription's curves come to."""
     mine = range(len(policies)) if numbers is None else numbers
-    yield from _batches(_parts_of_chunks(batches, [policies[number] for number in mine], slices, mine))
+    yield from batches_of(_parts_of_chunks(batches, [policies[number] for number in mine], slices, mine))
 
 
 def _parts_of_chunks(
@@ -212,119 +164,3 @@ class _Subscription:
         if curve.sum.histogram.is_large:
             yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), None)
             curve.sum.histogram = Histogram()
-
-
-def _sum(batches: Iterable[pa.RecordBatch], *, slices: Slices) -> Iterator[pa.RecordBatch]:
-    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes."""
-    yield from _batches(sum_slices(_parts(batches), slices))
-
-
-def _put_together(batches: Iterable[pa.RecordBatch], *, duration_ms: int) -> Iterator[pa.RecordBatch]:
-    rows: list[dict[str, object]] = []
-    result: _Result | None = None
-    for part in _parts(batches):
-        if result is None or not result.is_of(part):
-            if result is not None:
-                rows.append(result.row(duration_ms))
-            result = _Result(part)
-        result.add(part)
-    if result is not None:
-        rows.append(result.row(duration_ms))
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, _ESTIMATE)
-
-
-class _Result:
-    """One estimate, from its parts."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self._histogram = Histogram()
-        self._peak: tuple[int, int] | None = None
-        self._sums = np.zeros(len(CAUSES) + len(_COSTS), np.int64)
-
-    def is_of(self, part: Part) -> bool:
-        """Whether a part belongs to it."""
-        mine, theirs = self._part, part
-        return all(getattr(mine, name) == getattr(theirs, name) for name in _KEY)
-
-    def add(self, part: Part) -> None:
-        """Take a part in."""
-        self._histogram.add(part.first, part.second)
-        if part.sums is not None:
-            peak, peak_ts_ms, *sums = part.sums
-            self._sums += np.array(sums, np.int64)
-            # Where nothing ever comes back there is no time at which most does.
-            if peak and peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
-                self._peak = (-(peak or 0), peak_ts_ms)
-
-    def part(self) -> Part:
-        """Return what was found so far as one part, to which more can be added."""
-        peak, peak_ts_ms = self._peak or (0, None)
-        first, second = self._histogram.columns()
-        return self._part._replace(begin=0, first=first, second=second, sums=[-peak, peak_ts_ms, *self._sums.tolist()])
-
-    def row(self, duration_ms: int) -> dict[str, object]:
-        """Return it."""
-        values, durations = self._histogram.columns()
-        # When nothing of it was there, nothing could come back.
-        self._histogram.add(np.zeros(1, np.int64), np.array([duration_ms - int(durations.sum())]))
-        values, durations = self._histogram.columns()
-        weight = int(values @ durations)
-        causes = self._sums[: len(CAUSES)].tolist()
-        by_cause = dict(zip(("not_flushed", *CAUSES), (weight - sum(causes), *causes), strict=True))
-        means = {name: number / duration_ms if duration_ms else None for name, number in by_cause.items()}
-        shares = {name: quantile(values, durations, int(name[1:]) / 100) for name in ("p50", "p90", "p99")}
-        peak, peak_ts_ms = self._peak or (0, None)
-        names = {name: getattr(self._part, name) for name in _KEY}
-        costs = dict(zip(_COSTS, self._sums[len(CAUSES) :].tolist(), strict=True))
-        expected = weight / duration_ms if duration_ms else None
-        return {
-            **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,
-            **means, **costs, "duration_ms": duration_ms,
-        }  # fmt: skip
-
-
-def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
-    for batch in batches:
-        columns = [
-            _slices(batch[name]) if name in {"first", "second"} else batch[name].to_pylist() for name in Part._fields
-        ]
-        yield from map(Part._make, zip(*columns, strict=True))
-
-
-def _slices(column: pa.Array) -> Iterator[Int64s]:
-    """Return the rows of a list column, which share its memory."""
-    values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
-    return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
-
-
-def _batches(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
-    """Put many parts into each batch, as long as they are small together."""
-    waiting: list[Part] = []
-    value_count = 0
-    for part in parts:
-        waiting.append(part)
-        value_count += len(part.first)
-        if value_count > _BATCH_VALUES or len(waiting) == _BATCH_PARTS:
-            yield _batch(waiting)
-            waiting, value_count = [], 0
-    if waiting:
-        yield _batch(waiting)
-
-
-def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
-    columns = [
-        _lists(values) if field.name in {"first", "second"} else pa.array(values, field.type)
-        for field, values in zip(_PART, zip(*parts, strict=True), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_PART)
-
-
-def _lists(rows: Sequence[Int64s]) -> pa.ListArray:
-    offsets = np.cumsum([0, *map(len, rows)])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(_flat(rows)))
-
-
-def _flat(arrays: Sequence[Int64s]) -> Int64s:
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)

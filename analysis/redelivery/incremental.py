@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 
 from analysis.redelivery.acked import Chunk
 from analysis.redelivery.arrow_rows import chunk_at
+from analysis.redelivery.checked_source import checked_source
 from analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
 from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
-from analysis.redelivery.chunk_order import check_order
 from analysis.redelivery.curve_changes import (
     CHANGES_SCHEMA,
     CRASHES_MAX,
@@ -31,23 +31,14 @@ from analysis.redelivery.curve_changes import (
 )
 from analysis.redelivery.daily import days_of, files_of, fingerprint, unread
 from analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, DailySubscription, Days
-from analysis.redelivery.estimates import (
-    _PART_SCHEMA,
-    ESTIMATE_SCHEMA,
-    _batches,
-    _parts,
-    _put_together,
-    _Result,
-    _sum,
-)
 from analysis.redelivery.kept_classes import BrokerState
-from analysis.redelivery.published_check import check_published
+from analysis.redelivery.parts import ESTIMATE_SCHEMA, PART_SCHEMA, RESULT_KEY, add_slices, merge, put_together
 from analysis.redelivery.slices import Slices
-from analysis.redelivery.sorted_chunks import message_logs
-from analysis.redelivery.spark import literal_url, read_trace, read_unchecked
+from analysis.redelivery.spark import literal_url, read_trace
 from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.redelivery.trace_source import FileSource, FrameSource
+from analysis.redelivery.trace_source import FrameSource
 from analysis.trace.events import TraceError
+from analysis.trace.parquet import check_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,7 +50,6 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
 
 _KEY = ("topic", "subscription")
-_RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")
 _CHUNKS_PER_SLICE = 64
 # `seq` of a day is less than this, so that days can be put one after the other.
 _DAY_SEQ = 2**44
@@ -147,10 +137,8 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     traces = []
     for day in new:
         if files_of(day):
-            trace = read_trace(spark, day)
-            check_order(read_unchecked(spark, day), day)
-            check_published(FileSource.of(spark, day), day)
-            traces.append(trace.withColumn("day", F.lit(day.name)))
+            checked_source(spark, day, check_trace(day))
+            traces.append(read_trace(spark, day).withColumn("day", F.lit(day.name)))
     begin_ms, slices, chunks = _span(reduce(_union, traces), before) if traces else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
     if before is not None:
@@ -225,22 +213,28 @@ def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
 ) -> None:  # fmt: skip
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    _ledgers(spark, trace, before).write.parquet(_url(unfinished / "logs"))
-    replayed = _with_states(spark, trace, before, _kept_ledgers(spark, unfinished)).mapInArrow(
+    new = None if trace is None else _highest(FrameSource(trace).ledgers().where("ledger_id >= 0")).cache()
+    ledgers = [] if new is None else [new]
+    if before is not None:
+        ledgers.append(_kept_ledgers(spark, before.path))
+    _highest(reduce(_union, ledgers)).write.parquet(_url(unfinished / "logs"))
+    replayed = _with_states(spark, trace, before, new, _kept_ledgers(spark, unfinished)).mapInArrow(
         partial(_replay, policies=policies, days=days), RUN_SCHEMA
     )
     kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
     replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
+    if new is not None:
+        new.unpersist()
     rows = spark.read.schema(f"{RUN_SCHEMA}, row string").parquet(literal_url(staged))
     states = rows.where("row = 'state'").select(*_KEY, "state")
     states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
     parts = rows.where("row = 'part'").drop("state", "row")
     by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-    found = by_slice.mapInArrow(partial(_sum, slices=days.slices), _PART_SCHEMA)
+    found = by_slice.mapInArrow(partial(add_slices, slices=days.slices), PART_SCHEMA)
     if before is not None:
-        found = found.unionByName(spark.read.schema(_PART_SCHEMA).parquet(literal_url(before.path / "results")))
-    by_key = found.repartition(*_RESULT_KEY).sortWithinPartitions(*_RESULT_KEY)
-    merged = by_key.mapInArrow(_merge, _PART_SCHEMA)
+        found = found.unionByName(spark.read.schema(PART_SCHEMA).parquet(literal_url(before.path / "results")))
+    by_key = found.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
+    merged = by_key.mapInArrow(merge, PART_SCHEMA)
     merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
     _follow_curves(rows.where(F.col("row") == CURVE), days.plotted, broker)
     _follow_deaths(rows.where(F.col("row") == CRASHES), broker)
@@ -276,14 +270,9 @@ def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
     broker.death_count += times.count()
 
 
-def _ledgers(spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None) -> DataFrame:
-    """Return ``topic, ledger_id, entry_count`` as far as all days tell: who is new needs those before, too."""
-    found: list[DataFrame] = []
-    if trace is not None:
-        found.append(FrameSource(trace).ledgers().where("ledger_id >= 0").select("topic", "ledger_id", "entry_count"))
-    if before is not None:
-        found.append(_kept_ledgers(spark, before.path))
-    return reduce(_union, found).groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
+def _highest(ledgers: DataFrame) -> DataFrame:
+    """Return ``topic, ledger_id, entry_count``: how far each ledger goes, whoever told."""
+    return ledgers.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
 
 
 def _kept_ledgers(spark: SparkSession, checkpoint: Path) -> DataFrame:
@@ -298,11 +287,12 @@ def _states(spark: SparkSession, checkpoint: Path) -> DataFrame:
 
 
 def _with_states(
-    spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, ledgers: DataFrame
+    spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, new: DataFrame | None, ledgers: DataFrame
 ) -> DataFrame:
     """Return the chunks of each subscription, sorted, its state before them, and with each the log of its topic.
 
-    That is what the new days tell of it, for who knows the rest, and the ``whole_log``, for who is new.
+    That is what the ``new`` days tell of it, for who knows the rest, and the ``whole_log``, for who is new: what all
+    days up to now tell.
     """
     rows: list[DataFrame] = []
     if trace is not None:
@@ -314,15 +304,20 @@ def _with_states(
     for name in Chunk._fields:
         if name not in together.columns:
             together = together.withColumn(name, F.lit(None).cast("array<bigint>"))
-    if trace is None:
+    if trace is None or new is None:
         together = together.withColumn("log", F.lit(None).cast(_LOG)).withColumn("is_published", F.lit(False))
     else:
         published = trace.where(F.col("subscription") == "").select("topic").distinct()
-        logs = message_logs(trace).join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")
-        together = together.join(logs, on="topic", how="left")
-    whole = F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count"))).alias("whole_log")
-    together = together.join(ledgers.groupBy("topic").agg(whole), on="topic", how="left")
+        together = together.join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")
+        together = together.join(_logs(new, "log"), on="topic", how="left")
+    together = together.join(_logs(ledgers, "whole_log"), on="topic", how="left")
     return together.repartition(*_KEY).sortWithinPartitions(*_KEY, "first_seq")
+
+
+def _logs(ledgers: DataFrame, name: str) -> DataFrame:
+    """Return ``topic`` and under a name its message log: (``ledger_id, entry_count``), rising."""
+    log = F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count")))
+    return ledgers.groupBy("topic").agg(log.alias(name))
 
 
 def _replay(
@@ -349,23 +344,10 @@ def _replay(
         yield from open_one.end()
 
 
-def _merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Put the parts of each estimate together."""
-    result: _Result | None = None
-    for part in _parts(batches):
-        if result is None or not result.is_of(part):
-            if result is not None:
-                yield from _batches([result.part()])
-            result = _Result(part)
-        result.add(part)
-    if result is not None:
-        yield from _batches([result.part()])
-
-
 def _rows(spark: SparkSession, checkpoint: Path, duration_ms: int, crashes_per_day: float) -> list[dict[str, Any]]:
-    results = spark.read.schema(_PART_SCHEMA).parquet(literal_url(checkpoint / "results"))
-    by_key = results.repartition(*_RESULT_KEY).sortWithinPartitions(*_RESULT_KEY)
-    found = by_key.mapInArrow(partial(_put_together, duration_ms=duration_ms), ESTIMATE_SCHEMA)
+    results = spark.read.schema(PART_SCHEMA).parquet(literal_url(checkpoint / "results"))
+    by_key = results.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
+    found = by_key.mapInArrow(partial(put_together, duration_ms=duration_ms), ESTIMATE_SCHEMA)
     rate = F.col("expected") * F.lit(float(crashes_per_day))
     return [row.asDict() for row in found.withColumn("duplicates_per_day", rate).collect()]
 

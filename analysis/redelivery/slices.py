@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from analysis.redelivery.acked import Int64s
     from analysis.redelivery.curve_sum import Points
-    from analysis.redelivery.estimates import Part
+    from analysis.redelivery.parts import Part
 
 _NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
 _NOTHING = np.empty(0, np.int64)

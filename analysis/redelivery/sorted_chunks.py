@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from analysis.redelivery.thinning import unpacked
-from analysis.redelivery.trace_source import FrameSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,17 +62,6 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, di
 def is_counted(policy: Policy | None) -> bool:
     """Say whether counting replaces the cursor, so that chunks may be made small."""
     return policy is None or policy.is_plain
-
-
-def message_logs(trace: DataFrame) -> DataFrame:
-    """Return how many entries each ledger of each topic has, as far as the trace tells.
-
-    Those that were published are known by PUBLISH events; of others it is the highest that any event names.
-
-    Returns:
-        ``topic``; ``log``: (``ledger_id, entry_count``), rising.
-    """
-    return _logs(FrameSource(trace).ledgers()).select("topic", "log")
 
 
 def _logs(ledgers: DataFrame) -> DataFrame:

@@ -6,7 +6,8 @@ times as long as the replay. What leaves a worker here are chunks as bytes, made
 
 from __future__ import annotations
 
-from functools import partial
+import gc
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -121,15 +122,20 @@ class FileSource(NamedTuple):
     covered: Span
 
     @classmethod
-    def of(cls, spark: SparkSession, path: Path) -> Self:
-        """Find the files of a trace, a file or a directory, and check what they tell.
+    def of(cls, spark: SparkSession, path: Path, covered: Span | None = None) -> Self:
+        """Find the files of a trace, a file or a directory.
+
+        Args:
+            spark: The session.
+            path: Where the trace is.
+            covered: What `analysis.trace.parquet.check_trace` returned of it; None to have it called here.
 
         Raises:
-            TraceError: It is no trace, as `analysis.trace.parquet.check_trace`.
+            TraceError: It is no trace, as `check_trace`.
             UnsupportedVersionError: A newer release wrote it.
         """
-        covered = check_trace(path)
-        return cls(spark, tuple(str(file.absolute()) for file in trace_files(path)), covered)
+        files = tuple(str(file.absolute()) for file in trace_files(path))
+        return cls(spark, files, check_trace(path) if covered is None else covered)
 
     def span(self) -> Span:
         """See `TraceSource`."""
@@ -169,6 +175,7 @@ def _row_groups(
     batches: Iterable[pa.RecordBatch], *, files: Sequence[str], shares: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield, a few chunks at a time, some columns of shares of files: share ``n % shares`` of file ``n // shares``."""
+    _settle()
     for batch in batches:
         for number in batch.column(0).to_pylist():
             file = files[number // shares]
@@ -179,6 +186,12 @@ def _row_groups(
                         yield from parquet.iter_batches(_CHUNKS_AT_ONCE, row_groups=list(mine), columns=list(columns))
             except (pa.ArrowException, OSError) as error:
                 raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
+
+
+@cache
+def _settle() -> None:
+    """Take what a worker has imported out of the garbage collection that Spark has it do after each task, in 40 ms."""
+    gc.freeze()
 
 
 def _opened(file: str) -> pq.ParquetFile:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from analysis.redelivery.curve_changes import SERIES, TOTAL
-from analysis.redelivery.trace_source import FileSource
 from analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
 from analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
 from analysis.trace.check import trace_hash
@@ -19,19 +18,20 @@ if TYPE_CHECKING:
 
     from analysis.redelivery.incremental import DailyEstimates
     from analysis.redelivery.results import SweepResult
+    from analysis.redelivery.trace_source import FileSource
     from analysis.redelivery_report.inputs import ReportInputs
 
 
 def make_contents(
-    spark: SparkSession, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
+    source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
 ) -> Contents:
     """Return the report of some estimates.
 
     Complexity: another replay of the trace under the policies that are shown, and reading its files for their hash.
 
     Args:
-        spark: The session.
-        trace: What the estimates are of.
+        source: What the estimates are of.
+        trace: Where it is.
         result: They themselves.
         inputs: What else is shown.
         command: By which it is made, in words.
@@ -39,11 +39,10 @@ def make_contents(
     Raises:
         TraceError: The trace cannot be read.
     """
-    source = FileSource.of(spark, trace)
     policies = [each.policy for each in shown_policies(result)]
     found = curves(source, policies, subscriptions=worst_subscriptions(result))
     lines = tuple(curve for curve in found if curve.is_total or curve.policy == 0)
-    return Contents(result, lines, crash_times(source), _provenance(spark, trace, command), inputs)
+    return Contents(result, lines, crash_times(source), _provenance(source.spark, trace, command), inputs)
 
 
 def make_daily_contents(

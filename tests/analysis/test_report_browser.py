@@ -9,7 +9,7 @@ from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.by import By
 
 from analysis.report import render
-from chromium import MISSING, Rectangle, chromium, emulate, luminance, requests
+from chromium import MISSING, Rectangle, emulate, luminance, requests
 from demo_runs import NAMES, demo_run, killed_inside_persist, of_one_millisecond
 
 pytestmark = [
@@ -20,13 +20,6 @@ pytestmark = [
 
 DESKTOP, TELEPHONE = 1280, 390
 HOSTILE_NAMES = ("<script>alert(1)</script>", "</script>", "<a href='x:y'>z</a>")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    driver = chromium(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

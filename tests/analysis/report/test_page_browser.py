@@ -14,7 +14,7 @@ from analysis.html_page import printable
 from analysis.redelivery_report.contents import headline
 from analysis.redelivery_report.inputs import ReportInputs
 from analysis.redelivery_report.page import render
-from chromium import MISSING, Rectangle, chromium, emulate, luminance, requests
+from chromium import MISSING, Rectangle, emulate, luminance, requests
 from report_contents import contents, sweep_result, usual_names
 
 pytestmark = [
@@ -31,13 +31,6 @@ HOSTILE = (
     "abc" + chr(0x202E) + "gpj" + chr(10) + chr(0),
     "x" * 300,
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    driver = chromium(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

@@ -1,0 +1,192 @@
+"""What goes from one step of the estimates to the next: parts of curves and of results, as rows of Arrow."""
+
+from __future__ import annotations
+
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.redelivery.arrow_rows import lists_of
+from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
+from analysis.redelivery.slices import Slices, sum_slices
+from analysis.redelivery.subscription_replay import Costs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from analysis.redelivery.acked import Int64s
+
+SCOPES = ("subscription", "topic", "namespace", "total")
+RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")
+PART = pa.schema([
+    ("policy", pa.int32()), ("slice", pa.int32()), ("scope", pa.string()), ("namespace", pa.string()),
+    ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.int64()),
+    ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
+])  # fmt: skip
+PART_SCHEMA = (
+    "policy int, slice int, scope string, namespace string, topic string, subscription string, begin bigint, "
+    "first array<bigint>, second array<bigint>, sums array<bigint>"
+)
+_COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
+_COSTS = Costs._fields
+ESTIMATE_SCHEMA = (
+    "policy int, scope string, namespace string, topic string, subscription string, expected double, "
+    + "".join(f"{name} bigint, " for name in _COUNTS)
+    + "not_flushed double, "
+    + "".join(f"{name} double, " for name in CAUSES)
+    + ", ".join(f"{name} bigint" for name in (*_COSTS, "duration_ms"))
+)
+_ESTIMATE = pa.schema(
+    [
+        (name, {"int": pa.int32(), "string": pa.string(), "double": pa.float64(), "bigint": pa.int64()}[kind])
+        for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
+    ]
+)
+# A batch takes up to some 10 MB.
+_BATCH_VALUES = 500_000
+_BATCH_PARTS = 10_000
+
+
+class Part(NamedTuple):
+    """A row between two steps.
+
+    Attributes:
+        policy: Index in the grid.
+        slice: Of which slice of time these are the changes of a curve; -1 for a part of a result.
+        scope: One of `SCOPES`; what follows names it, empty beyond it.
+        namespace: The first two parts of the topic's name.
+        topic: The same.
+        subscription: The same.
+        begin: Of changes, the number at the slice's begin; of a result, nothing.
+        first: Of changes, when; of a result, values, each once.
+        second: Of changes, by how much; of a result, for how long each value held.
+        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`; None in all parts of a result but one.
+    """
+
+    policy: int
+    slice: int
+    scope: str
+    namespace: str
+    topic: str
+    subscription: str
+    begin: int
+    first: Int64s
+    second: Int64s
+    sums: Sequence[int | None] | None
+
+
+def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
+    """Return the parts of some batches, whose columns are those of `PART`; the lists share their memory."""
+    for batch in batches:
+        columns = [
+            _slices(batch[name]) if name in {"first", "second"} else batch[name].to_pylist() for name in Part._fields
+        ]
+        yield from map(Part._make, zip(*columns, strict=True))
+
+
+def _slices(column: pa.Array) -> Iterator[Int64s]:
+    """Return the rows of a list column, which share its memory."""
+    values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+    return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
+
+
+def batches_of(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    """Put many parts into each batch, as long as they are small together."""
+    waiting: list[Part] = []
+    value_count = 0
+    for part in parts:
+        waiting.append(part)
+        value_count += len(part.first)
+        if value_count > _BATCH_VALUES or len(waiting) == _BATCH_PARTS:
+            yield _batch(waiting)
+            waiting, value_count = [], 0
+    if waiting:
+        yield _batch(waiting)
+
+
+def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
+    columns = [
+        lists_of(values) if field.name in {"first", "second"} else pa.array(values, field.type)
+        for field, values in zip(PART, zip(*parts, strict=True), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PART)
+
+
+def add_slices(batches: Iterable[pa.RecordBatch], *, slices: Slices) -> Iterator[pa.RecordBatch]:
+    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes."""
+    yield from batches_of(sum_slices(parts_of(batches), slices))
+
+
+def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Put the parts of each result together into one; they are sorted by `RESULT_KEY`."""
+    yield from batches_of(result.part() for result in _results(batches))
+
+
+def put_together(batches: Iterable[pa.RecordBatch], *, duration_ms: int) -> Iterator[pa.RecordBatch]:
+    """Make an estimate of the parts of each result, which are sorted by `RESULT_KEY`; the columns: `ESTIMATE_SCHEMA`.
+
+    Args:
+        batches: The parts.
+        duration_ms: Of the whole trace.
+    """
+    rows = [result.row(duration_ms) for result in _results(batches)]
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, _ESTIMATE)
+
+
+def _results(batches: Iterable[pa.RecordBatch]) -> Iterator[_Result]:
+    for _, parts in groupby(parts_of(batches), key=attrgetter(*RESULT_KEY)):
+        first = next(parts)
+        result = _Result(first)
+        for part in chain((first,), parts):
+            result.add(part)
+        yield result
+
+
+class _Result:
+    """One estimate, from its parts."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._histogram = Histogram()
+        self._peak: tuple[int, int] | None = None
+        self._sums = np.zeros(len(CAUSES) + len(_COSTS), np.int64)
+
+    def add(self, part: Part) -> None:
+        """Take a part in."""
+        self._histogram.add(part.first, part.second)
+        if part.sums is not None:
+            peak, peak_ts_ms, *sums = part.sums
+            self._sums += np.array(sums, np.int64)
+            # Where nothing ever comes back there is no time at which most does.
+            if peak and peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
+                self._peak = (-(peak or 0), peak_ts_ms)
+
+    def part(self) -> Part:
+        """Return what was found so far as one part, to which more can be added."""
+        peak, peak_ts_ms = self._peak or (0, None)
+        first, second = self._histogram.columns()
+        return self._part._replace(begin=0, first=first, second=second, sums=[-peak, peak_ts_ms, *self._sums.tolist()])
+
+    def row(self, duration_ms: int) -> dict[str, object]:
+        """Return it."""
+        values, durations = self._histogram.columns()
+        # When nothing of it was there, nothing could come back.
+        self._histogram.add(np.zeros(1, np.int64), np.array([duration_ms - int(durations.sum())]))
+        values, durations = self._histogram.columns()
+        weight = int(values @ durations)
+        causes = self._sums[: len(CAUSES)].tolist()
+        by_cause = dict(zip(("not_flushed", *CAUSES), (weight - sum(causes), *causes), strict=True))
+        means = {name: number / duration_ms if duration_ms else None for name, number in by_cause.items()}
+        shares = {name: quantile(values, durations, int(name[1:]) / 100) for name in ("p50", "p90", "p99")}
+        peak, peak_ts_ms = self._peak or (0, None)
+        names = {name: getattr(self._part, name) for name in RESULT_KEY}
+        costs = dict(zip(_COSTS, self._sums[len(CAUSES) :].tolist(), strict=True))
+        expected = weight / duration_ms if duration_ms else None
+        return {
+            **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,
+            **means, **costs, "duration_ms": duration_ms,
+        }  # fmt: skip
