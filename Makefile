@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
+.PHONY: help setup demo test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,20 +12,12 @@ JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
 # All tests run in three processes side by side, for many wait, for other programs or for the disk, more than they
-# compute: those that need Spark, a disk of their own or a browser, and after them what is beside; what analyses; the rest.
+# compute: those that need Spark, a disk of their own or a browser; what analyses; the rest.
 HEAVY := spark or root or browser
-BESIDE := delay limits tests/delay tests/limits tests/benchmarks
 ANALYSIS := analysis tests/analysis tests/museum
 FAST  := not slow and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
-
-define LINT
-.venv/bin/ruff format --check .
-.venv/bin/ruff check .
-.venv/bin/mypy
-.venv/bin/lint-imports
-endef
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
@@ -38,18 +30,21 @@ demo: setup ## run the demo; ARGS='...' passes options on
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
-	@bash .ci/setup classes
-	$(LINT)
+	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
 	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
-	( failed=0; $(PYTEST) -m '$(HEAVY)' || failed=1; $(PYTEST) -m 'not ($(HEAVY))' $(BESIDE) || failed=1; exit $$failed ) \
-		>"$$shown_after/2" 2>&1 & heavy=$$!; \
+	$(PYTEST) -m '$(HEAVY)' >"$$shown_after/2" 2>&1 & heavy=$$!; \
 	$(PYTEST) -m 'not ($(HEAVY))' $(ANALYSIS) >"$$shown_after/1" 2>&1 & analysis=$$!; \
-	$(PYTEST) -m 'not ($(HEAVY))' $(BESIDE:%=--ignore=%) $(ANALYSIS:%=--ignore=%) || failed=1; \
+	$(PYTEST) -m 'not ($(HEAVY))' $(ANALYSIS:%=--ignore=%) || failed=1; \
 	wait $$analysis || failed=1; wait $$heavy || failed=1; cat "$$shown_after"/*; rm -r "$$shown_after"; \
 	exit $$failed
 
-check: setup ## format, lint, types, imports and the fast tests, in under a minute
-	$(LINT)
+lint: setup ## format, lint, types, imports
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+check: lint ## format, lint, types, imports and the fast tests, in under a minute
 	HYPOTHESIS_PROFILE=dev $(PYTEST) -m '$(FAST)'
 
 spark: setup ## the tests that start Spark

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
+from ackstate.errors import AckStateError
 from analysis.redelivery.checked_source import checked_source
 from analysis.redelivery.estimates import estimates
 from analysis.redelivery.policy import Policy
@@ -29,7 +30,7 @@ _EXIT_S = 300
 def make_class_archive() -> Path:
     """Make the archive anew, of what a virtual machine loads for small estimates, and return where it is.
 
-    It has 160 MB. The Spark session that there may be ends, and so does its virtual machine.
+    It has 190 MB. To be called before Spark is started in this process, which cannot start it again.
 
     Raises:
         SparkUnavailableError: Spark does not start, or its virtual machine keeps no archive.
@@ -61,4 +62,7 @@ def _estimate_some(trace: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{make_class_archive()}\n")
+    try:
+        sys.stdout.write(f"{make_class_archive()}\n")
+    except (AckStateError, OSError) as error:
+        sys.exit(f"ackstate: {error}")

@@ -12,6 +12,7 @@ from analysis.redelivery.checkpoint_codec import decoded, encoded
 from analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
 from analysis.redelivery.curve_sum import Histogram, Points
 from analysis.redelivery.kept_classes import DailyState
+from analysis.redelivery.one_cursor import OneCursor
 from analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from analysis.redelivery.subscription_replay import SubscriptionReplay
@@ -68,6 +69,7 @@ class DailySubscription:
     ) -> None:  # fmt: skip
         self.key = key
         self._names = (namespace_of(key[0]), *key)
+        self._one_cursor = OneCursor(key)
         self._policies = policies
         self._days = days
         self._is_published = is_published
@@ -101,6 +103,7 @@ class DailySubscription:
 
     def take(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """Take the next chunk in, and return what is ready to be passed on."""
+        self._one_cursor.check(chunk)
         with self._named():
             found = self._replay.take(chunk)
         for policy, points in enumerate(found):

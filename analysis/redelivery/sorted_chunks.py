@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from analysis.redelivery.one_cursor import OneCursor
 from analysis.redelivery.thinning import unpacked
 
 if TYPE_CHECKING:
@@ -50,13 +51,16 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, di
 
     The log, ledger id -> entry count, rising, is empty if no policy needs it. The chunks are to be taken before the
     next subscription is.
+
+    Raises:
+        TraceError: Several cursors tell the chunks of a subscription.
     """
     rows = ((batch, index) for batch in batches for index in range(batch.num_rows))
     for key, mine in groupby(rows, key=_key):
         first = next(mine)
         batch, index = first
         log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
-        yield key, log, _chunks(chain((first,), mine))  # noqa: B031 - what was taken of it is put back
+        yield key, log, _chunks(key, chain((first,), mine))  # noqa: B031 - what was taken of it is put back
 
 
 def is_counted(policy: Policy | None) -> bool:
@@ -80,8 +84,11 @@ def _key(row: _Row) -> Key:
     return batch["topic"][index].as_py(), batch["subscription"][index].as_py()
 
 
-def _chunks(rows: Iterable[_Row]) -> Iterator[Chunk]:
+def _chunks(key: Key, rows: Iterable[_Row]) -> Iterator[Chunk]:
+    one_cursor = OneCursor(key)
     for batch, index in rows:
         events = batch["events"][index]
         if events.is_valid:
-            yield unpacked(memoryview(events.as_buffer()))
+            chunk = unpacked(memoryview(events.as_buffer()))
+            one_cursor.check(chunk)
+            yield chunk

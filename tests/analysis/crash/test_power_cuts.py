@@ -164,14 +164,14 @@ def test_counted_it_would_be_unjust(monkeypatch):
 
     def cut_then_read(self, process):
         self._disk.cut_power()
-        time.sleep(0.01)
+        time.sleep(0.05)
         said, _ = process.last_words()
         self._disk.power_on()
         return said
 
     monkeypatch.setattr(PowerCut, "__call__", cut_then_read)
     with closing(log_cuts()(1)) as outcomes:
-        assert any(outcome.lost_durable for outcome in islice(outcomes, 5))
+        assert any(outcome.lost_durable for outcome in islice(outcomes, 40))
 
 
 @pytest.mark.root

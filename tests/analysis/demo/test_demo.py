@@ -16,20 +16,23 @@ KEYS = {
 
 
 @pytest.mark.parametrize("flush_interval_ms", [1, 250])
-def test_every_prediction_comes_true(tmp_path, flush_interval_ms):
+def test_every_prediction_comes_true(tmp_path_factory, flush_interval_ms):
+    # The second demo replaces the first.
+    out = tmp_path_factory.getbasetemp() / "demo"
     demo = subprocess.run(
         [
-            sys.executable, "-m", "analysis.cli", "demo", "--json", "--seconds=2", "--repeat=3", "--seed=11",
-            f"--out={tmp_path}", f"--flush-interval-ms={flush_interval_ms}",
+            sys.executable, "-m", "analysis.cli", "demo", "--json", "--seconds=2", "--repeat=2", "--seed=11",
+            f"--out={out}", f"--flush-interval-ms={flush_interval_ms}",
         ],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert demo.returncode == 0, demo.stderr
     summary = json.loads(demo.stdout)
-    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["settings"]["flush_interval_ms"] == flush_interval_ms
     repeat = summary["repeat"]
-    assert (repeat["runs"], repeat["equal"], repeat["lost"], repeat["invented"]) == (3, 3, 0, 0)
-    assert summary["seed"] == 13
+    assert (repeat["runs"], repeat["equal"], repeat["lost"], repeat["invented"]) == (2, 2, 0, 0)
+    assert summary["seed"] == 12
     assert [outcome["name"] for outcome in summary["subscriptions"]] == [
         "eight-consumers",
         "in-order",
@@ -41,5 +44,5 @@ def test_every_prediction_comes_true(tmp_path, flush_interval_ms):
         assert outcome["predicted_at_kill"] == outcome["observed"]
         assert outcome["max"] >= outcome["p99"] >= outcome["p50"]
         assert flush_interval_ms == 1 or 0 < outcome["expected"] < outcome["max"]
-    assert (tmp_path / "report.html").stat().st_size > 1_000_000
-    assert (tmp_path / "trace.parquet").is_dir()
+    assert (out / "report.html").stat().st_size > 1_000_000
+    assert (out / "trace.parquet").is_dir()

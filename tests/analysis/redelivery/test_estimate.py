@@ -113,11 +113,14 @@ def test_the_timeline_keeps_the_highest_step_of_each_slice(spark, tmp_path):
 
 def random_events(seed):
     chance = random.Random(seed)
-    ts_ms, events = 1_000, []
+    ts_ms, events, is_persisting = 1_000, [], False
     for _ in range(chance.choice((1, 5, 60, 400))):
         ts_ms += chance.choice((0, 0, 0, 1, 2, 7))
         first = chance.randrange(300)
         kind = chance.choices((EventKind.ACK, EventKind.MARK_DELETE, BEGUN, ENDED, FAILED), (8, 2, 2, 2, 1))[0]
+        if kind is BEGUN and is_persisting:
+            kind = ENDED
+        is_persisting = kind is BEGUN or (is_persisting and kind not in (ENDED, FAILED))
         run = (chance.randrange(3), first, first + chance.choice((0, 0, 3, 80)))
         events.append(
             Event(ts_ms, kind, *run) if kind in (EventKind.ACK, EventKind.MARK_DELETE) else Event(ts_ms, kind)
