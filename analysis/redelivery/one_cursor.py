@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from analysis.trace.events import EventKind, TraceError
-from analysis.trace.order import EventOrder
-from analysis.trace.rows import Events
 
 if TYPE_CHECKING:
     from analysis.redelivery.acked import Chunk
 
-# Of many of these between others one is as good as all.
+# Only a live cursor tells them, and of many between others one is as good as all.
 _MANY = (
     EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE, EventKind.HELD_BACK, EventKind.CUT_OFF,
     EventKind.DISPLACED,
 )  # fmt: skip
+_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
+_ALIVE = (EventKind.PERSIST_BEGUN, *_ENDS, EventKind.RESET)
+_LIVES = (EventKind.CRASH, EventKind.RECOVER)
 
 
 @final
 class OneCursor:
     """Follows the chunks of a subscription: does it act after its crash, or begin a persist within another?
 
-    `EventOrder` sees more, event by event: which persist it is that ends, and a recovery of a process that nobody saw
-    die. Who records his own process alone cannot tell when it died; what was acked by then may well be replayed.
+    `analysis.trace.order.EventOrder` sees more, event by event: which persist it is that ends, and a recovery of a
+    process that nobody saw die. Who records his own process alone cannot tell when it died.
 
     Args:
         key: Topic and subscription.
@@ -33,32 +34,36 @@ class OneCursor:
 
     def __init__(self, key: tuple[str, str]) -> None:
         self._key = key
-        self._order = EventOrder()
+        self._is_dead = False
+        self._is_persisting = False
 
     def check(self, chunk: Chunk) -> None:
         """Take the next chunk in, thinned or not.
 
-        Complexity: a few passes over its kinds.
+        Complexity: a pass over its kinds, and a step for each persist, crash and recovery.
 
         Raises:
             TraceError: No single cursor can have told it.
         """
-        is_one_of_many = chunk.is_any_of(_MANY)
-        telling = _telling(~is_one_of_many)
-        kind = np.where(is_one_of_many[telling], EventKind.DELIVER, chunk.kind[telling])
-        none = np.full(len(telling), -1)
-        wrong = self._order.judge_lives(Events(chunk.ts_ms[telling], kind, none, none, none, none))
-        if wrong.any():
+        few = np.flatnonzero(~chunk.is_any_of(_MANY))
+        following = 0
+        for at, kind in zip(few.tolist(), chunk.kind[few].tolist(), strict=True):
+            self._refuse_if(self._is_dead and at > following, chunk, following)
+            self._refuse_if(self._is_dead and kind in _ALIVE, chunk, at)
+            self._refuse_if(self._is_persisting and kind == EventKind.PERSIST_BEGUN, chunk, at)
+            if kind in _LIVES:
+                self._is_dead = kind == EventKind.CRASH
+            if kind in _LIVES or kind in _ENDS:
+                self._is_persisting = False
+            elif kind == EventKind.PERSIST_BEGUN:
+                self._is_persisting = True
+            following = at + 1
+        self._refuse_if(self._is_dead and following < len(chunk.kind), chunk, following)
+
+    def _refuse_if(self, is_wrong: bool, chunk: Chunk, at: int) -> None:
+        if is_wrong:
             topic, subscription = self._key
-            at_ms = int(chunk.ts_ms[telling[np.argmax(wrong)]])
             raise TraceError(
-                f"two cursors under one name, seen at {at_ms} ms: subscription {subscription!r} of {topic}: ackstate "
-                "trace check says more; record each under a name of its own"
+                f"two cursors under one name, seen at {chunk.ts_ms[at]} ms: subscription {subscription!r} of {topic}: "
+                "ackstate trace check says more; record each under a name of its own"
             )
-
-
-def _telling(is_one_of_few: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the few, and of those between them the last, in order."""
-    few = np.flatnonzero(is_one_of_few)
-    found = np.unique(np.concatenate((few, few - 1, [len(is_one_of_few) - 1])))
-    return found[found >= 0]
