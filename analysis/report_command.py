@@ -201,5 +201,8 @@ def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
         else:
             csv.write_csv(pa.Table.from_pylist(rows), unfinished)
         unfinished.replace(out)
+    except OSError as error:
+        # A write that finds no room does not say where.
+        raise OSError(error.errno, error.strerror, str(out)) from error
     finally:
         unfinished.unlink(missing_ok=True)

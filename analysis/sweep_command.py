@@ -280,7 +280,9 @@ def _table(first: str, others: Sequence[str]) -> Table:
 
 
 def _rate_text(number: float | None) -> str:
-    return "-" if number is None else f"{number:,.3g}"
+    from analysis.redelivery.recommendation import short_number
+
+    return "-" if number is None else short_number(number)
 
 
 def _mean(number: float | None) -> str:

@@ -112,6 +112,16 @@ _WORDS: dict[str, Callable[[str], str]] = {
 }
 
 
+def short_number(number: float, *, sign: str = "-") -> str:
+    """Return a number with three digits, or more if it has more before the point: ``13,312``, ``0.0125``.
+
+    Args:
+        number: Any.
+        sign: ``+`` if what is above 0 is to have one, too.
+    """
+    return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
+
+
 def _gain(chosen: Estimate, other: Estimate) -> str:
     told = [f"expected duplicates {other.expected or 0:,.0f} -> {chosen.expected or 0:,.0f}"]
     pairs = [
@@ -120,7 +130,8 @@ def _gain(chosen: Estimate, other: Estimate) -> str:
     ]
     # Of a recording it is not known.
     known = ((after, before, unit) for after, before, unit in pairs if after is not None and before is not None)
-    told += [f"{after - before:+,.3g} {unit}" for after, before, unit in known]
+    told += [f"{short_number(after - before, sign='+')} {unit}" for after, before, unit in known]
     if chosen.blocked_ms is not None and chosen.blocked_ms != (other.blocked_ms or 0):
-        told.append(f"{(chosen.blocked_ms - (other.blocked_ms or 0)) / _SECOND_MS:+,.3g} s blocked")
+        blocked_s = (chosen.blocked_ms - (other.blocked_ms or 0)) / _SECOND_MS
+        told.append(f"{short_number(blocked_s, sign='+')} s blocked")
     return ", ".join(told)

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.redelivery.persistable import persistable
 from analysis.redelivery.policy import Policy, PolicyError
+from analysis.redelivery.recommendation import short_number
 from analysis.redelivery.results import Estimate, SweepResult
 from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind
@@ -164,3 +165,18 @@ def test_a_policy_that_no_broker_could_run_is_left_out_and_named(caplog):
     assert refused[0][1].startswith("not even an empty cursor can be written: no ledger can be written")
     with pytest.raises(PolicyError, match=r"policy: metadata_bytes_max=10 ledger_writable=false: not even an empty"):
         persistable([None, impossible])
+
+
+@pytest.mark.parametrize(
+    ("number", "short", "signed"),
+    [
+        (13_312.4, "13,312", "+13,312"),
+        (-1_000, "-1,000", "-1,000"),
+        (999.6, "1,000", "+1,000"),
+        (12.34, "12.3", "+12.3"),
+        (0.01234, "0.0123", "+0.0123"),
+        (0, "0", "+0"),
+    ],
+)
+def test_numbers_are_short_and_never_in_powers_of_ten(number, short, signed):
+    assert (short_number(number), short_number(number, sign="+")) == (short, signed)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import re
 from html import escape
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv as arrow_csv
 
 from analysis.report_command import Output
 from analysis.trace import parquet
@@ -46,6 +49,19 @@ def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, c
     assert "trace made with seed" in page
     assert page.count("plotly.js v") == 1
     assert escape(said["recommendation"]) in page
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_a_full_disk_is_told_with_the_file_of_which_nothing_is_left(tmp_path, monkeypatch, form):
+    def full(*_arguments, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for owner, name in ((Path, "write_text"), (pq, "write_table"), (arrow_csv, "write_csv")):
+        monkeypatch.setattr(owner, name, full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        Output(form, tmp_path / "found", None).write(sweep_result())
+    assert raised.value.filename == str(tmp_path / "found")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])
