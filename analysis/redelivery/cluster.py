@@ -108,7 +108,7 @@ def hint(reason: str) -> str:
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
         return f"; the workers' Python lacks {missing[1]}: send it an environment, as docs/cluster.md says"
-    if "does not exist" in reason or "FileNotFoundException" in reason:
+    if re.search("does not exist|FileNotFoundException|No such file", reason):
         return "; if it is here, the workers cannot see it: put it on storage that all of them mount at this path"
     if re.search(r"Cannot run program|PYTHON_VERSION_MISMATCH|different version", reason):
         return "; name the workers' interpreter, a Python of our version, with PYSPARK_PYTHON"

@@ -41,6 +41,8 @@ _PARTITIONS_PER_CORE = 8
 # What `spark-submit` tells the program that it runs.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _PROGRESS_SECONDS = 0.3
+# What one of our workers refused, at the end of its traceback.
+_OWN_ERROR = re.compile(r"(?:ackstate|limits|delay|cursor|analysis)\.[\w.]+: (.*)")
 _REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
@@ -154,6 +156,8 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         reason = _reason(error)
+        if own := _OWN_ERROR.fullmatch(reason):
+            raise TraceError(f"{what}: {own[1]}{hint(own[1])}") from error
         raise TraceError(f"{what}: Spark cannot {work} it, {reason}{hint(reason)}") from error
 
 

@@ -301,7 +301,7 @@ def first_row(**changes):
 def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, change):
     path = tmp_path / "trace.parquet"
     path.write_bytes(rewritten(good_trace, change=lambda rows: change(sorted_by_use(rows))))
-    assert_one_line(run(capsys, "redelivery", path), path, "damaged chunk 0")
+    assert_one_line(run(capsys, "redelivery", path), f"ackstate: {path}: not a trace, damaged chunk 0")
 
 
 def sorted_by_use(rows):
