@@ -258,8 +258,8 @@ class _SqliteLedgers:
         if row is None:
             raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
         count, fenced, last = row
-        # Told twice, so that entries lost or gained through damage are noticed.
-        if count != last + 1 or fenced not in {0, 1}:
+        # Told twice, so that entries lost or gained through damage are noticed; which may also make a text of a number.
+        if not isinstance(last, int) or count != last + 1 or fenced not in {0, 1}:
             raise self._database.damage(f"ledger {ledger_id} with {count!r} entries, the last one {last!r}")
         return count, fenced
 

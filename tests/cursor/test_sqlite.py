@@ -594,6 +594,15 @@ def test_a_row_that_is_not_as_it_was_written_is_found_when_it_is_read(damaged):
         other.ledgers.read(1, 0, 1)
 
 
+def test_an_entry_whose_number_has_become_a_text_is_damage(damaged):
+    """A changed bit in a row of the index says of what type a number is."""
+    statement = "UPDATE entries SET entry_id = 'x' WHERE ledger_id = 1 AND entry_id = 4"
+    with closing(changed(damaged("closed"), statement)) as store:
+        for use in (store.ledgers.last, store.ledgers.fence, lambda ledger_id: store.ledgers.append(ledger_id, b"")):
+            with pytest.raises(CorruptStateError, match="ledger 1 with 21 entries, the last one 'x'"):
+                use(1)
+
+
 def test_a_damaged_value_may_be_replaced_or_deleted_at_the_version_that_it_has(damaged):
     statement = "UPDATE metadata SET data = CAST(x'00' || substr(data, 2) AS BLOB) WHERE path < '/values/2'"
     with closing(changed(damaged("closed"), statement)) as store:

@@ -99,4 +99,11 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "Every group says which store it belongs to, and where in its log.",
         "`tests/cursor/test_file_store_damage.py`",
     ),
+    OwnBug(
+        "L5",
+        "A flipped bit made a text of the number of a ledger's last entry in `SqliteStore`: a `TypeError` left it. "
+        "Found by flipping all 327,680 bits of a database instead of a sample.",
+        "It is damage, `CorruptStateError`.",
+        "`tests/cursor/test_sqlite.py`",
+    ),
 )
