@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.path_argument import path_argument
-from analysis.whole_file import write_whole
+from analysis.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,15 +194,8 @@ def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
     from pyarrow import csv, parquet  # noqa: PLC0415
 
     rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    try:
+    with whole_file(out) as unfinished:
         if is_parquet:
             parquet.write_table(pa.Table.from_pylist(rows), unfinished)
         else:
             csv.write_csv(pa.Table.from_pylist(rows), unfinished)
-        unfinished.replace(out)
-    except OSError as error:
-        # A write that finds no room does not say where.
-        raise OSError(error.errno, error.strerror, str(out)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)

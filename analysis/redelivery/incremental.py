@@ -34,7 +34,8 @@ from analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, D
 from analysis.redelivery.kept_classes import BrokerState
 from analysis.redelivery.parts import ESTIMATE_SCHEMA, PART_SCHEMA, RESULT_KEY, add_slices, merge, put_together
 from analysis.redelivery.slices import Slices
-from analysis.redelivery.spark import literal_url, read_trace
+from analysis.redelivery.sorted_chunks import LOG_SCHEMA
+from analysis.redelivery.spark import literal_url, read_unchecked, sound_rows
 from analysis.redelivery.thinned_curve import ThinnedCurve
 from analysis.redelivery.trace_source import FrameSource
 from analysis.trace.events import TraceError
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from analysis.redelivery.policy import Policy
+    from analysis.trace.parquet import Span
 
 _KEY = ("topic", "subscription")
 _CHUNKS_PER_SLICE = 64
 # `seq` of a day is less than this, so that days can be put one after the other.
 _DAY_SEQ = 2**44
-_LOG = "array<struct<ledger_id:bigint,entry_count:bigint>>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,13 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     policies: Sequence[Policy | None], prints: Mapping[str, str],
 ) -> Checkpoint:  # fmt: skip
     """Read new days, write what they lead to, and return the checkpoint that is to be kept."""
+    spans: dict[str, Span] = {}
     traces = []
     for day in new:
         if files_of(day):
-            checked_source(spark, day, check_trace(day))
-            traces.append(read_trace(spark, day).withColumn("day", F.lit(day.name)))
-    begin_ms, slices, chunks = _span(reduce(_union, traces), before) if traces else _no_span(before, directory)
+            spans[day.name] = checked_source(spark, day, check_trace(day)).covered
+            traces.append(sound_rows(read_unchecked(spark, day)))
+    begin_ms, slices, chunks = _span(spans, before) if spans else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
     if before is not None:
         broker = decoded_broker(before.broker)
@@ -161,24 +163,19 @@ def _union(some: DataFrame, others: DataFrame) -> DataFrame:
     return some.unionByName(others)
 
 
-def _span(trace: DataFrame, before: Checkpoint | None) -> tuple[int, Slices, int]:
+def _span(spans: Mapping[str, Span], before: Checkpoint | None) -> tuple[int, Slices, int]:
     """Return when all days begin, the new ones in slices, which begin where the old ones ended, and their chunks."""
-    ends = (
-        trace.groupBy("day")
-        .agg(F.min("first_ts_ms").alias("begin"), F.max("last_ts_ms").alias("end"), F.count("*").alias("chunks"))
-        .orderBy("day")
-        .collect()
-    )
     last, last_ms = (before.last_day, before.end_ms) if before else ("", None)
-    for each in ends:
-        if last_ms is not None and each["begin"] <= last_ms:
+    for name, covered in spans.items():
+        if last_ms is not None and covered.begin_ms <= last_ms:
             raise TraceError(
-                f"{each['day']}: it begins at {each['begin']} ms, and {last} ends at {last_ms} ms: a day begins after "
+                f"{name}: it begins at {covered.begin_ms} ms, and {last} ends at {last_ms} ms: a day begins after "
                 "the one before it; cut them where no event is"
             )
-        last, last_ms = each["day"], each["end"]
-    begin_ms, end_ms = before.begin_ms if before else ends[0]["begin"], ends[-1]["end"]
-    chunks = sum(each["chunks"] for each in ends)
+        last, last_ms = name, covered.end_ms
+    every = list(spans.values())
+    begin_ms, end_ms = before.begin_ms if before else every[0].begin_ms, every[-1].end_ms
+    chunks = sum(each.chunk_count for each in every)
     slices = Slices.of(before.end_ms if before else begin_ms, end_ms, -(-chunks // _CHUNKS_PER_SLICE))
     return begin_ms, slices, chunks
 
@@ -305,7 +302,7 @@ def _with_states(
         if name not in together.columns:
             together = together.withColumn(name, F.lit(None).cast("array<bigint>"))
     if trace is None or new is None:
-        together = together.withColumn("log", F.lit(None).cast(_LOG)).withColumn("is_published", F.lit(False))
+        together = together.withColumn("log", F.lit(None).cast(LOG_SCHEMA)).withColumn("is_published", F.lit(False))
     else:
         published = trace.where(F.col("subscription") == "").select("topic").distinct()
         together = together.join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")

@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from analysis.trace.events import EventKind, TraceError
+from analysis.trace.order import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 
 if TYPE_CHECKING:
     from analysis.redelivery.acked import Chunk
 
-# Only a live cursor tells them, and of many between others one is as good as all.
-_MANY = (
-    EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE, EventKind.HELD_BACK, EventKind.CUT_OFF,
-    EventKind.DISPLACED,
-)  # fmt: skip
-_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
-_ALIVE = (EventKind.PERSIST_BEGUN, *_ENDS, EventKind.RESET)
-_LIVES = (EventKind.CRASH, EventKind.RECOVER)
+# Of many of these between others one is as good as all.
+_MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
 
 
 @final
@@ -49,11 +44,11 @@ class OneCursor:
         following = 0
         for at, kind in zip(few.tolist(), chunk.kind[few].tolist(), strict=True):
             self._refuse_if(self._is_dead and at > following, chunk, following)
-            self._refuse_if(self._is_dead and kind in _ALIVE, chunk, at)
+            self._refuse_if(self._is_dead and kind in ALIVE, chunk, at)
             self._refuse_if(self._is_persisting and kind == EventKind.PERSIST_BEGUN, chunk, at)
-            if kind in _LIVES:
+            if kind in LIVES:
                 self._is_dead = kind == EventKind.CRASH
-            if kind in _LIVES or kind in _ENDS:
+            if kind in LIVES or kind in PERSIST_ENDS:
                 self._is_persisting = False
             elif kind == EventKind.PERSIST_BEGUN:
                 self._is_persisting = True

@@ -6,6 +6,8 @@ import zipfile
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING
 
+from analysis.whole_file import whole_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -25,18 +27,11 @@ def write_package(path: Path) -> int:
     Raises:
         OSError: The disk is full or failed; what stood at `path` still stands.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished")
     count = 0
-    try:
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in _sources():
-                archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
-                count += 1
-        unfinished.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _sources():
+            archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+            count += 1
     return count
 
 

@@ -162,8 +162,8 @@ class _Result:
             peak, peak_ts_ms, *sums = part.sums
             self._sums += np.array(sums, np.int64)
             # Where nothing ever comes back there is no time at which most does.
-            if peak and peak_ts_ms is not None and (self._peak is None or (-(peak or 0), peak_ts_ms) < self._peak):
-                self._peak = (-(peak or 0), peak_ts_ms)
+            if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
+                self._peak = (-peak, peak_ts_ms)
 
     def part(self) -> Part:
         """Return what was found so far as one part, to which more can be added."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     _Row = tuple[pa.RecordBatch, int]
 
 _KEY = ("topic", "subscription")
-_LOG_SCHEMA = "array<struct<ledger_id:bigint,entry_count:bigint>>"
+LOG_SCHEMA = "array<struct<ledger_id:bigint,entry_count:bigint>>"
 
 
 def sorted_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> DataFrame:
@@ -37,7 +37,7 @@ def sorted_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> Dat
         the topic, a row without events comes before those of each subscription and has it; all others have none.
     """
     packed = source.packed(is_counted=all(map(is_counted, policies)))
-    packed = packed.withColumn("log", F.lit(None).cast(_LOG_SCHEMA))
+    packed = packed.withColumn("log", F.lit(None).cast(LOG_SCHEMA))
     if any(policy is not None for policy in policies):
         heads = _logs(source.ledgers()).select("topic", F.explode("subscriptions").alias("subscription"), "log")
         # Nothing comes before the first chunk.

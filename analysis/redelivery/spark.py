@@ -124,12 +124,16 @@ def read_trace(spark: SparkSession, path: Path) -> DataFrame:
         TraceError: It is no trace, as `analysis.trace.parquet.check_trace`.
         UnsupportedVersionError: A newer release wrote it.
     """
-    from pyspark.sql import functions as F
-
     from analysis.trace.parquet import check_trace
 
     check_trace(path)
-    rows = read_unchecked(spark, path)
+    return sound_rows(read_unchecked(spark, path))
+
+
+def sound_rows(rows: DataFrame) -> DataFrame:
+    """Return the rows of a trace; Spark raises where one is damaged, when it reads it."""
+    from pyspark.sql import functions as F
+
     complaint = F.raise_error(F.concat(F.lit("not a trace, damaged chunk "), F.col("chunk").cast("string")))
     return rows.where(F.when(_is_sound(), F.lit(True)).otherwise(complaint.cast("boolean")))
 

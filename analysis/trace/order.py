@@ -14,15 +14,16 @@ from analysis.trace.rows import NO_SEQ, Events
 if TYPE_CHECKING:
     from analysis.trace.rows import Int64s, Mask
 
-_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
-_PERSISTS = (EventKind.PERSIST_BEGUN, *_ENDS)
-_LIVES = (EventKind.CRASH, EventKind.RECOVER)
+PERSIST_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
+PERSISTS = (EventKind.PERSIST_BEGUN, *PERSIST_ENDS)
+LIVES = (EventKind.CRASH, EventKind.RECOVER)
+"""What a life ends with, and what the next one begins with."""
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _SETTLED = (EventKind.PERSIST_ENDED, EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER, EventKind.RESET)
-# What only a live cursor does.
-_ALIVE = (
-    EventKind.DELIVER, *_ACKS, *_PERSISTS, EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.RESET,
+ALIVE = (
+    EventKind.DELIVER, *_ACKS, *PERSISTS, EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.RESET,
 )  # fmt: skip
+"""What only a live cursor does."""
 _GAPS_MAX = 1_000
 _NONE = -1
 
@@ -89,17 +90,17 @@ class EventOrder:
         known = len(self._context.kind)
         every = Events(*(np.concatenate(pair) for pair in zip(self._context, events, strict=True)))
         kind, number = every.kind, every.number
-        life, persist = _latest_before(kind, _LIVES), _latest_before(kind, (*_PERSISTS, *_LIVES))
+        life, persist = _latest_before(kind, LIVES), _latest_before(kind, (*PERSISTS, *LIVES))
         settled = _latest_before(kind, (*_ACKS, *_SETTLED))
         is_dead = _kind_at(kind, life) == EventKind.CRASH
         is_persisting = _kind_at(kind, persist) == EventKind.PERSIST_BEGUN
         begun = np.where(is_persisting, number[persist], _NONE)
         is_other = (begun != _NONE) & (number != _NONE) & (number != begun)
-        wrong = is_dead & np.isin(kind, _ALIVE)
-        wrong |= is_persisting & ((kind == EventKind.PERSIST_BEGUN) | (np.isin(kind, _ENDS) & is_other))
+        wrong = is_dead & np.isin(kind, ALIVE)
+        wrong |= is_persisting & ((kind == EventKind.PERSIST_BEGUN) | (np.isin(kind, PERSIST_ENDS) & is_other))
         wrong |= (kind == EventKind.RECOVER) & np.isin(_kind_at(kind, settled), _ACKS)
         latest = [np.flatnonzero(np.isin(kind, group))[-1:] for group in (
-            _LIVES, (*_PERSISTS, *_LIVES), (*_ACKS, *_SETTLED)
+            LIVES, (*PERSISTS, *LIVES), (*_ACKS, *_SETTLED)
         )]  # fmt: skip
         self._context = every.where(np.unique(np.concatenate(latest)).astype(np.int64))
         told: Mask = wrong[known:]
