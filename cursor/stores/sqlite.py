@@ -70,8 +70,9 @@ class SqliteStore:
 
     Args:
         path: The directory. One that is missing is made, an empty one becomes a store.
-        check_pages: Whether to look for damaged pages now, which reads the whole database: 0.1 to 0.2 s for 100 MB,
-            0.1 s more when none of it is in the kernel's cache. If not, they are found when they are read.
+        check_pages: Whether to look for damaged pages now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
+            0.1 s more when none of it is in the kernel's cache. If not, they are found when they are read; what is
+            written beside damage meanwhile, by whichever cursor, may not be readable.
 
     Raises:
         StoreLockedError: It is open already, in another process or in this one.

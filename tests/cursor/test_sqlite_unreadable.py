@@ -1,6 +1,7 @@
 """What an SQLite store makes of bytes that the disk has not, or that cannot be read."""
 
 import os
+import shutil
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names
             store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in range(4)])
     # An entry of the index: four bytes of header, ledger id, entry id, row id.
     changed(tmp_path, bytes([4, 1, 1, 1, one, 2, 3]), bytes([4, 1, 1, 1, one, 2, 7]))
-    with closing(SqliteStore(tmp_path)) as store:
+    with closing(SqliteStore(tmp_path, check_pages=False)) as store:
         store.ledgers.delete(one)
         assert store.ledgers.read(other, 0, 4) == [b"entry %d" % number for number in range(4)]
+
+
+def test_a_damaged_index_is_refused_before_anything_is_written_beside_it(tmp_path):
+    """What was appended there was synced, and could not be read once the ledger of the damaged key was deleted."""
+    with closing(SqliteStore(tmp_path)) as store:
+        one, other = store.ledgers.create("owner"), store.ledgers.create("owner")
+        store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in (0, 1) for ledger_id in (one, other)])
+    changed(tmp_path, bytes([4, 1, 9, 1, other, 4]), bytes([4 ^ 8, 1, 9, 1, other, 4]))
+    shutil.copytree(tmp_path, tmp_path / "as it was")
+    with closing(SqliteStore(tmp_path, check_pages=False)) as store:
+        following = store.ledgers.create("owner")
+        store.ledgers.append(following, b"entry")
+        store.ledgers.delete(other)
+        with pytest.raises(CorruptStateError, match="malformed"):
+            store.ledgers.read(following, 0, 1)
+    with pytest.raises(CorruptStateError, match=r"sound pages.*sqlite_autoindex_entries_1"):
+        SqliteStore(tmp_path / "as it was")

@@ -57,7 +57,7 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     OwnBug(
         "L5",
         "A flipped bit in the index of SQLite's table of values made a cursor look as if it had never been.",
-        "Opening compares the small tables with their indexes; entries are named by their rows, not by the index.",
+        "Opening compares tables with their indexes; entries are named by their rows, not by the index.",
         "`tests/cursor/test_sqlite.py`",
     ),
     OwnBug(
@@ -105,5 +105,12 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "Found by flipping all 327,680 bits of a database instead of a sample.",
         "It is damage, `CorruptStateError`.",
         "`tests/cursor/test_sqlite.py`",
+    ),
+    OwnBug(
+        "L5",
+        "A flipped bit in the index of SQLite's table of entries: what was appended beside that key was synced, and "
+        "could not be read once the damaged ledger was deleted, by the very repair that was offered. Found as above.",
+        "Opening compares every table with its indexes, and refuses a store where one disagrees.",
+        "`tests/cursor/test_sqlite_unreadable.py`",
     ),
 )

@@ -47,8 +47,10 @@ def first_broken(medium, seeds):
 
 
 @pytest.mark.slow
-def test_a_slice_of_the_layer_finds_nothing():
-    pieces = list(islice(damage(0), len(list(layer.every_bit(0))) + 6))
+def test_a_slice_of_the_layer_finds_nothing(monkeypatch):
+    monkeypatch.setattr(layer, "_PIECE", 100)
+    # Every third run begins with a piece of the small SQLite store.
+    pieces = list(islice(damage(0), len(list(layer.every_bit(0))) + 6 + 2))
     outcomes = [outcome for outcome in pieces if outcome.is_last]
     assert [outcome.seed for outcome in outcomes] == list(range(6))
     assert promises(pieces) == set()
@@ -60,6 +62,7 @@ def test_a_slice_of_the_layer_finds_nothing():
     assert {"batches", "deltas", "fallbacks", "mark_deletes", "native_stores", "properties", "pulsar_stores"} <= met
     assert {"snapshots", "whole_states"} <= met
     assert run(0, FileMedium()) == outcomes[0]
+    assert sum(piece.counts.get("bits_in_turn", 0) for piece in pieces if not piece.is_last) == 200
 
 
 def test_every_way_to_damage_a_file_is_a_change_of_one_file_and_can_be_done_again():
@@ -100,6 +103,43 @@ def test_every_bit_of_a_small_store_is_flipped_before_the_first_run_ends():
     assert (counts["bits_flipped"], counts["bits_flipped_of"], counts["stores_flipped_whole"]) == (bits, bits, 1)
     assert counts["refused"] == sum(piece.cycles for piece in pieces) == bits
     assert list(islice(damage(5), len(pieces))) == pieces
+
+
+def test_turns_that_follow_each_other_flip_every_bit_of_a_small_database_and_begin_again(monkeypatch, sqlite):
+    good = good_store(layer._SEED_OF_TURNS, sqlite, persist_count=1)
+    monkeypatch.setattr(layer, "good_store", lambda *_, **__: good)
+    pieces = []
+    monkeypatch.setattr(layer, "flipped", lambda _files, _name, bits, _reach: pieces.append(bits) or [])
+    (content,) = good.files.values()
+    count = -(-8 * len(content) // layer._PIECE)
+    told = [layer.bits_in_turn(seed, sqlite, seed).counts["bits_in_turn"] for seed in range(7, 7 + count)]
+    assert sorted(bit for bits in pieces for bit in bits) == list(range(8 * len(content)))
+    assert sum(told) == 8 * len(content)
+    layer.bits_in_turn(0, sqlite, 7 + count)
+    assert pieces[-1] == pieces[0]
+
+
+@pytest.mark.slow
+def test_one_bit_of_a_small_database_that_makes_trouble_is_found_and_told(monkeypatch, sqlite):
+    good = good_store(layer._SEED_OF_TURNS, sqlite, persist_count=1)
+    monkeypatch.setattr(layer, "good_store", lambda *_, **__: good)
+    monkeypatch.setattr(layer, "_PIECE", 8)
+    monkeypatch.setattr(SqliteMedium, "reopen", stumbles_over(SqliteMedium.reopen, b"SQLite format 3\0", bit=2))
+    broken = [broken for turn in range(16) for broken in layer.bits_in_turn(0, sqlite, turn).broken]
+    assert [each.promise for each in broken] == [layer.TYPED]
+    assert broken[0].story[-1] == f"then this alone is damaged: {sqlite_database.DATABASE}: bit 2 of byte 15 flipped"
+
+
+def stumbles_over(reopen, magic, *, bit):
+    """Return a way to open that meets one bit of the last byte of a magic with no error of ours."""
+    troubling = magic[:-1] + bytes([magic[-1] ^ 1 << bit])
+
+    def stumbles(self):
+        if (self._directory / "store" / sqlite_database.DATABASE).read_bytes().startswith(troubling):
+            raise KeyError("header")
+        return reopen(self)
+
+    return stumbles
 
 
 @pytest.mark.slow

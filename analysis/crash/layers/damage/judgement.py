@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from analysis.crash.layers.damage.media import Files, Medium
 
 _PERSISTS_OF_SMALL = 3
-_PIECE = 500  # Of all flips, so that a budget can be kept.
+_PIECE = 512  # Of all flips, so that a budget can be kept.
+_SEED_OF_TURNS = 1  # Of a store that was closed: one file, no log.
 _BROKEN_MAX = 10  # Of a run; more would say the same.
 _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
@@ -80,19 +81,21 @@ def damage(first_seed: int) -> Iterator[RunOutcome]:
     """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
     keep_quiet("cursor")
     with scratch_directory("damage") as directory:
-        media: Sequence[Medium] = (FileMedium(), SqliteMedium(directory), RecordMedium())
+        sqlite = SqliteMedium(directory)
+        media: Sequence[Medium] = (FileMedium(), sqlite, RecordMedium())
         yield from every_bit(first_seed)
         for seed in count(first_seed):
-            yield run(seed, media[seed % len(media)])
+            turn, which = divmod(seed, len(media))
+            if media[which] is sqlite:
+                yield bits_in_turn(seed, sqlite, turn)
+            yield run(seed, media[which])
 
 
 def every_bit(seed: int) -> Iterator[RunOutcome]:
     """Flip every single bit of a small but complete `FileStore`, and judge each; told in pieces of the seed's run.
 
-    But for those that it has laid out for later: of these a run changes some.
-
-    An `SqliteStore` has 300,000 bits when it is empty, and each takes 4 ms: of these a run takes a sample. Counts:
-    ``bits_flipped``, as every run, of ``bits_flipped_of`` that the store has, and ``stores_flipped_whole``.
+    But for those that it has laid out for later: of these a run changes some. Counts: ``bits_flipped``, as every run,
+    of ``bits_flipped_of`` that the store has, and ``stores_flipped_whole``.
     """
     medium, story = FileMedium(), Story()
     try:
@@ -106,6 +109,27 @@ def every_bit(seed: int) -> Iterator[RunOutcome]:
         yield replace(_judged(seed, medium, good, piece), is_last=False)
     counts = {"bits_flipped_of": sum(len(bits) for _, bits in bits_of), "stores_flipped_whole": 1}
     yield RunOutcome(seed, 0, broken=tuple(good.broken()), counts=counts, is_last=False)
+
+
+def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
+    """Flip the next bits of one small `SqliteStore`, of which turns that follow each other flip every single one.
+
+    It has 300,000 bits when it is empty, and each takes 4 ms: too long for one run, and a soak goes on from seed to
+    seed. Counts ``bits_in_turn``.
+    """
+    story = Story()
+    try:
+        good = good_store(_SEED_OF_TURNS, medium, story, persist_count=_PERSISTS_OF_SMALL)
+    except Exception as error:  # Nothing was damaged yet.
+        return replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
+    (log,) = medium.logs(good.files)
+    bits = log.bits_of(good.files[log.name])
+    pieces = range(0, len(bits), _PIECE)
+    begin = pieces[turn % len(pieces)]
+    piece = bits[begin : begin + _PIECE]
+    judged = _judged(seed, medium, good, flipped(good.files, log.name, piece, log.reach_of_change))
+    counts = Counter(judged.counts) + Counter(bits_in_turn=len(piece))
+    return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts, is_last=False)
 
 
 def run(seed: int, medium: Medium) -> RunOutcome:
