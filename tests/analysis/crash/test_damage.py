@@ -91,6 +91,17 @@ def test_what_is_laid_out_behind_a_log_is_changed_and_its_last_unit_wiped():
     assert (wiped.files["log"], wiped.reach) == (files["log"][:20] + bytes(440), Reach.LAST)
 
 
+def test_what_is_laid_out_may_be_less_than_the_sample_of_it():
+    log = LogFile("log", [0, 20, 60], cut_size_min=20, hides_last=False, is_laid_out=True)
+    found = list(damages({"log": bytes(range(1, 61)) + bytes(3)}, log, b"", Random(1), flips=10))
+    assert sum("laid out" in each.text for each in found) == 4
+
+
+def test_a_unit_of_another_store_is_of_one_that_calls_itself_otherwise():
+    """With one name for both, its first unit was taken for the store's own, and the acks in it for invented ones."""
+    assert run(84, FileMedium()).broken == ()
+
+
 @pytest.mark.slow
 def test_every_bit_of_a_small_store_is_flipped_before_the_first_run_ends():
     pieces = list(layer.every_bit(5))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from analysis.crash.layers.damage.kinds import Damage
     from analysis.crash.layers.damage.media import Files, Medium
+    from cursor.store import Store
 
 _PERSISTS_OF_SMALL = 3
 _PIECE = 512  # Of all flips, so that a budget can be kept.
@@ -197,9 +198,12 @@ def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist
     """Make the store of a seed, and tell how in a story; `persist_count` as of `write_story`."""
     chance = Random(seed)  # noqa: S311 - as above
     story = Story() if story is None else story
-    files = medium.write(
-        lambda store: write_story(store, chance, story, persist_count=persist_count), is_closed=chance.random() < 0.5
-    )
+    is_closed = chance.random() < 0.5
+
+    def _work(store: Store) -> None:
+        write_story(store, chance, story, persist_count=persist_count)
+
+    files = medium.write(_work, is_closed=is_closed, seed=seed)
     with closing(medium.open(files)) as store:
         truth = open_cursor(store)[1].state
     return GoodStore(files, story, truth)

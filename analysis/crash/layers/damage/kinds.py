@@ -141,7 +141,7 @@ def _changes_behind(content: bytes, log: LogFile, chance: Random) -> Iterator[_C
     if not log.is_laid_out:
         return
     begin, end = log.borders[-2:]
-    for at in (end, *chance.sample(range(end, len(content)), 20)):
+    for at in (end, *chance.sample(range(end, len(content)), min(20, len(content) - end))):
         changed = bytes([1 << chance.randrange(8)])
         yield f"byte {at} of what is laid out changed", content[:at] + changed + content[at + 1 :], Reach.NONE
     # No log can tell it from one that was not yet written to.

@@ -42,8 +42,11 @@ class Medium(Protocol):
         """How many bits of a file are flipped in a run, so that it takes about a second."""
         ...
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
-        """Return the files of a store that was worked on, and closed in order or killed."""
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+        """Return the files of a store that was worked on, and closed in order or killed.
+
+        That of another seed is another store, and no file of one belongs to the other.
+        """
         ...
 
     def open(self, files: Mapping[str, bytes]) -> Store:
@@ -85,12 +88,12 @@ class FileMedium:
     def __init__(self) -> None:
         self._disk = SimulatedDisk()
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
         """See `Medium.write`."""
         disk = SimulatedDisk()
         # The one that is killed has been compacted, and more than once.
         size_min = 1 << 20 if is_closed else 800
-        store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=b"simulate")
+        store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=seed.to_bytes(8, "big"))
         work(store)
         if is_closed:
             store.close()
@@ -158,7 +161,7 @@ class SqliteMedium:
         self._directory = directory
         self._opened: Store | None = None
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> Files:
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:  # noqa: ARG002
         """See `Medium.write`."""
         directory = self._empty_directory()
         with closing(SqliteStore(directory)) as store:

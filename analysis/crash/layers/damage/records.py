@@ -37,7 +37,7 @@ class RecordMedium:
     def __init__(self) -> None:
         self._disk = MemoryDisk()
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool) -> dict[str, bytes]:  # noqa: ARG002
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> dict[str, bytes]:  # noqa: ARG002
         """See `Medium.write`."""
         store = MemoryStore()
         work(store)
