@@ -44,6 +44,8 @@ _LEDGER_SCHEMA = "topic string, subscription string, ledger_id bigint, entry_cou
 _NAMING = tuple(NAMES_ENTRIES)
 # A worker holds so many chunks of a file at once.
 _CHUNKS_AT_ONCE = 64
+# So many events of a subscription are made small together: of more, sorting them takes longer than it saves.
+_EVENTS_THINNED = 2**16
 _TASKS_PER_CORE = 4
 _LEDGERS_AT_ONCE = 10_000
 _NAMED = ("topic", "subscription", "chunk", "ledger_id", "last_entry")
@@ -201,16 +203,47 @@ def _opened(file: str) -> pq.ParquetFile:
 
 def _packed_batches(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        mine = [index for index, name in enumerate(batch["subscription"].to_pylist()) if name]
         offsets, lists = _sound_lists(batch, _LISTS)
         _check_events(batch, offsets, Chunk(*lists))
+        runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
         rows = []
-        for begin, end in (offsets[index : index + 2] for index in mine):
-            chunk = Chunk(*(values[begin:end].astype(np.int64, copy=False) for values in lists))
+        for run in runs:
+            chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in lists))
             rows.append(packed(thinned(chunk) if is_counted else chunk))
-        keys = batch.select(["topic", "subscription", "first_seq"]).take(pa.array(mine, pa.int64()))
+        firsts = pa.array([run[0] for run in runs], pa.int64())
+        keys = batch.select(["topic", "subscription", "first_seq"]).take(firsts)
         columns = [column.cast(field.type) for column, field in zip(keys.columns, _PACKED, strict=False)]
         yield pa.RecordBatch.from_arrays([*columns, pa.array(rows, pa.binary())], schema=_PACKED)
+
+
+def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> list[list[int]]:
+    """Return the rows of subscriptions, those together of which one goes on where the other ends.
+
+    What is done with a chunk on one core, after it was made small, takes as long for few events as for many.
+
+    Args:
+        batch: Some chunks, in any order.
+        offsets: Where the events of each begin.
+        events_max: What is put together has no more.
+    """
+    topics, subscriptions, seqs = (batch[name].to_pylist() for name in ("topic", "subscription", "first_seq"))
+    runs: list[list[int]] = []
+    following = None  # What would go on where the last of them ends.
+    for row in sorted(range(len(seqs)), key=lambda row: (topics[row], subscriptions[row], seqs[row])):
+        key, seq, end = (topics[row], subscriptions[row]), seqs[row], seqs[row] + offsets[row + 1] - offsets[row]
+        if not subscriptions[row]:
+            continue
+        if (*key, seq) == following and end - seqs[runs[-1][0]] <= events_max:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+        following = (*key, end)
+    return runs
+
+
+def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
+    parts = [values[begin:end] for begin, end in bounds]
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False)
 
 
 def _highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from analysis.redelivery import acked, thinning
+from analysis.redelivery import acked, thinning, trace_source
 from analysis.redelivery.acked import Thinned
 from analysis.redelivery.curve_sum import Histogram
 from analysis.redelivery.estimates import estimates
@@ -78,6 +78,66 @@ def assert_the_same(trace, sizes):
 
 
 test_a_thinned_trace_says_the_same = pytest.mark.slow(given(persisted_traces(), SIZES)(assert_the_same))
+
+
+def row_of(name, seq, chunk):
+    times = {"first_ts_ms": int(chunk.ts_ms[0]), "last_ts_ms": int(chunk.ts_ms[-1])}
+    lists = {column: values.tolist() for column, values in zip(acked.Chunk._fields, chunk, strict=True)}
+    return {"topic": "t", "subscription": name, "first_seq": seq, "chunk": seq} | times | lists
+
+
+def packed_chunks(batches):
+    """Return the chunks of each subscription that a worker makes of some batches of rows, in order."""
+    found = {}
+    for batch in trace_source._packed_batches(map(pa.RecordBatch.from_pylist, batches), is_counted=True):
+        for row in batch.to_pylist():
+            found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.unpacked(memoryview(row["events"]))
+    return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
+
+
+def assert_workers_say_the_same(traces, chance):
+    rows = []
+    for name, ((events, _), sizes) in zip("ab", traces, strict=True):
+        seq = 0
+        for chunk in chunks_of(events, sizes):
+            rows.append(row_of(name, seq, chunk))
+            seq += len(chunk.kind)
+    batches = [[], []]
+    for row in chance.sample(rows, len(rows)):
+        batches[chance.randrange(2)].append(row)
+    found = packed_chunks([batch for batch in batches if batch])
+    for name, ((events, log), sizes) in zip("ab", traces, strict=True):
+        end_ms = events[-1].ts_ms + 450
+        is_same = outcome(found[name], log, end_ms) == outcome(chunks_of(events, sizes), log, end_ms)
+        assert is_same
+
+
+CUT_TRACES = st.tuples(*[st.tuples(persisted_traces(), SIZES)] * 2)
+test_chunks_put_together_say_the_same = pytest.mark.slow(
+    given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same)
+)
+
+
+@pytest.mark.slow
+def test_it_catches_chunks_put_together_that_do_not_follow_each_other(monkeypatch):
+    def all_of_a_subscription(batch, *_, **__):
+        keys = list(zip(batch["subscription"].to_pylist(), batch["first_seq"].to_pylist(), strict=True))
+        return [
+            sorted((row for row, key in enumerate(keys) if key[0] == name), key=lambda row: keys[row][1])
+            for name in {name for name, _ in keys}
+        ]
+
+    monkeypatch.setattr(trace_source, "_runs", all_of_a_subscription)
+    search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
+    with pytest.raises((AssertionError, TraceError)):
+        search(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))()
+
+
+def test_what_is_put_together_has_no_more_events_than_a_few_chunks(monkeypatch):
+    monkeypatch.setattr(trace_source, "_EVENTS_THINNED", 100)
+    events = [Event(ts_ms, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(330)]
+    rows = [row_of("s", 40 * at, chunk) for at, chunk in enumerate(chunks_of(events, [40] * 7))]
+    assert [len(chunk.kind) for chunk in packed_chunks([rows])["s"]] == [80, 80, 80, 90]
 
 
 ANY = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 300))
