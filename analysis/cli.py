@@ -222,10 +222,11 @@ def redelivery(
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
-    Per subscription: expected (mean over time), p50, p99, max, and the number
-    at each crash that the trace holds. With a policy, a crash rate, a format
-    or a report: under that policy, or as recorded, also for topics, namespaces
-    and all, with what it cost.
+    Per subscription: expected (mean over the time in which its process lived),
+    p50, p99, max, and the number at each crash that the trace holds. With a
+    policy, a crash rate, a format or a report: over the whole trace, under
+    that policy or as recorded, also for topics, namespaces and all, with what
+    it cost.
     """
     output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
     if policy or crashes_per_day is not None or out is not None or report is not None or state:

@@ -121,9 +121,10 @@ def trace_files(path: Path) -> list[Path]:
     """Return the Parquet files of a trace, a file or a directory, in order of their names.
 
     Raises:
-        TraceError: There are none.
+        TraceError: There are none, or one has a name that is not UTF-8.
         OSError: The directory cannot be read.
     """
+    _check_name(path)
     if not path.exists():
         raise TraceError(f"{path}: no such trace")
     if not path.is_dir():
@@ -133,7 +134,18 @@ def trace_files(path: Path) -> list[Path]:
     files = [file for file in path.iterdir() if file.name.endswith(_SUFFIX) and not file.name.startswith(_HIDDEN)]
     if not files:
         raise TraceError(f"{path}: no trace here, expected Parquet files")
+    for file in files:
+        _check_name(file)
     return sorted(files)
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a name that no other process can be told."""
+    name = os.fsencode(path.absolute())
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        raise TraceError(f"{name.decode(errors='backslashreplace')}: not UTF-8, rename it") from None
 
 
 class Span(NamedTuple):

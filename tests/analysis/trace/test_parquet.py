@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pyarrow.parquet as pq
 import pytest
 
 from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
+from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
 
 
@@ -56,3 +58,12 @@ def test_a_trace_replaces_the_one_that_was_there(tmp_path):
         parquet.write_trace([Frame("t", "s", acks(0, count))], tmp_path / "trace")
     assert read_back(tmp_path / "trace")[1]["t", "s"] == acks(0, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_file_whose_name_is_no_text_is_refused_by_a_name_that_is(tmp_path):
+    parquet.write_trace([Frame("t", "s", acks(0, 3))], tmp_path / "trace")
+    (file,) = (tmp_path / "trace").iterdir()
+    odd = file.rename(file.with_name(os.fsdecode(b"day-\xff.parquet")))
+    for path in (tmp_path / "trace", odd):
+        with pytest.raises(TraceError, match=r"/trace/day-\\xff.parquet: not UTF-8, rename it$"):
+            parquet.trace_files(path)
