@@ -47,6 +47,8 @@ What a layer cannot see is as good to know as what it sees. Measured, in the tab
 """
 
 
+DATABASE_BITS = 327_680
+"""Of the small database that L5 flips bit by bit."""
 _EVIDENCE_HEAD = """\
 ## The product under all of them
 
@@ -102,6 +104,17 @@ def _evidence(totals):
         yield f"| {name} | " + " | ".join((*numbers, gauge, f"{total.failed_runs:,}")) + " |"
         if total.skipped:
             yield f"| {name} | the last time it was skipped: {_plain(total.skipped)} | | | | | |"
+    yield from _flips(totals["L5"].counts) if "L5" in totals else ()
+
+
+def _flips(counts):
+    flipped, whole, in_turn = (counts.get(name, 0) for name in ("bits_flipped", "stores_flipped_whole", "bits_in_turn"))
+    yield ""
+    yield (
+        f"In L5, {flipped:,} of the copies have a single bit flipped. Every bit of a small `FileStore` was flipped "
+        f"{whole:,} times; of the {DATABASE_BITS:,} bits of a small `SqliteStore` each run takes the next ones: "
+        f"{in_turn / DATABASE_BITS:.1f} times round so far."
+    )
 
 
 def _row(row):

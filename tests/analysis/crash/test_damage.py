@@ -20,6 +20,7 @@ from cursor.managed import ManagedCursor
 from cursor.recovery import Recovery, decode_record
 from cursor.store import StoreError
 from cursor.stores import file_log, sqlite_database, sqlite_seal
+from museum.page import DATABASE_BITS
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)
 
@@ -125,7 +126,7 @@ def test_turns_that_follow_each_other_flip_every_bit_of_a_small_database_and_beg
     count = -(-8 * len(content) // layer._PIECE)
     told = [layer.bits_in_turn(seed, sqlite, seed).counts["bits_in_turn"] for seed in range(7, 7 + count)]
     assert sorted(bit for bits in pieces for bit in bits) == list(range(8 * len(content)))
-    assert sum(told) == 8 * len(content)
+    assert sum(told) == 8 * len(content) == DATABASE_BITS
     layer.bits_in_turn(0, sqlite, 7 + count)
     assert pieces[-1] == pieces[0]
 
