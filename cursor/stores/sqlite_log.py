@@ -4,7 +4,7 @@ At the first frame that does not check out SQLite ends the log, silently: right 
 transaction at most, since every commit is synced. A frame damaged before that takes later transactions along, all of
 them durable. So the log is read here first, and refused if the damage is certain: if the first frame that does not
 check out is followed by the end of its own transaction and that of a later one. Of a damaged last transaction no log
-can tell whether it was ever synced.
+can tell whether it was ever synced; nor of the last two, if the frame that ended the first of them is gone altogether.
 
 Each frame's checksum is a linear function of its bytes and of the checksum before, so frames behind a damaged one check
 out by themselves, and one changed bit is recognised as such: then the frame still says whether it ends a transaction.
@@ -76,7 +76,10 @@ def check_log(log: Path, database: Path) -> None:
 
 def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
     """Count the transactions that end at a bad frame or behind it, as far as that is certain."""
-    ends = frames.checks_out & (frames.sizes != 0) & frames.has_salts(salts)
+    # The frame right behind the bad one may not check out for that one's sake. A write that found no room leaves frames
+    # like it, and nothing that goes on from them.
+    is_sound = frames.checks_out | (frames.has_header_in_one_sector & np.append(frames.checks_out[1:], False))
+    ends = is_sound & (frames.sizes != 0) & frames.has_salts(salts)
     return int(np.count_nonzero(ends[bad + 1 :])) + frames.surely_ends_at(bad, salts)
 
 
@@ -151,6 +154,12 @@ class _Frames:
         """Whether the bytes of each frame have its checksum, given the one stored before."""
         return np.asarray((self._computed == self._headers[:, 4:6]).all(axis=1))
 
+    @cached_property
+    def has_header_in_one_sector(self) -> NDArray[np.bool_]:
+        """Whether of each frame page number, size and salts are, of which a crash then leaves all or nothing."""
+        offsets = np.arange(len(self)) * (_FRAME_HEADER_BYTES + self.page_size) + _HEADER_BYTES
+        return np.asarray(offsets % _SECTOR_BYTES <= _SECTOR_BYTES - _NUMBER_TO_SALTS_BYTES)
+
     def has_salts(self, salts: _Words) -> NDArray[np.bool_]:
         """Tell which frames have these salts."""
         return np.asarray((self.salts == salts).all(axis=1))
@@ -166,7 +175,7 @@ class _Frames:
         if self.checks_out[index] or self._is_confirmed(index):
             return size != 0
         # A crash leaves all of a sector or nothing: beside these salts stands the size that was written with them.
-        if size and self._has_number_to_salts_in_one_sector(index) and self.has_salts(salts)[index]:
+        if size and self.has_header_in_one_sector[index] and self.has_salts(salts)[index]:
             return True
         size_word = int(self._words(index, index + 1)[0, 1])
         for word, change in self._one_bit_changes(index):
@@ -183,9 +192,6 @@ class _Frames:
             begin = self.offset(index) + _FRAME_HEADER_BYTES
             pages[numbers[index]] = self.content[begin : begin + self.page_size]
         return pages
-
-    def _has_number_to_salts_in_one_sector(self, index: int) -> bool:
-        return self.offset(index) % _SECTOR_BYTES <= _SECTOR_BYTES - _NUMBER_TO_SALTS_BYTES
 
     def _is_confirmed(self, index: int) -> bool:
         """Tell whether the next frame's checksum says that this one's bytes are sound: then its checksum is not."""

@@ -9,7 +9,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from cursor import FileStore
 from cursor.store import ABSENT
 from cursor.stores import file_log
-from cursor.stores.file_records import APPEND_SIZE
+from cursor.stores.file_records import APPEND_SIZE, append_record
 from tests.fake_directory import (
     CALLS,
     GOLDEN,
@@ -361,7 +361,17 @@ def test_a_store_that_lost_its_log_is_no_new_store(history, content):
     assert files == before
 
 
-@pytest.mark.parametrize("record", [b"\x09", b"\x03" + bytes(16), b"\x02" + bytes(3), b"\x06" + b"\xff" * 16, b"\0"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"\x09",
+        b"\x03" + bytes(16),
+        b"\x02" + bytes(3),
+        b"\x06" + b"\xff" * 16,
+        b"\0",
+        append_record(3, 100, 0) + b"less than that",
+    ],
+)
 def test_a_record_that_says_what_cannot_be_is_damage(history, record):
     files = trimmed(history[-1][0])
     reader = file_log.LogReader(FakeFile(None, LOG, files[LOG]), LOG)

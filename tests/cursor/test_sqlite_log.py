@@ -107,12 +107,42 @@ def test_a_damaged_page_in_the_frame_that_ends_the_last_transaction_but_one_is_r
 
 def test_a_size_in_another_sector_than_its_salts_is_not_believed(killed):
     """Of two sectors a crash may leave one of what was there before, and the other new."""
-    frames = sqlite_log._Frames(b"", "<", 4096, np.zeros(2, np.uint32))
-    within = [number for number in range(1, 513) if frames._has_number_to_salts_in_one_sector(number)]
-    assert set(range(1, 513)) - set(within) == {
-        number for number in range(1, 513) if (HEADER + FRAME * number) // 512 != (HEADER + FRAME * number + 15) // 512
-    }
-    assert len(within) < 512
+    content = bytes(HEADER + FRAME * 513)
+    frames = sqlite_log._Frames(content, "<", 4096, np.zeros(2, np.uint32))
+    assert frames.has_header_in_one_sector.tolist() == [
+        (HEADER + FRAME * number) // 512 == (HEADER + FRAME * number + 15) // 512 for number in range(513)
+    ]
+    assert not frames.has_header_in_one_sector.all()
+
+
+def test_a_lost_frame_is_refused_where_short_transactions_follow_it(tmp_path):
+    """The one right behind it does not check out for its sake: three were dropped without a word."""
+    with closing(SqliteStore(tmp_path / "open")) as store:
+        ledger_id = store.ledgers.create("billing")
+        versions = [store.metadata.put("/value", b"0", expected_version=-1)]
+        for number in range(1, 4):
+            versions.append(store.metadata.put("/value", b"%d" % number, expected_version=versions[-1]))
+        store.ledgers.append(ledger_id, b"entry")
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    content = (tmp_path / "killed" / LOG).read_bytes()
+    *_, lost, following, _ = ends = commits(content)
+    assert following == lost + 1
+    begin = HEADER + FRAME * lost
+    for gone in (bytes(FRAME), random.Random(3).randbytes(FRAME), content[HEADER : HEADER + FRAME]):
+        assert is_refused(tmp_path / "killed", content[:begin] + gone + content[begin + FRAME :])
+    # Of the last two nobody can tell.
+    begin = HEADER + FRAME * following
+    assert not is_refused(tmp_path / "killed", content[:begin] + bytes(FRAME) + content[begin + FRAME :])
+    assert ends[-1] > following + 1
+
+
+def test_what_writes_that_found_no_room_left_behind_the_last_transaction_is_no_damage(killed):
+    """Each left the header of a frame that ends a transaction, and no page; a shorter one came after them."""
+    content = (killed / LOG).read_bytes()
+    salts, chance = content[16:24], random.Random(4)
+    left = [struct.pack(">II", 2, size) + salts + chance.randbytes(8) + bytes(4096) for size in (0, 9, 0, 0, 9)]
+    assert not is_refused(killed, content + b"".join(left))
+    assert entries_in(killed) == ENTRIES
 
 
 @pytest.mark.slow

@@ -98,6 +98,21 @@ def test_what_is_laid_out_may_be_less_than_the_sample_of_it():
     assert sum("laid out" in each.text for each in found) == 4
 
 
+def test_where_another_store_laid_out_zeros_it_has_no_unit_to_give():
+    log = LogFile("log", [0, 20, 40, 60], cut_size_min=20, hides_last=False)
+    foreign = bytes(range(1, 41)) + bytes(20)
+    found = list(damages({"log": bytes(range(60, 120))}, log, foreign, Random(1), flips=10))
+    assert [each.text for each in found if "another" in each.text] == [
+        "log: unit 0 of another store", "log: unit 1 of another store"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("frames", "reach"), [(41, Reach.LAST_TWO), (42, Reach.LAST_THREE)])
+def test_a_frame_in_two_sectors_may_be_hidden_by_the_one_before_it(sqlite, frames, reach):
+    (log,) = sqlite.logs({f"{sqlite_database.DATABASE}-wal": bytes(32 + frames * 4120)})
+    assert (log.reach_of_loss, log.reach_of_change) == (reach, Reach.LAST)
+
+
 def test_a_unit_of_another_store_is_of_one_that_calls_itself_otherwise():
     """With one name for both, its first unit was taken for the store's own, and the acks in it for invented ones."""
     assert run(84, FileMedium()).broken == ()

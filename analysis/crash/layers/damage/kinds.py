@@ -21,6 +21,8 @@ class Reach(IntEnum):
     """It may lie in the last unit, which then looks as a crash would have left it."""
     LAST_TWO = 2
     """It may hide where the last unit began, so that two look like one."""
+    LAST_THREE = 3
+    """And that of the one before, because it lies in two sectors, of which a crash may leave one."""
     ANY = 1_000_000
     """It cut the log."""
 
@@ -49,6 +51,7 @@ class LogFile(NamedTuple):
         borders: Where its units begin, and where the last one ends, in bytes.
         cut_size_min: A cut that leaves at least so many bytes may be unseen; None if none may.
         hides_last: Whether a changed byte in its last unit may look as a crash would have left it.
+        straddles: Whether what says where a unit ends may lie in two sectors.
         is_laid_out: Whether what is behind its last unit are zeros for units to come.
     """
 
@@ -56,12 +59,20 @@ class LogFile(NamedTuple):
     borders: Sequence[int]
     cut_size_min: int | None
     hides_last: bool
+    straddles: bool = False
     is_laid_out: bool = False
 
     @property
     def reach_of_change(self) -> Reach:
         """What a changed byte in it may take with it unseen."""
         return Reach.LAST if self.hides_last else Reach.NONE
+
+    @property
+    def reach_of_loss(self) -> Reach:
+        """What a unit of it that is gone may take with it unseen."""
+        if not self.hides_last:
+            return Reach.NONE
+        return Reach.LAST_THREE if self.straddles else Reach.LAST_TWO
 
     def bits_of(self, content: bytes) -> range:
         """Return which bits of it, counted from 0, say something."""
@@ -81,7 +92,6 @@ def damages(
         flips: How many bits are flipped at most.
     """
     content = files[log.name]
-    moved = Reach.LAST_TWO if log.hides_last else Reach.NONE
     bits: Sequence[int] = log.bits_of(content)
     bits = bits if len(bits) <= flips else sorted(chance.sample(bits, flips))
     yield from flipped(files, log.name, bits, log.reach_of_change)
@@ -89,8 +99,8 @@ def damages(
         *_cuts(content, log, chance, max(_CUTS_MIN, flips // 10)),
         *_appended(content, chance),
         *_changes_behind(content, log, chance),
-        *_moved_units(content, log.borders, chance, moved),
-        *_foreign_units(content, foreign, log.borders, chance, moved),
+        *_moved_units(content, log.borders, chance, log.reach_of_loss),
+        *_foreign_units(content, foreign, log.borders, chance, log.reach_of_loss),
     ):
         if data != content:
             yield Damage(f"{log.name}: {text}", {**files, log.name: data}, reach)
@@ -176,7 +186,8 @@ def _foreign_units(
     units = _units(content, borders)
     for index in sorted(chance.sample(range(len(units)), min(8, len(units)))):
         begin, end = borders[index], borders[index + 1]
-        if len(foreign) >= end:
+        # Where the other store laid out zeros it has no unit.
+        if len(foreign) >= end and any(foreign[begin:end]):
             yield f"unit {index} of another store", content[:begin] + foreign[begin:end] + content[end:], reach
 
 

@@ -26,6 +26,8 @@ _DATABASE = sqlite_database.DATABASE
 _LOG = f"{_DATABASE}-wal"
 _LOG_HEADER_BYTES = 32
 _FRAME_BYTES = 4096 + 24
+_FRAME_KEY_BYTES = 16  # By which a frame tells whether it ends a transaction.
+_SECTOR_BYTES = 512
 _PAGE_BYTES = 4096
 
 
@@ -198,7 +200,8 @@ class SqliteMedium:
                 found.append(LogFile(name, borders, cut_size_min=None, hides_last=False))
             else:
                 borders = range(_LOG_HEADER_BYTES, len(data) + 1, _FRAME_BYTES)
-                found.append(LogFile(name, borders, cut_size_min=0, hides_last=True))
+                straddles = any(begin % _SECTOR_BYTES > _SECTOR_BYTES - _FRAME_KEY_BYTES for begin in borders[:-1])
+                found.append(LogFile(name, borders, cut_size_min=0, hides_last=True, straddles=straddles))
         return found
 
     def _empty_directory(self) -> Path:
