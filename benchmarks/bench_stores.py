@@ -10,24 +10,27 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from benchmarks.measurement import Against, Report, Timing, timed, timed_in_turn
+from benchmarks.measurement import Against, Report, Timing, timed_in_turn
 from cursor import FileStore, SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
+    from benchmarks.measurement import Spread
     from cursor import Store
 
 ABOUT = (
     "FileStore, SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, all in one "
     "temporary directory, in turn. Each thread appends to a ledger of its own, one entry after another; calls that "
-    "come while a sync is under way share the next, in the bare file each has its own. Opening and reading are from "
-    "the kernel's cache: 10,000 entries of 150 bytes, in 10 ledgers by turns."
+    "come while a sync is under way share the next, in the bare file each has its own. Opening and reading are of "
+    "10,000 entries of 150 bytes, in 10 ledgers by turns, appended 1,000 at once or each alone; from the kernel's "
+    "cache, but for the log of a FileStore, which is opened as the disk has it."
 )
 APPENDS = {150: 512, 4_096: 512, 100_000: 64}
 THREADS = (1, 8)
 RUNS = 5
 ENTRIES = 10_000
+KINDS = (FileStore, SqliteStore)
 
 
 class Target(Protocol):
@@ -98,34 +101,54 @@ def measure_appends(report: Report, directory: Path) -> None:
                 report.time(f"{what}: {name}", "us", spreads[name], Against("ours", ours.median))
 
 
+def fill(store: Store, at_once: int) -> list[int]:
+    """Append many entries, so many with each call, to ten ledgers by turns, and return these."""
+    ids = [store.ledgers.create("benchmark") for _ in range(10)]
+    for first in range(0, ENTRIES, at_once):
+        numbers = range(first, first + at_once)
+        store.ledgers.append_all([(ids[number % 10], os.urandom(150)) for number in numbers])
+    return ids
+
+
+def measure_openings(report: Report, directory: Path) -> None:
+    """Open stores of many entries, appended many at once and each alone."""
+    for how, at_once in (("", 1_000), (", each appended alone", 1)):
+        opens = {}
+        for kind in KINDS:
+            path = directory / f"open-{kind.__name__}-{at_once}"
+            with closing(kind(path)) as store:
+                fill(store, at_once)
+            opens[kind.__name__] = Timing(lambda path, kind=kind: kind(path).close(), lambda path=path: path, 1e6)
+        report_both(report, f"open and close, {ENTRIES:,} entries{how}", timed_in_turn(opens, runs=RUNS))
+
+
 def measure_reads(report: Report, directory: Path) -> None:
-    """Open a store of many entries, and read one ledger of it."""
-    kinds: dict[str, Callable[[Path], Store]] = {"FileStore": FileStore, "SqliteStore": SqliteStore}
-    opens, reads = {}, {}
-    for name, kind in kinds.items():
-        path = directory / f"read-{name}"
-        with closing(kind(path)) as store:
-            ids = [store.ledgers.create("benchmark") for _ in range(10)]
-            for _ in range(ENTRIES // 1_000):
-                store.ledgers.append_all([(ids[number % 10], os.urandom(150)) for number in range(1_000)])
-        opens[name] = Timing(lambda path, kind=kind: kind(path).close(), lambda path=path: path, 1e6)
-        with closing(kind(path)) as store:
-            reads[name] = timed(
-                lambda ledgers, ledger_id=ids[0]: ledgers.read(ledger_id, 0, 1_000),
-                lambda store=store: store.ledgers,
-                runs=RUNS,
-                each=1e6,
+    """Read one ledger of ten in a store that was filled and opened again."""
+    with ExitStack() as open_ones:
+        reads = {}
+        for kind in KINDS:
+            path = directory / f"read-{kind.__name__}"
+            with closing(kind(path)) as store:
+                ids = fill(store, 1_000)
+            ledgers = open_ones.enter_context(closing(kind(path))).ledgers
+            reads[kind.__name__] = Timing(
+                lambda ledgers, ledger_id=ids[0]: ledgers.read(ledger_id, 0, ENTRIES // 10),
+                lambda ledgers=ledgers: ledgers,
+                1e6,
             )
-    for what, spreads in (("open and close", timed_in_turn(opens, runs=RUNS)), ("read 1,000 of them", reads)):
-        ours = report.time(f"{what}, {ENTRIES:,} entries: FileStore", "ms", spreads["FileStore"])
-        report.time(
-            f"{what}, {ENTRIES:,} entries: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median)
-        )
+        report_both(report, f"read 1,000 of them, {ENTRIES:,} entries", timed_in_turn(reads, runs=RUNS))
+
+
+def report_both(report: Report, what: str, spreads: Mapping[str, Spread]) -> None:
+    """Report what the file store took, and SQLite against it."""
+    ours = report.time(f"{what}: FileStore", "ms", spreads["FileStore"])
+    report.time(f"{what}: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median))
 
 
 if __name__ == "__main__":
     report = Report("stores", ABOUT)
     with tempfile.TemporaryDirectory() as directory:
         measure_appends(report, Path(directory))
+        measure_openings(report, Path(directory))
         measure_reads(report, Path(directory))
     report.publish()

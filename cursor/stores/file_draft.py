@@ -83,11 +83,11 @@ class Draft:
 
     def _append(self, ledger: IndexedLedger, ledger_id: int, entry: bytes) -> int:
         index, count, checksum = self._index, len(ledger.sizes), google_crc32c.value(entry)
-        offset, sizes = self._end + APPEND_SIZE, (ledger.live_size, index.live_size)
+        offset, live_size = self._end + APPEND_SIZE, index.live_size
 
         def undo() -> None:
             ledger.keep(count)
-            ledger.live_size, index.live_size = sizes
+            index.live_size = live_size
 
         self._add(undo, append_record(ledger_id, len(entry), checksum), entry)
         index.add_entry(ledger, offset, len(entry), checksum)

@@ -300,8 +300,8 @@ def _load(directory: StoreDirectory, number: int, identity: int | None) -> Opene
         file.settle()
         directory.sync()
         reader, index = LogReader(file, name, identity), Index()
-        for offset, body in reader.groups():
-            index.replay(body, offset=offset, name=name)
+        for groups in reader.groups():
+            index.replay(groups, name=name)
         if index.generation != number:
             raise CorruptStateError(name, offset=0, expected=f"generation {number}", found=index.generation)
         if reader.torn is not None:

@@ -52,6 +52,9 @@ _LARGE = 1 << 16
 _KNOWN = struct.Struct("<4sBBHQQI")
 # The known ones, length of the body, sectors of zeros in it, and the checksum of all that.
 HEADER = struct.Struct("<4sBBHQQIQII")
+# The same in fewer parts: what is the same in all groups of changes, as one number, and no sectors of zeros.
+_CHANGES_HEADER = struct.Struct("<QQQIQ4xI")
+_CHANGES_BEGIN = int.from_bytes(struct.pack("<4sBBH", MAGIC, VERSION, CHANGES, 0), "little")
 # The checksum of header (without its checksum) and body, between two bytes in which no flipped bit makes a zero.
 TRAILER = struct.Struct("<BIB")
 _END = 0xA5
@@ -60,7 +63,7 @@ _HEADER_SIZE, _TRAILER_SIZE = HEADER.size, TRAILER.size
 _HEADER_CHECKED = HEADER.size - 4
 _ZERO = b"\0"
 _ZEROS = bytes(SECTOR)
-_WINDOW = 1 << 20  # Read at once, in bytes.
+_WINDOW = 1 << 17  # Read at once, in bytes.
 
 
 class Place(NamedTuple):
@@ -147,8 +150,8 @@ class LogReader:
         assert self._sequence >= 0
         return Place(self._identity, self._sequence, self._chain)
 
-    def groups(self) -> Iterator[tuple[int, bytes]]:
-        """Return of each group that checks out, in order, where its body begins in the log, and the body.
+    def groups(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Return of each group that checks out, in order, where its body begins in the log, and the body; some at once.
 
         Raises:
             CorruptStateError: Something does not check out and is no torn tail.
@@ -158,21 +161,66 @@ class LogReader:
         base, buffer = 0, read(0, min(size, _WINDOW))
         while self.end < size:
             at = self.end - base
-            if at < len(buffer) and not buffer[at]:
-                # No group begins with a zero.
-                self._end_log()
-                break
-            if base + len(buffer) < size and _size_at(buffer, at) > len(buffer) - at:
-                # A header first, which then says how much more; a damaged one says nothing that is believed.
-                wanted = max(_WINDOW, _size_at(read(self.end, HEADER.size), 0))
-                base, buffer, at = self.end, read(self.end, min(size - self.end, wanted)), 0
-            group = self._group_at(buffer, at)
-            if group is None:
-                self._end_log()
-                break
-            yield group
+            groups = self._changes_at(buffer, at)
+            if not groups:
+                if at < len(buffer) and not buffer[at]:
+                    # No group begins with a zero.
+                    self._end_log()
+                    break
+                if base + len(buffer) < size and _size_at(buffer, at) > len(buffer) - at:
+                    # A header first, which then says how much more; a damaged one says nothing that is believed.
+                    wanted = max(_WINDOW, _size_at(read(self.end, HEADER.size), 0))
+                    base, buffer, at = self.end, read(self.end, min(size - self.end, wanted)), 0
+                group = self._group_at(buffer, at)
+                if group is None:
+                    self._end_log()
+                    break
+                groups.append(group)
+            yield groups
         if self._kinds != (CHANGES,):
             raise self._damage("a whole log", f"{size} bytes")
+
+    def _changes_at(self, buffer: bytes, at: int) -> list[tuple[int, bytes]]:
+        """Return the groups of changes from a place in the buffer on that check out one after another; step over them.
+
+        As `_group_at` does, which says what is wrong with the next one, in a third of the time: a log may have as many
+        groups as entries.
+        """
+        groups: list[tuple[int, bytes]] = []
+        sequence, chain = self._sequence, self._chain
+        if self._kinds != (CHANGES,) or (sequence + len(buffer)) >> 63:
+            return groups
+        value, extend, header, trailer = (
+            google_crc32c.value,
+            google_crc32c.extend,
+            _CHANGES_HEADER.unpack_from,
+            TRAILER.unpack_from,
+        )
+        base, end_max = self.end - at, len(buffer) - _TRAILER_SIZE
+        address = _address(self._identity, self.end)
+        while (begin := at + _HEADER_SIZE) <= end_max:
+            constant, found_address, found_sequence, found_chain, length, header_checksum = header(buffer, at)
+            end = begin + length
+            if (
+                end > end_max
+                or constant != _CHANGES_BEGIN
+                or found_sequence != sequence
+                or found_chain != chain
+                or found_address != address
+                or value(buffer[at : begin - 4]) != header_checksum
+            ):
+                break
+            body = buffer[begin:end]
+            checksum = extend(header_checksum, body)
+            if trailer(buffer, end) != (_END, checksum, _END):
+                break
+            groups.append((base + begin, body))
+            end += _TRAILER_SIZE
+            address = (address + end - at) & _ADDRESS_MAX
+            sequence += 1
+            chain, at = checksum, end
+        self.end, self._sequence, self._chain = base + at, sequence, chain
+        return groups
 
     def _group_at(self, buffer: bytes, at: int) -> tuple[int, bytes] | None:
         """Return the group at a place in the buffer and step over it, or None if it does not check out."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from cursor.stores.store_directory import StoreDirectory
 
-_READ_AHEAD = 1 << 24  # In bytes; from there on the kernel reads ahead by itself.
-
 
 @final
 class KernelDirectory:
@@ -139,8 +137,6 @@ class KernelFile:
         """
         self.sync()
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        # Whoever settles a file reads it next: while one part is looked at, the next is on its way.
-        os.posix_fadvise(self._descriptor, 0, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """See `StoreFile.close`; closing twice does nothing."""
