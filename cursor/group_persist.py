@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -100,7 +101,10 @@ def _append_together(appends: dict[Persister, Plan], *, now_ms: int) -> dict[Per
             persister.abandon()
         return {persister: _or_error(partial(_persist, persister, now_ms=now_ms)) for persister in appends}
     except StoreError as error:
-        return {persister: _or_error(partial(_fall_back, persister, error, now_ms=now_ms)) for persister in appends}
+        # Each has an error of its own, which says what became of its second try.
+        return {
+            persister: _or_error(partial(_fall_back, persister, copy(error), now_ms=now_ms)) for persister in appends
+        }
     return {
         persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
         for persister, plan in appends.items()

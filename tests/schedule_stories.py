@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from analysis.crash.model.schedule import Schedule
 from analysis.crash.model.settings import Settings, Tracker
 from analysis.crash.model.traffic import ack, append, dispatch
 from cursor import CursorConfig, Format, Message, persist_all
 from cursor.message_log import NO_DELAY
 from cursor.outcome import Route
-from cursor.stores.memory import FaultKind
+from cursor.store import StoreError
+from cursor.stores.memory import Fault, FaultKind
 from limits import GateLimits
 
 
@@ -180,6 +183,32 @@ def persists_together_with_a_fault():
         schedule.sides, lambda: persist_all([side.cursor for side in schedule.sides], now_ms=schedule.now_ms)
     )
     assert {outcome.route for outcome in outcomes} == {Route.METADATA}
+    story.end()
+
+
+def persists_together_where_nothing_has_room():
+    story = Story(subscription_count=2, config=CursorConfig(metadata_bytes_max=120))
+    schedule = story.schedule
+    schedule.meanwhile_share = 0
+    append(schedule, [Message(0, NO_DELAY, b"")] * 30)
+    for side in schedule.sides:
+        dispatch(schedule, side, "a", 30)
+    story.side.store.break_ledgers()
+    story("persist_together")
+    assert "no ledger can be written" in schedule.story()[-1]
+    story.end()
+
+
+def crashes_while_it_recovers_from_a_persist_of_unknown_outcome():
+    story = Story(fault_share=1e-9)
+    story.sent(3)
+    story.ack(1)
+    story.schedule.script_faults(story.side, FaultKind.CRASH_AFTER, count=1)
+    with suppress(StoreError):
+        story.side.cursor.persist(now_ms=story.schedule.now_ms)
+    assert not story.side.is_certain
+    story.side.crash_and_recover([Fault(0, FaultKind.FULL)])
+    assert story.side.model.acked == {1}
     story.end()
 
 

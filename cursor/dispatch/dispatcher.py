@@ -136,7 +136,8 @@ class Dispatcher:
         """Note that everything up to a position was acked."""
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
-        self._holes.note(position)  # The hole above it may have begun below it.
+        if position.entry_id >= 0:  # Else no hole begins anew: none goes over the border of a ledger.
+            self._holes.note(position)  # The hole above it may have begun below it.
 
     def forget_owner(self, consumer: str) -> None:
         """Forget the holes of a consumer that is gone."""

@@ -101,6 +101,20 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
 
 
+def test_each_that_could_not_be_written_anywhere_says_why_it_could_not(log):
+    """They shared one error, which said of each what became of all."""
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log, 3, metadata_bytes_max=10)
+    acked(cursors)
+    store.break_ledgers()
+    errors = persist_all(cursors, now_ms=2)
+    for number, error in enumerate(errors):
+        assert isinstance(error, StoreError)
+        (note,) = error.__notes__
+        assert f"/t/s{number}: " in note
+        assert str(error.__cause__) in note
+
+
 @pytest.mark.parametrize("kind", [FaultKind.SYNC_FAILED, FaultKind.CRASH_BEFORE])
 def test_after_a_failed_sync_nothing_is_durable(log, kind):
     store = MemoryStore(MemoryDisk())

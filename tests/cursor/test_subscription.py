@@ -193,6 +193,22 @@ def test_unpersisted_acks_block_until_they_are_durable():
     assert topic.dispatch(400)
 
 
+def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
+    """A skip of nothing while holes are filled: the next dispatch failed with an `OverflowError`."""
+    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(*[NO_DELAY] * 200)
+    sent = topic.dispatch(200)
+    for position in sent[1::2]:
+        topic.subscription.ack(position, now_ms=1)
+    assert topic.cursor.mark_delete_position.entry_id == -1
+    assert topic.subscription.why_blocked()
+    for position in sent[:8:2]:
+        topic.subscription.nack(position, now_ms=2)
+    assert topic.dispatch(2, now_ms=3) == [sent[0], sent[2]]
+    assert topic.subscription.skip(0, now_ms=4).newly_acked == 0
+    assert topic.dispatch(2, now_ms=5) == [sent[4], sent[6]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_the_byte_limit_is_never_passed_whatever_the_order(seed):

@@ -120,4 +120,18 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "A frame behind it that others go on from says where a transaction ends, though it does not check out itself.",
         "`tests/cursor/test_sqlite_log.py`",
     ),
+    OwnBug(
+        "L0",
+        "A skip of nothing while the gate was shut and holes were being filled: the next dispatch failed with an "
+        "`OverflowError`, for the mark-delete position stood before the first entry of its ledger.",
+        "No hole is looked for there.",
+        "`tests/cursor/test_subscription.py`",
+    ),
+    OwnBug(
+        "L0",
+        "Cursors that were persisted together and could be written nowhere shared one error, which said of each what "
+        "became of all.",
+        "Each has its own.",
+        "`tests/cursor/test_persist_all.py`",
+    ),
 )

@@ -209,13 +209,19 @@ class Schedule:
         size = self.settings.lag_events
         return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
 
-    def excuse(self, error: StoreError, side: Side) -> None:
-        """Note an error that a fault or a limit explains, and raise any other."""
+    def excuse(self, error: StoreError, side: Side, *others: Side) -> None:
+        """Note an error that a fault or a limit explains, and raise any other.
+
+        Args:
+            error: What a write of a subscription ended with.
+            side: The subscription.
+            others: Those that were written together with it.
+        """
         self.note(f"-> {error}")
         if self._is_faulty:
             return
         # Where no ledger can be written, the metadata store is used, unless the state has no room there.
-        refusal = error.__cause__ if side.store.has_broken_ledgers else None
+        refusal = error.__cause__ if any(each.store.has_broken_ledgers for each in (side, *others)) else None
         if not isinstance(error, PayloadTooLargeError) and not isinstance(refusal, PayloadTooLargeError):
             raise error
         hold(Promise.ERRORS, side.is_limited, f"refused as too large, and no limit was set: {error}")

@@ -94,8 +94,10 @@ class Side(PersistWatcher):
         except StoreError:
             if not faults:
                 raise
+            # To take a cursor over changes no acks, unless Pulsar's format moves the mark-delete position.
+            is_certain = self.is_certain and self.config.format is not Format.PULSAR
             self._may_have_written()
-            self.is_certain = self.config.format is not Format.PULSAR
+            self.is_certain = is_certain
             self.schedule.crash_count += 1
             self._open_cursor(faults := ())
         # A ledger that could not be deleted waits for the next open.

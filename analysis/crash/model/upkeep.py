@@ -65,7 +65,7 @@ def _persist_all(schedule: Schedule) -> None:
     schedule.counts["group_persists"] += len(appended) > 1
     for each, outcome in zip(sides, outcomes, strict=True):
         if isinstance(outcome, StoreError):
-            schedule.excuse(outcome, each)
+            schedule.excuse(outcome, each, *sides)
         elif isinstance(outcome, AckStateError):
             raise outcome
 
