@@ -205,8 +205,9 @@ class Written:
         if not result.messages_cut or (result.route is Route.METADATA and config.metadata_bytes_max < BYTES_MIN):
             return
         runs = (self._log.runs(sorted(each for each in now.acked if each >= now.floor)) for now in instants)
-        most, limit = max(map(len, runs)), limits.range_count_max
-        found = f"{result.messages_cut} messages were cut of {most} ranges, {limit} may be durable"
+        # One that is too young may be what joins two that are durable.
+        most, limit = max(map(len, runs)) + result.messages_held_back, limits.range_count_max
+        found = f"{result.messages_cut} messages were cut of at most {most} ranges, {limit} may be durable"
         hold(Promise.I15, limit is not None and most > limit, found)
 
     def _check_size(self, found: Found, config: CursorConfig) -> None:
