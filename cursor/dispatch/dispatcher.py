@@ -296,22 +296,32 @@ class Dispatcher:
         while batch.room:
             ready = self.waiting.ready_for(owner)
             holes = self._holes.of(owner, ready, counts_unpersisted=counts_unpersisted)
+            has_acked = False
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):
+                    has_acked = True
                     self.waiting.take(position)
                     continue
-                if not self.waiting.is_next_of_key(position):
+                if not self._is_next_of_key(position):
                     continue  # Those of a key go out in order, whatever they would free.
                 fills_hole = self._cursor.hole_at(position) is not None
                 for _, message in self._readable([position], now_ms=batch.now_ms):
                     self._send(position, message, batch, fills_hole=fills_hole)
                 if not batch.room:
                     return
-            if not self._holes.is_told(owner):
-                continue  # Whoever takes dead letters may have divided a hole.
+            if has_acked or not self._holes.is_told(owner):
+                continue  # Somebody acked past the subscription, or divided a hole as he took a dead letter.
             highest = self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
                 return
+
+    def _is_next_of_key(self, position: Position) -> bool:
+        """Tell whether no earlier message of its key waits, but such as were acked past the subscription."""
+        while (first := self.waiting.first_of_key(position)) != position:
+            if not self._cursor.is_acked(first):
+                return False
+            self.waiting.take(first)
+        return True
 
     def _read_ahead(self, now_ms: int, *, count: int, last: Position | None = None) -> bool:
         """Let unread messages wait, or be delayed, up to a position; tell whether there was one."""

@@ -56,6 +56,16 @@ def test_a_slow_consumer_does_not_hold_others_up():
     assert topic.dispatch("a", 1_000) == list(range(300))
 
 
+def test_what_was_acked_past_the_subscription_does_not_hold_its_key_up():
+    """A message that waits and is acked with the cursor itself: those of its key never filled a hole again."""
+    topic = key_shared("a", max_unacked_ranges=3)
+    topic.publish_keys((A1 + A2) * 4)
+    assert topic.dispatch("a", 3) == [0, 1, 2]
+    topic.nack(1)
+    topic.cursor.ack_many([topic.positions[number] for number in (1, 4, 6)], now_ms=0)
+    assert topic.dispatch("a", 3) == [3, 5]
+
+
 def test_a_consumer_at_its_limit_does_not_hold_others_up():
     topic = key_shared("a", "b", max_unacked_messages_per_consumer=2)
     topic.publish_keys((A1 + B1) * 3)
@@ -425,5 +435,5 @@ def test_the_model_sees_a_delay_that_is_too_short(monkeypatch):
 
 @pytest.mark.slow
 def test_the_model_sees_holes_filled_out_of_order(monkeypatch):
-    monkeypatch.setattr(WaitingMessages, "is_next_of_key", lambda self, position: True)
+    monkeypatch.setattr(Dispatcher, "_is_next_of_key", lambda self, position: True)
     assert_caught(LimitedRangesMachine, by=AssertionError, saying="passed an earlier|a key out of order")

@@ -134,4 +134,11 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "Each has its own.",
         "`tests/cursor/test_persist_all.py`",
     ),
+    OwnBug(
+        "L0",
+        "A message that waited and was acked with the cursor itself, past its subscription, kept all others of its key "
+        "from filling holes: a gate shut by the number of ranges stayed shut for good.",
+        "It is noticed when the next of its key is offered.",
+        "`tests/cursor/test_key_order.py`",
+    ),
 )
