@@ -67,7 +67,9 @@ UNLIMITED = PersistLimits()
 class AckState:
     """Acks and their accounting; one call at a time, no I/O, no lock.
 
-    A persist goes in two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive between.
+    A persist goes in two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive between. So
+    does a reset: `begin_reset`, then `reset`. One that is not ended has failed, and may have happened: until the end of
+    the next persist, what is not durable is told of the outcome that leaves out more.
 
     Args:
         ledgers: The message log's ledgers, which grow by themselves.
@@ -86,6 +88,9 @@ class AckState:
         self._undurable_batches = UndurableBatches(self.batch, self._undurable)
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
+        # The lowest mark-delete position that the durable state may have instead, with nothing acked above it: of
+        # resets that were begun and not ended, since the last persist. What is durable is told as without them.
+        self._reset_begun: Position | None = None
 
     @property
     def acked_count(self) -> int:
@@ -99,8 +104,15 @@ class AckState:
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """Acked messages that no durable record covers. Complexity: O(1)."""
-        return self._acked_count - self._durable_count
+        """Acked messages that no durable record covers.
+
+        Complexity: O(1); O(containers of the bitmaps) after a reset that failed.
+        """
+        unwritten_count = self._acked_count - self._durable_count
+        if self._reset_begun is None:
+            return unwritten_count
+        covered_count = self._ledgers.count_between(self._reset_begun, self.mark_delete)
+        return max(unwritten_count, covered_count + len(self._voidable(self._reset_begun)))
 
     @property
     def held_back(self) -> int:
@@ -128,16 +140,23 @@ class AckState:
     @property
     def changed_batch_count(self) -> int:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        return self._undurable_batches.changed_count
+        changed_count, reset_begun = self._undurable_batches.changed_count, self._reset_begun
+        if reset_begun is None:
+            return changed_count
+        return max(changed_count, sum(position > reset_begun for position in self.batch))
 
     @property
     def unpersisted_record_bytes(self) -> int:
-        """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: O(1).
+        """Size of the ranges acked and not durable, as Pulsar would write them.
 
         While a persist is under way, it is the largest of what they are and what they will be after it; never more
         than what acks one by one have added.
+
+        Complexity: O(1); O(containers of the bitmaps) after a reset that failed.
         """
-        return self._undurable.record_bytes
+        if self._reset_begun is None:
+            return self._undurable.record_bytes
+        return max(self._undurable.record_bytes, self._voidable(self._reset_begun).record_bytes)
 
     def unpersisted_bytes_added(self, position: Position) -> int:
         """Return at most how much acking an entry now would add to `unpersisted_record_bytes`.
@@ -147,17 +166,13 @@ class AckState:
         """
         if self.is_acked(position):
             return 0
-        effects = (
-            ack_effect(position, joined, self._ledgers, self.mark_delete) for joined in self._undurable.joined_by()
-        )
+        effects = (ack_effect(position, joined, self._ledgers, self.mark_delete) for joined in self._joined_by())
         return max(effect.record_bytes for effect in effects)
 
     def unpersisted_bytes_freed(self, hole: AckHole) -> int:
         """Return at least how much acking a whole hole now would take off `unpersisted_record_bytes`."""
         stretch = Run(hole.ledger_id, hole.first, hole.end)
-        effects = (
-            stretch_effect(stretch, joined, self._ledgers, self.mark_delete) for joined in self._undurable.joined_by()
-        )
+        effects = (stretch_effect(stretch, joined, self._ledgers, self.mark_delete) for joined in self._joined_by())
         return -max(effect.record_bytes for effect in effects)
 
     @property
@@ -328,9 +343,15 @@ class AckState:
         self.properties = properties
         self._advance_mark_delete()
 
+    def begin_reset(self, mark_delete: Position) -> None:
+        """Note that a reset to a position is about to be written: from here on it may happen, even if that fails."""
+        self.persisted_mark_delete = min(self.persisted_mark_delete, mark_delete)
+        self._reset_begun = min(self._reset_begun or mark_delete, mark_delete)
+
     def reset(self, mark_delete: Position) -> None:
         """Begin anew at a position, with nothing acked above it, all of it durable."""
         self.mark_delete = self.persisted_mark_delete = mark_delete
+        self._reset_begun = None
         self.properties = {}
         self.deleted = DeletedRanges()
         self._undurable = Undurable()
@@ -391,7 +412,7 @@ class AckState:
         """Count what was taken as durable and return how many messages that is."""
         covered = written.acked_count - self._durable_count - len(self._undurable.displaced)
         self._durable_count = written.acked_count
-        self.persisted_mark_delete = written.mark_delete
+        self.persisted_mark_delete, self._reset_begun = written.mark_delete, None
         self._undurable.end_write(written.mark_delete)
         self._undurable_batches.end_write()
         return covered
@@ -425,6 +446,19 @@ class AckState:
     def undurable_count(self, lower: Position, upper: Position) -> int:
         """Return how many acks above one position and up to another are not durable. Complexity: O(ledgers)."""
         return self._undurable.count_between(lower, upper)
+
+    def _voidable(self, reset_begun: Position) -> DeletedRanges:
+        """Return what is acked above the mark-delete position that a reset may have voided: to be read, not changed."""
+        if reset_begun <= self.mark_delete:
+            return self.deleted
+        voidable = self.deleted.copy()
+        voidable.remove_at_most(reset_begun)
+        return voidable
+
+    def _joined_by(self) -> tuple[DeletedRanges, ...]:
+        """Return the ranges that the next ack may join, of which each may be those that are not durable."""
+        joined = self._undurable.joined_by()
+        return joined if self._reset_begun is None else (*joined, self._voidable(self._reset_begun))
 
     def _accept(self, newly_acked: int) -> int:
         self._acked_count += newly_acked

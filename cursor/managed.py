@@ -137,7 +137,10 @@ class ManagedCursor:
 
     @property
     def persisted_mark_delete_position(self) -> Position:
-        """The last durable mark-delete position; never ahead of `mark_delete_position`."""
+        """The last durable mark-delete position, or that of a failed reset if it is lower.
+
+        Never ahead of `mark_delete_position`.
+        """
         return self._state.persisted_mark_delete
 
     @property
@@ -183,12 +186,18 @@ class ManagedCursor:
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """Acked messages that a recovery from what is synced would not know, and so redeliver. Complexity: O(1)."""
+        """Acked messages that a recovery from what is synced would not know, and so redeliver.
+
+        Complexity: O(1); O(containers of the bitmaps) between a reset that failed and the next persist.
+        """
         return self._state.redelivery_if_crashed
 
     @property
     def unpersisted_record_bytes(self) -> int:
-        """Size of the ranges acked in memory and not durable, as Pulsar would write them. Complexity: O(1)."""
+        """Size of the ranges acked in memory and not durable, as Pulsar would write them.
+
+        Complexity: O(1); O(containers of the bitmaps) between a reset that failed and the next persist.
+        """
         return self._state.unpersisted_record_bytes
 
     @property
@@ -281,7 +290,8 @@ class ManagedCursor:
     def durable(self, receipt: Receipt) -> bool:
         """Tell whether the ack survives a crash: whether a write that covers it has been synced.
 
-        An ack from before a reset does not count after it, so its receipt is not durable any more.
+        An ack from before a reset does not count after it, so its receipt is not durable any more; nor is any while a
+        reset is being written, or has failed and may have happened.
 
         Raises:
             ValueError: The receipt is from another cursor, or from before this one was opened.
@@ -592,8 +602,9 @@ class ManagedCursor:
 
         Raises:
             ValueError: An id is out of range.
-            StoreError: The write failed: memory is as it was, and whether a recovery would find the cursor reset is
-                unknown until the next persist.
+            StoreError: The write failed: what is acked is as it was, and whether a recovery would find the cursor reset
+                is unknown until the next persist. So until then no receipt is durable, and the gauges say what the
+                worse of the two would lose.
             CursorFencedError: Another owner has the cursor.
             CursorClosedError: The cursor is closed.
         """

@@ -262,6 +262,12 @@ class Persister:
             Which way it took, and its bytes.
         """
         content = Content(mark_delete, DeletedRanges(), BatchIndexes(), {})
+        with self._lock:
+            # If it fails it may have happened: until the next persist, which writes what the cursor has even with
+            # nothing new, no receipt counts.
+            self.state.begin_reset(mark_delete)
+            self.accepted_number += 1
+            self.durable_number = self.void_number
         self.journal.begin_epoch()
         try:
             try:
@@ -275,9 +281,6 @@ class Persister:
                     raise error from second
         except BaseException:
             self.journal.abandon_epoch()
-            # It may have happened: the next persist, even with nothing new, writes what the cursor has.
-            with self._lock:
-                self.accepted_number += 1
             raise
 
     def begin_anew(self, mark_delete: Position, route: Route, written: int, *, now_ms: int) -> PersistResult:

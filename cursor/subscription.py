@@ -334,7 +334,7 @@ class Subscription(PersistWatcher):
         """Begin anew at a position: nothing from there on is acked or on its way any more.
 
         Raises:
-            As `ManagedCursor.reset`; nothing is changed then.
+            As `ManagedCursor.reset`: what is acked and what is on its way is as it was then.
         """
         with self._lock:
             self._now_ms = now_ms

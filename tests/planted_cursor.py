@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cursor import ManagedCursor
+from cursor import ManagedCursor, StoreError
 from cursor.journal import Journal
+from cursor.persister import Persister
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,21 @@ def receipts_outlive_a_reset(patch: Callable[..., None]) -> None:
         return result
 
     patch(ManagedCursor, "reset", forgiving)
+
+
+def receipts_outlive_a_reset_that_failed(patch: Callable[..., None]) -> None:
+    """A receipt goes on counting when a reset fails, though it may have happened."""
+    reset = Persister.reset
+
+    def believing(self: Any, mark_delete: Position, *, now_ms: int) -> Any:
+        durable_number = self.durable_number
+        try:
+            return reset(self, mark_delete, now_ms=now_ms)
+        except StoreError:
+            self.durable_number = durable_number
+            raise
+
+    patch(Persister, "reset", believing)
 
 
 def new_owner_keeps_the_term(patch: Callable[..., None]) -> None:

@@ -42,7 +42,11 @@ from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, Powe
 from cursor.undurable import EVERYTHING
 from cursor.undurable_batches import UndurableBatches
 from planted import assert_caught
-from planted_cursor import new_owner_keeps_the_term, receipts_outlive_a_reset
+from planted_cursor import (
+    new_owner_keeps_the_term,
+    receipts_outlive_a_reset,
+    receipts_outlive_a_reset_that_failed,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +124,13 @@ def written_positions(log: LedgerMap) -> list[Position]:
     return [Position(ledger, entry) for ledger, count in log.counts().items() for entry in range(count)]
 
 
+def ranges_of(positions):
+    ranges = DeletedRanges()
+    for position in positions:
+        ranges.add(position)
+    return ranges
+
+
 def replayed(entries, log):
     """Every record of a journal of ours in turn, with plain sets: the obvious way."""
     acked, batches = set(), {}
@@ -156,6 +167,11 @@ class CursorMachine(RuleBasedStateMachine):
     def promised(self):
         """Acked in whatever the disk may hold."""
         return frozenset.intersection(*(state.acked for state in self.possible))
+
+    @property
+    def lost(self):
+        """What is acked and not in what the disk may hold, for each."""
+        return [self.accepted - acked for acked in (self.promised, *(reset.acked for reset in self.possible_resets))]
 
     @property
     def is_certain(self):
@@ -470,10 +486,10 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(faults=FAULTS, config=st.none() | st.sampled_from(CONFIGS))
     def crash(self, faults=(), config=None):
         kept = len(self.accepted) - self.cursor.redelivery_if_crashed
-        was_certain, may_be_reset = self.is_certain, bool(self.possible_resets)
+        was_certain = self.is_certain
         self.open_cursor(config, faults)
         # I3: what comes back is what the gauge said; less, if a write of unknown outcome saved some of it.
-        assert may_be_reset or len(self.accepted) >= kept
+        assert len(self.accepted) >= kept, "the gauge was too low"
         assert not was_certain or len(self.accepted) == kept, "the gauge was wrong"
 
     @rule(faults=FAULTS, config=st.none() | st.sampled_from(CONFIGS))
@@ -534,28 +550,25 @@ class CursorMachine(RuleBasedStateMachine):
     def counts_what_a_crash_redelivers(self):
         """I4: what is kept incrementally is what a recount says."""
         cursor, stats, mark_delete = self.cursor, self.cursor.stats(), self.cursor.mark_delete_position
-        lost = self.accepted - self.promised
-        assert cursor.redelivery_if_crashed == len(lost), "the gauge differs"
+        assert cursor.redelivery_if_crashed == max(map(len, self.lost)), "the gauge differs"
         if self.causes_known:
             assert stats.redelivery_young == sum(position > mark_delete for position in self.held), "young is wrong"
             assert stats.redelivery_cut == sum(position > mark_delete for position in self.cut), "cut is wrong"
-        above = DeletedRanges()
-        for position in lost:
-            if position > mark_delete:
-                above.add(position)
+        record_bytes = max(ranges_of(p for p in lost if p > mark_delete).record_bytes for lost in self.lost)
         # Each of its parts is counted by itself; with no limit and no age there is one.
-        assert cursor.unpersisted_record_bytes >= above.record_bytes, "the un-persisted bytes are too few"
+        assert cursor.unpersisted_record_bytes >= record_bytes, "the un-persisted bytes are too few"
         if self.config is PLAIN:
-            assert cursor.unpersisted_record_bytes == above.record_bytes, "the un-persisted bytes are wrong"
+            assert cursor.unpersisted_record_bytes == record_bytes, "the un-persisted bytes are wrong"
 
     @invariant()
     def receipts_do_not_lie(self):
         for receipt, positions, batch in self.receipts:
-            is_durable = positions <= self.promised
+            may_hold = [*self.possible, *self.possible_resets]
+            is_durable = all(positions <= state.acked for state in may_hold)
             if batch is not None:
                 position, unacked = batch
                 is_durable = is_durable and all(
-                    position in state.acked or state.batches.get(position, {-1}) <= unacked for state in self.possible
+                    position in state.acked or state.batches.get(position, {-1}) <= unacked for state in may_hold
                 )
             assert is_durable or not self.cursor.durable(receipt), "a receipt lied"  # I2
             assert self.cursor.is_dirty() or self.cursor.durable(receipt) == is_durable, "a receipt is late"
@@ -920,6 +933,30 @@ def test_model_catches_a_reset_whose_receipts_still_count(monkeypatch):
     machine.ack(3)
     with pytest.raises(AssertionError, match="a receipt from before the reset counts"):
         machine.reset(2)
+
+
+def resets_in_vain():
+    machine = machine_of(PLAIN)
+    machine.ack(3)
+    machine.persist()
+    machine.break_ledgers()
+    machine.store.inject(Fault(machine.store.mutation_count, FaultKind.FAIL_AFTER))
+    machine.reset(2)
+    assert machine.possible_resets
+    check(machine)
+
+
+def test_model_catches_a_gauge_without_a_reset_that_may_have_happened(monkeypatch):
+    resets_in_vain()
+    monkeypatch.setattr(AckState, "begin_reset", lambda *_: None)
+    with pytest.raises(AssertionError, match="the gauge differs"):
+        resets_in_vain()
+
+
+def test_model_catches_a_receipt_that_a_reset_may_have_voided(monkeypatch):
+    receipts_outlive_a_reset_that_failed(monkeypatch.setattr)
+    with pytest.raises(AssertionError, match="a receipt lied"):
+        resets_in_vain()
 
 
 def test_model_catches_a_journal_that_is_never_compacted(monkeypatch):

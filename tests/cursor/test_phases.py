@@ -173,7 +173,7 @@ class Scene:
         self.boundaries = Boundaries()
         self.store = HeldUpStore(self.boundaries)
         self.cursor = opened(self.store, config)
-        self.cursor.ack(P(30), now_ms=0)
+        self.durable_before = self.cursor.ack(P(30), now_ms=0)
         self.cursor.persist(now_ms=0)
         self.before = {30}
         self.early = self.cursor.ack_entries(3, [0, 5, 7], now_ms=0)
@@ -207,7 +207,10 @@ class Scene:
         return f"after {self.decisive}" in self.boundaries.passed
 
     def check_crash(self):
-        assert found_by_a_crash(self.store.inner.disk) == (self.after if self.is_decided else self.before)
+        found, cursor = found_by_a_crash(self.store.inner.disk), self.cursor
+        assert found == (self.after if self.is_decided else self.before)
+        assert self.before <= found or not cursor.durable(self.durable_before), "a receipt outlived its ack"
+        assert len(acked(cursor) - found) <= cursor.redelivery_if_crashed, "more comes back than was said"
 
     def ack_meanwhile(self):
         """Make every kind of ack, and return the receipts."""

@@ -141,4 +141,12 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "It is noticed when the next of its key is offered.",
         "`tests/cursor/test_key_order.py`",
     ),
+    OwnBug(
+        "L0",
+        "After a seek whose write failed, but had reached the disk, receipts went on counting as durable and the gauge "
+        "stayed as it was: a crash found the cursor reset, and their acks gone.",
+        "From before a reset is written until it, or a persist, has ended well, no receipt counts, and the gauge tells "
+        "what the worse of the two outcomes would lose.",
+        "`tests/cursor/test_failed_seek.py`",
+    ),
 )

@@ -8,7 +8,7 @@ from analysis.crash.model.promise import Promise, hold
 from analysis.crash.model.properties import Properties
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from analysis.crash.model.numbered_log import NumberedLog
 
@@ -18,7 +18,8 @@ class AckModel:
 
     Attributes:
         acked: What counts as acked, though a crash may forget it.
-        durable: What of it is certain to be on the disk.
+        durable: What of it is certain to be on the disk, unless that holds one of the resets.
+        resets: What the disk may hold instead: resets whose outcome is unknown.
         unacked_of_batch: Of a partly acked batch, the messages that are not.
         durable_unacked_of_batch: What the disk says of them.
         in_flight: Who has what, in the order in which it was sent.
@@ -31,6 +32,7 @@ class AckModel:
         self.log = log
         self.acked: set[int] = set()
         self.durable: set[int] = set()
+        self.resets: list[set[int]] = []
         self.unacked_of_batch: dict[int, set[int]] = {}
         self.durable_unacked_of_batch: dict[int, set[int]] = {}
         self.properties = Properties()
@@ -51,7 +53,8 @@ class AckModel:
     def counted(self, also: int | None = None) -> tuple[int, int]:
         """Return bytes of what is acked and not durable, and ranges of what is acked, above the mark-delete.
 
-        With a number given: what they would be if that were acked as well.
+        Of what the disk may hold, that counts which leaves most bytes out. With a number given: what they would be if
+        that were acked as well.
         """
         if also is None and self._counted is not None:
             return self._counted
@@ -59,8 +62,8 @@ class AckModel:
         while floor in acked:
             floor += 1
         above = [number for number in range(floor, len(log)) if number in acked]
-        undurable = [number for number in above if number not in self.durable]
-        counted = log.record_bytes(log.runs(undurable)), len(log.runs(above))
+        left_out = ([number for number in above if number not in held] for held in (self.durable, *self.resets))
+        counted = max(log.record_bytes(log.runs(numbers)) for numbers in left_out), len(log.runs(above))
         if also is None:
             self._floor, self._counted = floor, counted
         return counted
@@ -115,7 +118,7 @@ class AckModel:
 
     def recovered(self, acked: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
         """Go on from what a disk held."""
-        self.acked, self.durable = acked, set(acked)
+        self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch = unacked_of_batch
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
         self._floor = 0
@@ -124,7 +127,12 @@ class AckModel:
 
     def wrote(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
         """Take for durable what the disk holds."""
-        self.durable, self.durable_unacked_of_batch = held, unacked_of_batch
+        self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
+        self.changed()
+
+    def may_have_begun_anew(self, first: int) -> None:
+        """Take nothing for durable any more that a reset which may be on the disk leaves out."""
+        self.resets.append(set(range(first)))
         self.changed()
 
     def may_have_lost(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
@@ -139,12 +147,19 @@ class AckModel:
         self.durable_unacked_of_batch = both
         self.changed()
 
-    def is_durable(self, numbers: Iterable[int]) -> bool:
+    @property
+    def lost_count(self) -> int:
+        """How many acked entries the worst crash brings back."""
+        return max(len(self.acked - held) for held in (self.durable, *self.resets))
+
+    def is_durable(self, numbers: Collection[int]) -> bool:
         """Tell whether all of some entries are certain to survive."""
-        return self.durable.issuperset(numbers)
+        return all(held.issuperset(numbers) for held in (self.durable, *self.resets))
 
     def is_part_durable(self, number: int, left: set[int]) -> bool:
         """Tell whether it is certain to survive that at most some messages of a batch are not acked."""
+        if not all(number in reset for reset in self.resets):
+            return False
         if number in self.durable:
             return True
         known = self.durable_unacked_of_batch.get(number)

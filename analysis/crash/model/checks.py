@@ -168,7 +168,7 @@ def _count(kept: int, recounted: int, what: str) -> None:
 
 def _check_gauge(side: Side) -> None:
     model, stats = side.model, side.cursor.stats()
-    _count(stats.redelivery_if_crashed, len(model.acked) - len(model.durable), "messages that a crash brings back")
+    _count(stats.redelivery_if_crashed, model.lost_count, "messages that a crash brings back")
     causes = stats.redelivery_unwritten, stats.redelivery_young, stats.redelivery_cut
     of_causes = f"of {stats.redelivery_if_crashed} messages {causes} are unwritten, young, cut"
     hold(Promise.I4, sum(causes) == stats.redelivery_if_crashed and min(causes) >= 0, of_causes)

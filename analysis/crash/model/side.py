@@ -50,7 +50,6 @@ class Side(PersistWatcher):
         model: What it should hold.
         config: Of its cursor.
         limits: Of its gate.
-        resets: What the disk may hold instead: resets whose outcome is unknown.
         is_certain: Whether it is known exactly what the disk holds: no write has failed since the last that did not.
         is_writing: Whether others look at it while it writes.
         has_failed: Whether a write of the persist under way has failed.
@@ -71,7 +70,6 @@ class Side(PersistWatcher):
         self.config, self.limits = schedule.settings.config, schedule.settings.limits
         self.cursor_path = cursor_path("t", name)
         self.written = Written(schedule.log, self.disk, self.cursor_path)
-        self.resets: list[set[int]] = []
         self.is_certain = True
         self.is_writing = self.has_failed = False
         self.failed_ms = -RETRY_MS
@@ -173,13 +171,13 @@ class Side(PersistWatcher):
         model, log = self.model, self.schedule.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
         parts = {log.numbers[each]: indexes(words) for each, words in self.cursor.batch.items() if each in log.numbers}
-        if found not in self.resets:
+        if found not in model.resets:
             self._check_survived(found, parts)
-            if gauge is not None:
-                self._check_gauge(found, gauge)
+        if gauge is not None:
+            self._check_gauge(found, gauge)
         model.properties.recovered(self.cursor.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
-        self.resets, self.is_certain = [], True
+        self.is_certain = True
         self._check_kept(found)
         held = self._read_anew()
         self.model.wrote(held.acked, held.unacked_of_batch)
@@ -239,7 +237,7 @@ class Side(PersistWatcher):
         held = self._read_anew()
         found = f"after a reset the disk holds {self.schedule.log.text(held.acked)}"
         hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
-        self.resets, self.is_certain = [], True
+        self.is_certain = True
         self._attempted.clear()
         self.instants.clear()
         self.forgive()
@@ -272,7 +270,7 @@ class Side(PersistWatcher):
         is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
         hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
         self.model.wrote(held.acked, held.unacked_of_batch)
-        self.resets, self.is_certain = [], True
+        self.is_certain = True
         self.receipts.check_none_lies(self.cursor, self.model)
 
     def _count(self, result: PersistResult, held: Held) -> None:
@@ -287,7 +285,7 @@ class Side(PersistWatcher):
         """Take note of what the owner before has written while the cursor was opened."""
         held = self.written.read(self.written.find(self.schedule.message_log.ledgers))
         self.model.wrote(held.acked, held.unacked_of_batch)
-        self.resets, self.is_certain = [], True
+        self.is_certain = True
 
     @property
     def is_limited(self) -> bool:
@@ -308,7 +306,9 @@ class Side(PersistWatcher):
 
     def _may_have_written(self) -> None:
         """Take nothing for durable any more that a write which may have happened leaves out."""
-        self.is_certain = self.is_certain and not self._attempted
+        # What a whole state of Pulsar's format was to displace counts as lost from the first step on: a ledger is made.
+        was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
+        self.is_certain = self.is_certain and not was_begun
         for content in self._attempted_states():
             held = held_of(self.schedule.log, content)
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
@@ -328,9 +328,10 @@ class Side(PersistWatcher):
                 yield content
 
     def forget_attempts(self) -> None:
-        """Take note that what was written is no state."""
+        """Take note that what was written was no persist."""
         self._attempted.clear()
         self.instants.clear()
+        self.has_failed = False
 
     def attempt(self, encoded: Encoded, data: bytes) -> None:
         """Note what is about to be written."""

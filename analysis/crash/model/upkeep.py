@@ -214,9 +214,12 @@ def seek(schedule: Schedule, side: Side) -> None:
     try:
         side.subscription.seek(schedule.log.positions[number], now_ms=schedule.now_ms)
     except StoreError:
-        side.resets.append(set(range(number)))
         side.is_certain = False
+        side.model.may_have_begun_anew(number)
         side.model.properties.reset(is_certain=False)
+        side.receipts.check_survivors(side.cursor, side.model)
+        side.forget_attempts()
+        side.forgive()
         schedule.counts["failed_resets"] += 1
         raise
     finally:

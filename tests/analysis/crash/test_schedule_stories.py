@@ -20,7 +20,11 @@ from cursor.store import StoreError
 from cursor.stores.memory import _MemoryLedgers
 from delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
-from planted_cursor import new_owner_keeps_the_term, receipts_outlive_a_reset
+from planted_cursor import (
+    new_owner_keeps_the_term,
+    receipts_outlive_a_reset,
+    receipts_outlive_a_reset_that_failed,
+)
 from schedule_stories import (
     Story,
     acks_into_a_batch,
@@ -249,6 +253,16 @@ def keeps_the_epoch_of_a_reset_that_failed(patch):
     seeks_in_vain()
 
 
+def counts_as_if_a_reset_that_failed_had_not_happened(patch):
+    patch(AckState, "begin_reset", lambda *_: None)
+    seeks_in_vain()
+
+
+def believes_receipts_after_a_reset_that_failed(patch):
+    receipts_outlive_a_reset_that_failed(patch)
+    seeks_in_vain()
+
+
 def drops_the_cursor_properties(patch):
     patch(Journal, "cursor_properties", property(lambda _: {}, lambda *_: None), raising=False)
     attaches_properties()
@@ -285,6 +299,8 @@ PLANTED = {
     never_falls_back: Promise.ERRORS,
     halves_the_limit: Promise.I15,
     keeps_the_epoch_of_a_reset_that_failed: Promise.I13,
+    counts_as_if_a_reset_that_failed_had_not_happened: Promise.I4,
+    believes_receipts_after_a_reset_that_failed: Promise.I2,
     drops_the_cursor_properties: Promise.I6,
     forgets_acks_into_a_batch: Promise.I2,
 }
