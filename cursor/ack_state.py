@@ -88,9 +88,9 @@ class AckState:
         self._undurable_batches = UndurableBatches(self.batch, self._undurable)
         # Messages acked since the state was made or restored. Invariant: durable <= acked.
         self._acked_count = self._durable_count = 0
-        # The lowest mark-delete position that the durable state may have instead, with nothing acked above it: of
-        # resets that were begun and not ended, since the last persist. What is durable is told as without them.
-        self._reset_begun: Position | None = None
+        # Mark-delete positions that the durable state may have instead, with nothing acked above: of resets that were
+        # begun and not ended, since the last persist. What is durable is told as without them.
+        self._resets_begun: set[Position] = set()
 
     @property
     def acked_count(self) -> int:
@@ -109,10 +109,11 @@ class AckState:
         Complexity: O(1); O(containers of the bitmaps) after a reset that failed.
         """
         unwritten_count = self._acked_count - self._durable_count
-        if self._reset_begun is None:
+        if not self._resets_begun:
             return unwritten_count
-        covered_count = self._ledgers.count_between(self._reset_begun, self.mark_delete)
-        return max(unwritten_count, covered_count + len(self._voidable(self._reset_begun)))
+        lowest = min(self._resets_begun)
+        covered_count = self._ledgers.count_between(lowest, self.mark_delete)
+        return max(unwritten_count, covered_count + len(self._voidable(lowest)))
 
     @property
     def held_back(self) -> int:
@@ -140,10 +141,16 @@ class AckState:
     @property
     def changed_batch_count(self) -> int:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        changed_count, reset_begun = self._undurable_batches.changed_count, self._reset_begun
-        if reset_begun is None:
+        changed_count = self._undurable_batches.changed_count
+        if not self._resets_begun:
             return changed_count
-        return max(changed_count, sum(position > reset_begun for position in self.batch))
+        lowest = min(self._resets_begun)
+        return max(changed_count, sum(position > lowest for position in self.batch))
+
+    @property
+    def undurable(self) -> DeletedRanges:
+        """The ranges acked and not durable, whatever becomes of a reset that failed: to be read, not changed."""
+        return self._undurable.as_one()
 
     @property
     def unpersisted_record_bytes(self) -> int:
@@ -154,9 +161,10 @@ class AckState:
 
         Complexity: O(1); O(containers of the bitmaps) after a reset that failed.
         """
-        if self._reset_begun is None:
+        if not self._resets_begun:
             return self._undurable.record_bytes
-        return max(self._undurable.record_bytes, self._voidable(self._reset_begun).record_bytes)
+        # A lower one voids more, and may void it in larger ranges.
+        return max(self._undurable.record_bytes, *(self._voidable(each).record_bytes for each in self._resets_begun))
 
     def unpersisted_bytes_added(self, position: Position) -> int:
         """Return at most how much acking an entry now would add to `unpersisted_record_bytes`.
@@ -346,12 +354,12 @@ class AckState:
     def begin_reset(self, mark_delete: Position) -> None:
         """Note that a reset to a position is about to be written: from here on it may happen, even if that fails."""
         self.persisted_mark_delete = min(self.persisted_mark_delete, mark_delete)
-        self._reset_begun = min(self._reset_begun or mark_delete, mark_delete)
+        self._resets_begun.add(mark_delete)
 
     def reset(self, mark_delete: Position) -> None:
         """Begin anew at a position, with nothing acked above it, all of it durable."""
         self.mark_delete = self.persisted_mark_delete = mark_delete
-        self._reset_begun = None
+        self._resets_begun.clear()
         self.properties = {}
         self.deleted = DeletedRanges()
         self._undurable = Undurable()
@@ -412,7 +420,8 @@ class AckState:
         """Count what was taken as durable and return how many messages that is."""
         covered = written.acked_count - self._durable_count - len(self._undurable.displaced)
         self._durable_count = written.acked_count
-        self.persisted_mark_delete, self._reset_begun = written.mark_delete, None
+        self.persisted_mark_delete = written.mark_delete
+        self._resets_begun.clear()
         self._undurable.end_write(written.mark_delete)
         self._undurable_batches.end_write()
         return covered
@@ -447,18 +456,18 @@ class AckState:
         """Return how many acks above one position and up to another are not durable. Complexity: O(ledgers)."""
         return self._undurable.count_between(lower, upper)
 
-    def _voidable(self, reset_begun: Position) -> DeletedRanges:
+    def _voidable(self, reset: Position) -> DeletedRanges:
         """Return what is acked above the mark-delete position that a reset may have voided: to be read, not changed."""
-        if reset_begun <= self.mark_delete:
+        if reset <= self.mark_delete:
             return self.deleted
         voidable = self.deleted.copy()
-        voidable.remove_at_most(reset_begun)
+        voidable.remove_at_most(reset)
         return voidable
 
     def _joined_by(self) -> tuple[DeletedRanges, ...]:
         """Return the ranges that the next ack may join, of which each may be those that are not durable."""
         joined = self._undurable.joined_by()
-        return joined if self._reset_begun is None else (*joined, self._voidable(self._reset_begun))
+        return (*joined, *map(self._voidable, self._resets_begun))
 
     def _accept(self, newly_acked: int) -> int:
         self._acked_count += newly_acked

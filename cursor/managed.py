@@ -160,6 +160,14 @@ class ManagedCursor:
         return self._state.deleted
 
     @property
+    def undurable(self) -> DeletedRanges:
+        """Of these, what the last record does not hold, as `unpersisted_record_bytes` counts it; to be read only.
+
+        Complexity: O(1); O(containers of the bitmaps) while a persist is under way.
+        """
+        return self._state.undurable
+
+    @property
     def batch(self) -> BatchIndexes:
         """The partly acked batches: to be read, not changed."""
         return self._state.batch
@@ -183,6 +191,11 @@ class ManagedCursor:
     def recovery_report(self) -> RecoveryReport:
         """How the cursor came by its state when it was opened."""
         return self._recovery_report
+
+    @property
+    def acked_count(self) -> int:
+        """How many entries were acked since it was opened; never falls. Complexity: O(1)."""
+        return self._state.acked_count
 
     @property
     def redelivery_if_crashed(self) -> int:

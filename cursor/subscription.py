@@ -263,7 +263,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             receipt = self._admission.ack(position, lambda: self.cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
-            self._acked(position)
+            self._acked(position, receipt)
             return receipt
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
@@ -283,7 +283,7 @@ class Subscription(PersistWatcher):
             is_last = self._completes(position, words)
             receipt = self._admission.ack(position, ack, now_ms=now_ms) if is_last else ack()
             if self.cursor.is_acked(position):
-                self._acked(position)
+                self._acked(position, receipt)
             else:
                 self._dispatcher.recount(position)
                 self._admission.use_fell(now_ms=now_ms)
@@ -302,7 +302,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
-            self._acked_up_to_mark_delete()
+            self._acked_up_to_mark_delete(receipt)
             return receipt
 
     def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
@@ -314,7 +314,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms
             receipt = self.cursor.skip(count, now_ms=now_ms, counts_acked=counts_acked)
-            self._acked_up_to_mark_delete()
+            self._acked_up_to_mark_delete(receipt)
             return receipt
 
     def clear_backlog(self, *, now_ms: int) -> Receipt:
@@ -327,7 +327,7 @@ class Subscription(PersistWatcher):
             self._now_ms = now_ms
             receipt = self.cursor.clear_backlog(now_ms=now_ms)
             self._dispatcher.forget_delays()
-            self._acked_up_to_mark_delete()
+            self._acked_up_to_mark_delete(receipt)
             return receipt
 
     def seek(self, position: Position, *, now_ms: int) -> PersistResult:
@@ -468,16 +468,16 @@ class Subscription(PersistWatcher):
             known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
         )
 
-    def _acked(self, position: Position) -> None:
+    def _acked(self, position: Position, receipt: Receipt) -> None:
         settled = self._admission.settle([position])
         self._release(settled)
-        self._dispatcher.acked(position)
+        self._dispatcher.acked(position, receipt.newly_acked)
         self._admission.use_fell(now_ms=self._now_ms, of=settled[0][1].consumer if settled else None)
 
-    def _acked_up_to_mark_delete(self) -> None:
+    def _acked_up_to_mark_delete(self, receipt: Receipt) -> None:
         position = self.cursor.mark_delete_position
         self._release(self._admission.settle(self._admission.deliveries.at_most(position)))
-        self._dispatcher.acked_up_to(position)
+        self._dispatcher.acked_up_to(position, receipt.newly_acked)
         self._admission.use_fell(now_ms=self._now_ms)
 
     def _nacked_with(self, position: Position) -> list[Position]:

@@ -88,6 +88,7 @@ class Dispatcher:
         if isinstance(delays, SubscriptionDelayView):
             delays.attach(self)
         self._binds = False  # whether a limit of the ack state kept new messages back the last time
+        self._acked_count = cursor.acked_count  # as far as this was told
 
     def dispatch(self, batch: Batch) -> None:
         """Send what a consumer may have, up to what it wants.
@@ -95,6 +96,7 @@ class Dispatcher:
         Raises:
             StoreError: The log could not be read; what was sent so far is in the batch.
         """
+        self._notice_acks_elsewhere()
         self._collect_due(batch)
         if self._cursor.has_unread:
             self._admission.promote_young(now_ms=batch.now_ms)
@@ -119,8 +121,9 @@ class Dispatcher:
         if position not in self.waiting and position not in self._admission.deliveries:
             self.waiting.put(position, waiting)
 
-    def acked(self, position: Position) -> None:
+    def acked(self, position: Position, newly_acked: int) -> None:
         """Note an ack: the message waits no longer, and the holes beside it are other ones."""
+        self._acked_count += newly_acked
         if position in self.waiting:
             self.waiting.take(position)
         self._holes.note(position)
@@ -132,8 +135,9 @@ class Dispatcher:
         if sent is not None and words is not None:
             self._admission.reduce(position, max(1, _unacked_count(words)))
 
-    def acked_up_to(self, position: Position) -> None:
+    def acked_up_to(self, position: Position, newly_acked: int) -> None:
         """Note that everything up to a position was acked."""
+        self._acked_count += newly_acked
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
         if position.entry_id >= 0:  # Else no hole begins anew: none goes over the border of a ledger.
@@ -149,6 +153,7 @@ class Dispatcher:
         self._due.clear()
         self._early.clear()
         self._holes.clear()
+        self._acked_count = self._cursor.acked_count
         self.forget_delays()
 
     @property
@@ -192,6 +197,24 @@ class Dispatcher:
         for position in chain(self._due, (position for _, position in self._early)):
             found.discard(position)
         return found
+
+    def _notice_acks_elsewhere(self) -> None:
+        """Let nothing wait that was acked with the cursor itself, past the subscription; and look at the holes anew.
+
+        Complexity: O(1) if there was none, else O(containers of what waits + what was acked of it).
+        """
+        acked_count = self._cursor.acked_count
+        if self._acked_count == acked_count:
+            return
+        self._acked_count = acked_count
+        self._holes.clear()
+        acked, unacked = PositionSet(), PositionSet()
+        for each in (acked, unacked):
+            each.update(self.waiting.in_order())
+        unacked.apply(self._cursor.discard_acked)
+        acked.difference_update(unacked)
+        for position in acked:
+            self.waiting.take(position)
 
     def _collect_due(self, batch: Batch) -> None:
         """Let those wait to be sent whose time has come."""
@@ -296,32 +319,22 @@ class Dispatcher:
         while batch.room:
             ready = self.waiting.ready_for(owner)
             holes = self._holes.of(owner, ready, counts_unpersisted=counts_unpersisted)
-            has_acked = False
             for position in holes.offered(ready):
                 if self._cursor.is_acked(position):
-                    has_acked = True
                     self.waiting.take(position)
                     continue
-                if not self._is_next_of_key(position):
+                if not self.waiting.is_next_of_key(position):
                     continue  # Those of a key go out in order, whatever they would free.
                 fills_hole = self._cursor.hole_at(position) is not None
                 for _, message in self._readable([position], now_ms=batch.now_ms):
                     self._send(position, message, batch, fills_hole=fills_hole)
                 if not batch.room:
                     return
-            if has_acked or not self._holes.is_told(owner):
-                continue  # Somebody acked past the subscription, or divided a hole as he took a dead letter.
+            if not self._holes.is_told(owner):
+                continue  # Whoever takes dead letters may have divided a hole.
             highest = self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
                 return
-
-    def _is_next_of_key(self, position: Position) -> bool:
-        """Tell whether no earlier message of its key waits, but such as were acked past the subscription."""
-        while (first := self.waiting.first_of_key(position)) != position:
-            if not self._cursor.is_acked(first):
-                return False
-            self.waiting.take(first)
-        return True
 
     def _read_ahead(self, now_ms: int, *, count: int, last: Position | None = None) -> bool:
         """Let unread messages wait, or be delayed, up to a position; tell whether there was one."""
@@ -392,7 +405,7 @@ class Dispatcher:
             return False
         try:
             dead_letters.hand_over(delivery)
-            self._admission.ack(position, lambda: self._cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
+            receipt = self._admission.ack(position, lambda: self._cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
         except BaseException as error:
             # For a while: whoever takes dead letters may be out of order, and the others are not to wait for that.
             if position in self.waiting:
@@ -401,7 +414,7 @@ class Dispatcher:
             if isinstance(error, AckRefusedError):
                 return True
             raise
-        self.acked(position)
+        self.acked(position, receipt.newly_acked)
         return True
 
     def _is_delayed(self, position: Position, message: Message, *, now_ms: int) -> bool:

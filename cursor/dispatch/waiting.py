@@ -131,10 +131,10 @@ class WaitingMessages:
             else:
                 self._time_over(position, waiting.key)
 
-    def first_of_key(self, position: Position) -> Position:
-        """Return the first that waits of those of a message's key: itself if it has none."""
+    def is_next_of_key(self, position: Position) -> bool:
+        """Tell whether no earlier message of its key waits."""
         key = self._all[position].key
-        return position if key is None else next(iter(self._of_key[key]))
+        return key is None or next(iter(self._of_key[key])) == position
 
     def key_moved(self, key: bytes) -> None:
         """Give what waits of a key to its owner of now. Complexity: O(1) if that is who it was."""

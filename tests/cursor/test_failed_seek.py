@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate import LedgerMap, Position
+from ackstate import DeletedRanges, LedgerMap, Position
 from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
 from cursor.stores.memory import Fault, FaultKind
 
@@ -74,6 +74,22 @@ def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
     crashed = recovered(store, log, config)
     back = [p for p in (*(P(3, n) for n in range(10)), P(5, 1)) if cursor.is_acked(p) and not crashed.is_acked(p)]
     assert len(back) == (7 if outcome is FaultKind.FAIL_AFTER else 2)
+
+
+def test_of_two_that_failed_the_one_counts_that_leaves_more_bytes(store, config):
+    """That is the upper one here: what a range begins with takes a byte more, and the limit is one of bytes."""
+    log = LedgerMap.from_counts({3: 300})
+    cursor = open_cursor(store, log, config)
+    cursor.ack_entries(3, range(11, 201), now_ms=0)
+    cursor.persist(now_ms=0)
+    seek_in_vain(cursor, store, P(3, 10), FaultKind.FAIL_BEFORE)
+    of_lower = cursor.unpersisted_record_bytes
+    seek_in_vain(cursor, store, P(3, 150), FaultKind.FAIL_AFTER)
+    of_upper = DeletedRanges()
+    of_upper.add_run(3, 150, 201)
+    assert cursor.unpersisted_record_bytes == of_upper.record_bytes == of_lower + 1
+    assert cursor.redelivery_if_crashed == 190
+    assert recovered(store, log, config).backlog == 150
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -209,6 +209,30 @@ def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
     assert topic.dispatch(2, now_ms=5) == [sent[4], sent[6]]
 
 
+def test_what_was_acked_past_the_subscription_keeps_no_delayed_message_back():
+    """What waits goes before what falls due: messages that nobody had to get any more took the place of these."""
+    topic = Topic()
+    sent = topic.publish(*[NO_DELAY] * 5)
+    due = topic.publish(*[100] * 5)
+    assert topic.dispatch(5) == sent
+    assert topic.dispatch(5) == []
+    for position in sent:
+        topic.subscription.nack(position, now_ms=1)
+    topic.cursor.ack_many(sent[1:4], now_ms=2)
+    assert topic.dispatch(5, now_ms=200) == [sent[0], sent[4], *due[:3]]
+
+
+def test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides():
+    """Its upper part was looked for no more, and a gate shut by the number of ranges stayed shut for good."""
+    topic = Topic(max_unacked_ranges=3)
+    positions = topic.publish(*[NO_DELAY] * 12)
+    topic.cursor.ack_many(positions[7:12:2], now_ms=0)
+    assert topic.dispatch(1) == [positions[8]]
+    topic.cursor.ack_many(positions[2:4], now_ms=0)
+    sent = [position for _ in range(3) for position in topic.dispatch(12)]
+    assert sorted(sent) == [positions[number] for number in (0, 1, 4, 6, 10)]  # 5 would divide it again.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_the_byte_limit_is_never_passed_whatever_the_order(seed):

@@ -138,7 +138,7 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "L0",
         "A message that waited and was acked with the cursor itself, past its subscription, kept all others of its key "
         "from filling holes: a gate shut by the number of ranges stayed shut for good.",
-        "It is noticed when the next of its key is offered.",
+        "A dispatch notices that something was acked elsewhere, and lets it wait no more.",
         "`tests/cursor/test_key_order.py`",
     ),
     OwnBug(
@@ -147,6 +147,20 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "stayed as it was: a crash found the cursor reset, and their acks gone.",
         "From before a reset is written until it, or a persist, has ended well, no receipt counts, and the gauge tells "
         "what the worse of the two outcomes would lose.",
+        "`tests/cursor/test_failed_seek.py`",
+    ),
+    OwnBug(
+        "L0",
+        "An ack with the cursor itself that divided a hole: of a gate shut by the number of ranges only the lower part "
+        "was filled any more.",
+        "A dispatch notices that something was acked elsewhere, and looks at the holes anew.",
+        "`tests/cursor/test_subscription.py`",
+    ),
+    OwnBug(
+        "L0",
+        "After two failed seeks between two persists the un-persisted bytes were those of the lower one, which may be "
+        "fewer.",
+        "All that may have happened are compared.",
         "`tests/cursor/test_failed_seek.py`",
     ),
 )
