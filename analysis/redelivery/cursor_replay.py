@@ -231,8 +231,8 @@ class CursorReplay:
         try:
             result = self._cursor.tick(now_ms=at_ms)
         except StoreError:
+            # What was left out before stays so, and only the cursor knows when it tries that again.
             self._schedule.failed(at_ms)
-            self._left_out = False
             return None
         assert result is not None, f"nothing was due at {at_ms} ms"
         self._schedule.persisted(at_ms)

@@ -22,7 +22,7 @@ from analysis.redelivery.acked import AckedFold
 from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.curve_sum import CurveSum, Histogram, Points
 from analysis.redelivery.fold import LeftOut, RedeliveryFold
-from analysis.redelivery.gated_replay import GatedReplay, _Blocked
+from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.journal_size import JournalSize
 from analysis.redelivery.last_records import StoreOfLastRecords, _Last
 from analysis.redelivery.mark_delete import MarkDeleteFold
@@ -31,6 +31,7 @@ from analysis.redelivery.plain_replay import PlainReplay
 from analysis.redelivery.schedule import Schedule
 from analysis.redelivery.subscription_replay import Costs, PolicyCurve, RecordedCurve, SubscriptionReplay, _Life
 from analysis.redelivery.thinned_curve import ThinnedCurve
+from analysis.redelivery.waiting_line import Times, TimesKept, WaitingLine
 from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from cursor.ack_state import AckState, PersistLimits
 from cursor.auto_age import AgeChoice, AgeChooser, AutoAge
@@ -96,7 +97,7 @@ class BrokerState:
 _REPLAYS = (
     AckedFold, BrokerState, CursorReplay, CurveSum, DailyState, GatedReplay, Histogram, JournalSize, LeftOut,
     MarkDeleteFold, OnTheirWay, PlainReplay, PolicyCurve, RecordedCurve, RedeliveryFold, Schedule, StoreWithoutLedgers,
-    SubscriptionReplay, ThinnedCurve, _Life,
+    SubscriptionReplay, ThinnedCurve, TimesKept, WaitingLine, _Life,
 )  # fmt: skip
 _CURSORS = (
     AckState, AgeChoice, AgeChooser, AutoAge, BatchIndexes, DeletedRanges, DeliveryRuler, FilledCount, Journal,
@@ -119,7 +120,7 @@ OBJECTS: Mapping[str, type[Any]] = _by_name((*_REPLAYS, *_CURSORS, *_STORES, *_G
 """By name, what is made without its constructor, and given its fields."""
 
 TUPLES: Mapping[str, type[Any]] = _by_name(
-    (Costs, PersistLimits, PersistResult, Points, Position, Sent, Versioned, _Before, _Blocked)
+    (Costs, PersistLimits, PersistResult, Points, Position, Sent, Times, Versioned, _Before)
 )
 """By name, what is made of its values."""
 

@@ -36,14 +36,15 @@ class Schedule:
         if config.mark_delete_rate_limit > 0:
             self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=opened_ms)
         self._flush_at = self.tick_at(opened_ms + self._flush_ms)
-        self._permit_at = opened_ms
-        # The first ticks after new acks, rising. Invariant: all acks before the first of them are persisted, and
-        # those between it and the others were refused by the limiter or wait for the flush.
+        self._permit_at = opened_ms  # or later than the last persist
+        # The first ticks after new acks, rising, the first of which may be over. Invariant: all acks before the first
+        # of them are persisted, and those between it and the others were refused by the limiter, were let through in
+        # vain, or wait for the flush.
         self._waiting: list[int] = []
 
     @property
     def flush_at(self) -> int:
-        """The first tick at which the flush interval is over."""
+        """The first tick at which the flush interval is over and that is not over itself."""
         return self._flush_at
 
     def tick_at(self, ts_ms: int) -> int:
@@ -95,10 +96,14 @@ class Schedule:
         self._flush_at = self.tick_at(at_ms + self._flush_ms)
 
     def failed(self, at_ms: int) -> None:
-        """Take note of a persist that could not be written: the next tick tries again."""
+        """Take note of a persist that could not be written: what it was for waits for the flush, or for later acks.
+
+        The limiter lets nothing through twice: it is asked again when more was acked.
+        """
+        tried = bisect_right(self._waiting, at_ms)
+        self._waiting[:tried] = [at_ms][:tried]
+        self._flush_at = max(self._flush_at, at_ms + self.tick_ms)
         self._take_permit(at_ms)
-        later = self._waiting[bisect_right(self._waiting, at_ms) :]
-        self._waiting = [at_ms + self.tick_ms, *(each for each in later if each > at_ms + self.tick_ms)]
 
     def persist_until(self, until_ms: int) -> Int64s:
         """Persist at each tick before a time at which that is due, and return those ticks."""
@@ -142,5 +147,5 @@ class Schedule:
     def _take_permit(self, at_ms: int) -> None:
         if self._limiter is not None:
             self._limiter.try_acquire(at_ms)
-            times = range(at_ms, _PERMIT_MS_MAX)
+            times = range(at_ms + 1, _PERMIT_MS_MAX)
             self._permit_at = times[bisect_left(times, True, key=self._limiter.can_acquire)]

@@ -16,6 +16,7 @@ from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.policy import Policy
 from analysis.redelivery.subscription_replay import SubscriptionReplay
+from analysis.redelivery.waiting_line import TimesKept
 from analysis.redelivery.wrong_route import StoreWithoutLedgers
 from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
@@ -217,7 +218,7 @@ def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
 
     def let_go(self):
         taken(self)
-        self._moved_by_ms.clear()
+        self._moved_by_ms = TimesKept()
 
     monkeypatch.setattr(GatedReplay, "_let_go", let_go)
     assert_agreement_fails()
@@ -277,6 +278,21 @@ def test_it_catches_a_promotion_that_counts_as_the_tick_of_its_millisecond(monke
     monkeypatch.setattr(CursorReplay, "promoted", as_a_tick)
     with pytest.raises(AssertionError):
         assert_agreement(*cut_by_a_promotion(), [])
+
+
+def tried_in_vain():
+    """Where a ledger cannot be written there is room for one range; the lowest must not take the place of a wider."""
+    acks = {3_000: range(10, 20), 3_001: [2], 3_050: [4], 3_450: [0, 1, 3, *range(5, 10)]}
+    events = [Event(1_000, EventKind.DELIVER, 1, each, each) for each in range(20)]
+    events += [Event(now_ms, EventKind.ACK, 1, each, each) for now_ms, entries in acks.items() for each in entries]
+    policy = {"ledger_writable": "false", "format": "PULSAR", "metadata_bytes_max": 50, "flush_interval_ms": 400}
+    return events, {**policy, "max_unpersisted_ack_record_bytes": 400}
+
+
+@pytest.mark.parametrize("rate", [1, 20])
+def test_what_a_permit_let_through_in_vain_waits_for_the_flush(rate):
+    events, policy = tried_in_vain()
+    assert_agreement(events, {**policy, "mark_delete_rate_limit": rate}, [])
 
 
 def the_end_of_a_ledger():

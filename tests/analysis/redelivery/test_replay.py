@@ -25,6 +25,7 @@ from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 from cursor.auto_age import AutoAge
 from cursor.managed import ManagedCursor
+from cursor.store import StoreError
 from cursor.stores.memory import MemoryStore
 
 
@@ -83,6 +84,52 @@ test_every_instant_agrees_with_a_real_cursor = pytest.mark.slow(
 test_every_instant_of_a_plain_policy_agrees = pytest.mark.slow(
     given(montecarlo.small_traces(), PLAIN, SIZES)(assert_agreement)
 )
+
+
+# Acks given at once may leave a bitmap in another form: where a limit on bytes decides, a size that has none.
+NO_LEDGER = {"ledger_writable": "false", "format": "PULSAR", "range_form": "LIST"}
+# What is too large for the metadata store is tried in vain, often because a permit lets it through.
+IN_VAIN = st.lists(st.fixed_dictionaries(
+    {
+        "mark_delete_rate_limit": st.sampled_from((3, 20, 500)),
+        "metadata_bytes_max": st.sampled_from((45, 60, 75)),
+        "flush_interval_ms": st.sampled_from((30, 400)),
+    },
+    optional={
+        "tick_ms": st.sampled_from((1, 7, 50)),
+        "metadata_range_count_max": st.sampled_from((1, 3)),
+        "keep": st.sampled_from(("LOWEST", "WIDEST")),
+        "become_old_ack_record_seconds": st.sampled_from((1, "AUTO")),
+        "ledger_retry_ms": st.sampled_from((0, 10, 1_000)),
+    },
+).map(lambda found: Policy.from_mapping({**NO_LEDGER, **found})), min_size=1, max_size=2)  # fmt: skip
+
+
+@st.composite
+def acks_anywhere(draw):
+    """Messages sent at once, of which single ones and stretches are acked, the lowest no sooner than others."""
+    chance = draw(st.randoms(use_true_random=False))
+    ts_ms, events = 1_000, deliveries(1_000, range(40))
+    for _ in range(draw(st.integers(5, 30))):
+        ts_ms += chance.choice((0, 1, 1, 3, 20, 300))
+        first = chance.randrange(40)
+        events.append(Event(ts_ms, EventKind.ACK, 3, first, min(first + chance.choice((0, 0, 1, 9)), 39)))
+    return events, {3: 60}
+
+
+@pytest.mark.slow
+def test_every_instant_agrees_where_persists_fail(monkeypatch):
+    before_flush = []
+    failed = Schedule.failed
+
+    def counted(self, at_ms):
+        before_flush.append(at_ms < self.flush_at)
+        failed(self, at_ms)
+
+    monkeypatch.setattr(Schedule, "failed", counted)
+    settings(max_examples=60)(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
+    assert any(before_flush)
+    assert not all(before_flush)
 
 
 def assert_agreement_fails(grids):
@@ -152,6 +199,87 @@ def test_a_trace_begins_with_what_its_cursor_found():
 
 def deliveries(ts_ms, entries):
     return [Event(ts_ms, EventKind.DELIVER, 3, entry, entry) for entry in entries]
+
+
+def too_large_for_the_metadata_store():
+    """There is room for one range; the lowest would take the place of a wider one that is durable, and so none may.
+
+    Where there is a permit, the acks at 3001 and 3050 are tried in vain at once, and not again before 3400, when the
+    flush interval is over; from then on at every tick.
+    """
+    acks = {3_000: (10, 19), 3_001: (2, 2), 3_050: (4, 4), 3_450: (0, 9)}
+    events = deliveries(1_000, range(20)) + [Event(ts_ms, EventKind.ACK, 3, *run) for ts_ms, run in acks.items()]
+    return (events, {3: 30}), {**NO_LEDGER, "metadata_bytes_max": 50, "flush_interval_ms": 400}
+
+
+@pytest.fixture
+def failed_ms(monkeypatch):
+    """When ticks failed, of replays and of real cursors, one after another."""
+    found = []
+    tick = ManagedCursor.tick
+
+    def told(cursor, *, now_ms):
+        try:
+            return tick(cursor, now_ms=now_ms)
+        except StoreError:
+            found.append(now_ms)
+            raise
+
+    monkeypatch.setattr(ManagedCursor, "tick", told)
+    return found
+
+
+@pytest.mark.parametrize(("rate", "tried_ms"), [(0, []), (1, [3_001]), (20, [3_001, 3_050])])
+def test_what_a_permit_let_through_in_vain_waits_for_the_flush(rate, tried_ms, failed_ms):
+    trace, found = too_large_for_the_metadata_store()
+    assert_agreement(trace, [Policy.from_mapping({**found, "mark_delete_rate_limit": rate})], [])
+    assert failed_ms == 2 * [*tried_ms, *range(3_400, 3_450)]
+
+
+def test_it_catches_a_retry_before_the_flush_interval_is_over(monkeypatch):
+    failed = Schedule.failed
+
+    def and_again(self, at_ms):
+        failed(self, at_ms)
+        self._flush_at = at_ms + self.tick_ms
+
+    monkeypatch.setattr(Schedule, "failed", and_again)
+    trace, found = too_large_for_the_metadata_store()
+    with pytest.raises(AssertionError, match="nothing was due at 3002 ms"):
+        assert_agreement(trace, [Policy.from_mapping({**found, "mark_delete_rate_limit": 1})], [])
+
+
+def refused_when_they_become_old():
+    """60 ranges fill the metadata store; when wider numbers become old, as many as are tried are fewer than those.
+
+    A ledger is tried then in vain for the second time, and so both are tried again a second later.
+    """
+    low, high = range(1, 120, 2), range(16_400, 16_520, 2)
+    events = [*deliveries(1_000, [120]), *deliveries(2_500, [16_520])]
+    events += [Event(2_600, EventKind.ACK, 3, entry, entry) for entry in (*low, *high)]
+    events += [Event(4_600, EventKind.ACK, 3, 0, 119)]
+    found = {"metadata_bytes_max": 870, "become_old_ack_record_seconds": 1, "flush_interval_ms": 30}
+    return (events, {3: 17_000}), Policy.from_mapping({**NO_LEDGER, **found})
+
+
+def test_what_became_old_in_vain_is_tried_again_with_the_ledger(failed_ms):
+    trace, policy = refused_when_they_become_old()
+    assert_agreement(trace, [policy], [])
+    assert failed_ms == 2 * [3_500, 4_500]
+
+
+def test_it_catches_a_persist_after_which_nothing_is_left_out_though_it_failed(failed_ms, monkeypatch):
+    persist = CursorReplay._persist
+
+    def forgetting(self, at_ms):
+        row = persist(self, at_ms)
+        self._left_out &= row is not None
+        return row
+
+    monkeypatch.setattr(CursorReplay, "_persist", forgetting)
+    trace, policy = refused_when_they_become_old()
+    assert_agreement(trace, [policy], [])
+    assert failed_ms == [3_500, 3_500, 4_500]
 
 
 def held_until(events, age):

@@ -1,0 +1,163 @@
+"""Messages that wait for their delivery, and times of messages, as arrays: thousands come and go at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from ackstate.entry_bitmap import bitmap_of
+
+if TYPE_CHECKING:
+    from ackstate.position import Position
+    from analysis.redelivery.acked import Int64s
+
+_NONE = BitMap()
+
+
+class Times(NamedTuple):
+    """A time for each of some messages, as parallel arrays."""
+
+    ts_ms: Int64s
+    ledger_id: Int64s
+    entry_id: Int64s
+
+    def those(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Times:
+        """Return some of them."""
+        return Times(self.ts_ms[which], self.ledger_id[which], self.entry_id[which])
+
+    def until(self, end_ms: int) -> Times:
+        """Return those up to a time, where they are in order."""
+        return self.those(slice(int(np.searchsorted(self.ts_ms, end_ms, "right"))))
+
+    def later(self, by_ms: Int64s | int) -> Times:
+        """Return them at later times."""
+        return self._replace(ts_ms=self.ts_ms + by_ms)
+
+    def and_those(self, others: Times) -> Times:
+        """Return them and others, in order of time and position."""
+        ts_ms, ledger_id, entry_id = (np.concatenate(columns) for columns in zip(self, others, strict=True))
+        return Times(ts_ms, ledger_id, entry_id).those(np.lexsort((entry_id, ledger_id, ts_ms)))
+
+
+NO_TIMES = Times(*np.empty((3, 0), np.int64))
+
+
+def entries_by_ledger(ledger_ids: Int64s, entry_ids: Int64s) -> dict[int, BitMap]:
+    """Return messages as bitmaps."""
+    if len(ledger_ids) and (ledger_ids == ledger_ids[0]).all():
+        return {int(ledger_ids[0]): bitmap_of(entry_ids.astype(np.uint32))}
+    return {each: bitmap_of(entry_ids[ledger_ids == each].astype(np.uint32)) for each in np.unique(ledger_ids).tolist()}
+
+
+@final
+class TimesKept:
+    """Times of messages, to be found by message."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return any(self._of.values())
+
+    def has_any(self, ledger_id: int, entries: BitMap) -> bool:
+        """Tell whether one of some messages of a ledger has a time."""
+        return any(each in entries for each in self._of.get(ledger_id, ()))
+
+    def put(self, times: Times) -> None:
+        """Keep the times of messages that have none."""
+        for ledger_id in np.unique(times.ledger_id).tolist():
+            of_ledger = self._of.setdefault(ledger_id, {})
+            found = times.those(times.ledger_id == ledger_id)
+            for entry_id, ts_ms in zip(found.entry_id.tolist(), found.ts_ms.tolist(), strict=True):
+                of_ledger.setdefault(entry_id, ts_ms)
+
+    def get(self, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
+        """Return the times of messages, -1 where there is none."""
+        found = np.full(len(entry_ids), -1)
+        for ledger_id in np.unique(ledger_ids).tolist():
+            of_ledger, which = self._of.get(ledger_id), ledger_ids == ledger_id
+            if of_ledger:
+                found[which] = [of_ledger.get(each, -1) for each in entry_ids[which].tolist()]
+        return found
+
+    def pop(self, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
+        """Return the times of messages as `get` does, and forget them."""
+        found = np.full(len(entry_ids), -1)
+        for ledger_id in np.unique(ledger_ids).tolist():
+            of_ledger, which = self._of.get(ledger_id), ledger_ids == ledger_id
+            if of_ledger:
+                found[which] = [of_ledger.pop(each, -1) for each in entry_ids[which].tolist()]
+                if not of_ledger:
+                    del self._of[ledger_id]
+        return found
+
+
+@final
+class WaitingLine:
+    """Messages that wait, each once: the first that came goes first.
+
+    Attributes:
+        acked_ms: When those are acked in the recording of which it says so.
+    """
+
+    def __init__(self) -> None:
+        self.acked_ms = TimesKept()
+        self._parts: deque[Times] = deque()
+        # Invariant: as many as in all parts, and those by ledger.
+        self._count = 0
+        self._entries: dict[int, BitMap] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, position: Position) -> bool:
+        return position.entry_id in self.entries(position.ledger_id)
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return those of a ledger: to be read, not changed."""
+        return self._entries.get(ledger_id, _NONE)
+
+    def join(self, times: Times) -> None:
+        """Let messages wait since a time each; they come after all others."""
+        if len(times.ts_ms):
+            self._parts.append(times)
+            self._count += len(times.ts_ms)
+            for ledger_id, entries in entries_by_ledger(times.ledger_id, times.entry_id).items():
+                self._entries.setdefault(ledger_id, BitMap()).update(entries)
+
+    def first(self, count_max: int) -> Times:
+        """Return since when which messages wait: the first ones, so many or all."""
+        parts, count = [], 0
+        for part in self._parts:
+            if count >= count_max:
+                break
+            parts.append(part)
+            count += len(part.ts_ms)
+        if not parts:
+            return NO_TIMES
+        return Times(*map(np.concatenate, zip(*parts, strict=True))).those(slice(count_max))
+
+    def leave(self, count: int) -> Times:
+        """Let the first so many go, and return since when which waited."""
+        left = self.first(count)
+        self._count -= count
+        while count:
+            part = self._parts.popleft()
+            if len(part.ts_ms) > count:
+                self._parts.appendleft(part.those(slice(count, None)))
+            count -= min(count, len(part.ts_ms))
+        for ledger_id, entries in entries_by_ledger(left.ledger_id, left.entry_id).items():
+            self._entries[ledger_id] -= entries
+            if not self._entries[ledger_id]:
+                del self._entries[ledger_id]
+        return left
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(them)."""
+        every = self.first(self._count)
+        assert len(every.ts_ms) == self._count == sum(map(len, self._entries.values()))
+        assert entries_by_ledger(every.ledger_id, every.entry_id) == self._entries
