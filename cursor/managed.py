@@ -712,6 +712,8 @@ class ManagedCursor:
 
         Raises:
             StoreError: The write failed: memory is as it was, nothing became durable, and the next persist tries again.
+                If it was for nothing but young acks that had become old, and the metadata store has no room for them,
+                that is the next one before which something is acked, or the ledger may be tried again.
             CursorFencedError: Another owner has the cursor; no later persist can succeed.
             CursorClosedError: The cursor is closed.
 
