@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # A run longer than this is worth a bitmap operation of its own; shorter ones are spelled out entry by entry.
 _SHORT_RUN_MAX = 64
@@ -37,7 +38,7 @@ class Chunk(NamedTuple):
         """Return the events from one (included) to another (excluded)."""
         return Chunk(*(column[begin:end] for column in self))
 
-    def is_any_of(self, kinds: Sequence[EventKind]) -> npt.NDArray[np.bool_]:
+    def is_any_of(self, kinds: Sequence[EventKind]) -> Bools:
         """Return of each event whether it is of some kinds; `np.isin` takes ten times as long."""
         is_wanted = np.zeros(max(EventKind) + 1, np.bool_)
         is_wanted[list(kinds)] = True

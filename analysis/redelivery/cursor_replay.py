@@ -148,14 +148,6 @@ class CursorReplay:
         # The tick of that millisecond is still to come.
         self._note_left_out(result, now_ms - 1)
 
-    def unacked(self, ledger_id: int, first: int, end: int) -> BitMap:
-        """Return which entries of a half-open run are not acked."""
-        marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
-        if ledger_id < marked_ledger_id:
-            return BitMap()
-        begin = max(first, marked_entry_id + 1) if ledger_id == marked_ledger_id else first
-        return BitMap(range(begin, max(begin, end))) - self._cursor.deleted.entries(ledger_id)
-
     def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
         """See `Replay.reset`."""
         mark_delete = mark_delete_of(acked, self._ledgers.counts())

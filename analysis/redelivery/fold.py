@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from analysis.redelivery.acked import AckedFold, Chunk, Int64s
+from analysis.redelivery.acked import AckedFold, Bools, Chunk, Int64s
 from analysis.redelivery.curve_sum import CAUSES
 from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.trace.events import EventKind
@@ -19,7 +19,6 @@ from analysis.trace.events import EventKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Bools = npt.NDArray[np.bool_]
 _Scalar = TypeVar("_Scalar", np.int64, np.bool_)
 _LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
 _SETTLING = (EventKind.RECOVER, EventKind.RESET)

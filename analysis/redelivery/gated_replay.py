@@ -28,7 +28,7 @@ from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.mentions import NAMING, Mentions, are_among, name_counts
 from analysis.redelivery.on_their_way import CONSUMER, OnTheirWay
 from analysis.redelivery.open_run import OpenRun, delivery_costs
-from analysis.redelivery.record_growth import worst_cases
+from analysis.redelivery.record_bytes import isolated_bytes
 from analysis.redelivery.replay import Epochs
 from analysis.redelivery.stretch import Steps, Stretch
 from analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine, entries_by_ledger
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.mentions import Bools
+    from analysis.redelivery.acked import Bools, Int64s
     from analysis.redelivery.policy import Policy
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # An enum looks up its members in Python.
@@ -381,7 +380,7 @@ class GatedReplay(PersistWatcher):
     def _may_promote(self, reserved: Int64s, used: Int64s) -> Bools:
         """Return whether young acks may be promoted for what waits at a shut gate: not if that makes no room."""
         limit, first = self._limits.max_unpersisted_ack_record_bytes, self._waiting.first(1)
-        cost = worst_cases(first.ledger_id, first.entry_id)
+        cost = isolated_bytes(first.ledger_id, first.entry_id)
         has_no_room = (used + cost > limit) & (reserved + cost <= limit)
         return has_no_room | (reserved <= int(limit * self._limits.unpersisted_release_ratio))
 
@@ -449,7 +448,7 @@ class GatedReplay(PersistWatcher):
         used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
         room = self._limits.max_unpersisted_ack_record_bytes - used
         first = self._waiting.first(room // _RANGE_BYTES_MIN)
-        count = int(np.searchsorted(np.cumsum(worst_cases(first.ledger_id, first.entry_id)), room, "right"))
+        count = int(np.searchsorted(np.cumsum(isolated_bytes(first.ledger_id, first.entry_id)), room, "right"))
         if count:
             self._sent.change(entries_by_ledger(first.ledger_id[:count], first.entry_id[:count]), {})
             self._went(count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.redelivery.waiting_line import Times, entries_by_ledger
 from analysis.trace.events import EventKind
@@ -13,12 +12,11 @@ from analysis.trace.events import EventKind
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Chunk, Int64s
+    from analysis.redelivery.acked import Bools, Chunk, Int64s
     from cursor.managed import ManagedCursor
 
 NAMING = (EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
 """What names messages."""
-Bools = npt.NDArray[np.bool_]
 
 
 class Messages(Protocol):

@@ -15,6 +15,7 @@ from pyroaring import BitMap
 from ackstate.entry_bitmap import bitmap_of
 from analysis.redelivery.acked import AckedFold, Chunk, NewRuns
 from analysis.redelivery.on_their_way import worst_case
+from analysis.redelivery.record_bytes import fixed_bytes, varint_bytes
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _NONE = BitMap()
-# From these numbers on a varint is one byte longer.
-_LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
 
 
 class OpenRun(NamedTuple):
@@ -85,8 +84,7 @@ class OpenRun(NamedTuple):
 def delivery_costs(events: Chunk) -> Int64s:
     """Return for each event at least what `OpenRun.record_bytes` says of what it delivers."""
     last = events.last_entry
-    varint_bytes = [np.searchsorted(_LONGER_FROM, each, "right") + 1 for each in (events.ledger_id, last)]
-    of_one = 10 + 2 * varint_bytes[0] + 2 * varint_bytes[1]
+    of_one = fixed_bytes(events.ledger_id) + 2 * varint_bytes(last)
     # The lower end of a range that begins with entry 0 is -1, of ten bytes.
     costs = (last - events.first_entry + 1) * of_one + 9 * (events.first_entry == 0)
     return np.where(events.kind == EventKind.DELIVER, costs, 0)

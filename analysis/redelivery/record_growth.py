@@ -13,22 +13,14 @@ import numpy as np
 
 from ackstate.entry_bitmap import bitmap_of, run_end
 from ackstate.position import Position
-from ackstate.record_size import MINUS_ONE_BYTES, range_fixed_bytes
+from ackstate.record_size import range_fixed_bytes
+from analysis.redelivery.record_bytes import first_bytes, varint_bytes
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from analysis.redelivery.acked import Int64s
     from cursor.managed import ManagedCursor
-
-# From these numbers on a varint is one byte longer.
-_LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
-
-
-def worst_cases(ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
-    """Return `ackstate.record_size.isolated_range_bytes` of some entries."""
-    costs: Int64s = 10 + 2 * _varint_bytes(ledger_ids) + _first_bytes(entry_ids) + _varint_bytes(entry_ids)
-    return costs
 
 
 def record_growth(cursor: ManagedCursor, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
@@ -81,7 +73,7 @@ def _joining(acks: _Acks, held: BitMap) -> Int64s:
     follows[1:], precedes[:-1] = is_beside & is_later, is_beside & ~is_later
     follows[np.searchsorted(entries, _numbers(acks.bitmap & held.shift(1)))] = True
     precedes[np.searchsorted(entries, _numbers(acks.bitmap & held.shift(-1)))] = True
-    low, high = _first_bytes(entries), _varint_bytes(entries)
+    low, high = first_bytes(entries), varint_bytes(entries)
     of_range = range_fixed_bytes(acks.ledger_id) + low + high
     moved_end = np.where(follows, high - low, low - high)
     joining: Int64s = np.where(follows == precedes, np.where(follows, -of_range, of_range), moved_end)
@@ -107,19 +99,9 @@ def _cover(growth: Int64s, acks: _Acks, held: BitMap, *, covered: range) -> int:
     counts &= acked_at < covered_at
     first = np.flatnonzero(counts & ~np.append(False, counts[:-1]))
     last = np.flatnonzero(counts & ~np.append(counts[1:], False))
-    sizes = (
-        range_fixed_bytes(acks.ledger_id) + _first_bytes(first + covered.start) + _varint_bytes(last + covered.start)
-    )
+    sizes = range_fixed_bytes(acks.ledger_id) + first_bytes(first + covered.start) + varint_bytes(last + covered.start)
     np.subtract.at(growth, covered_at[first], sizes)
     return int(covered_at[-1])
-
-
-def _first_bytes(first: Int64s) -> Int64s:
-    return np.where(first == 0, MINUS_ONE_BYTES, _varint_bytes(first - 1))
-
-
-def _varint_bytes(numbers: Int64s) -> Int64s:
-    return np.searchsorted(_LONGER_FROM, numbers, "right") + 1
 
 
 def _numbers(bitmap: BitMap) -> Int64s:

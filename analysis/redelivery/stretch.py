@@ -8,15 +8,16 @@ import numpy as np
 
 from analysis.redelivery.acked import Chunk, NewRuns
 from analysis.redelivery.mentions import are_among, earlier
-from analysis.redelivery.record_growth import record_growth, worst_cases
+from analysis.redelivery.record_bytes import isolated_bytes
+from analysis.redelivery.record_growth import record_growth
 from analysis.redelivery.waiting_line import entries_by_ledger
 from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.mentions import Bools, Mentions
+    from analysis.redelivery.acked import Bools, Int64s
+    from analysis.redelivery.mentions import Mentions
     from analysis.redelivery.on_their_way import OnTheirWay
     from analysis.redelivery.waiting_line import Times
     from cursor.managed import ManagedCursor
@@ -88,7 +89,7 @@ class Stretch(NamedTuple):
         if not happens.all():
             steps = steps.those(happens)
         acks = np.flatnonzero(steps.is_ack)
-        costs = worst_cases(steps.ledger_id, steps.entry_id)
+        costs = isolated_bytes(steps.ledger_id, steps.entry_id)
         reserved = np.cumsum(np.where(steps.is_ack, -costs, costs)) + on_their_way.reserved_bytes
         growth = record_growth(cursor, steps.ledger_id[acks], steps.entry_id[acks])
         unpersisted = np.zeros(len(costs), np.int64)

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.acked import Bools, Int64s
 
-    Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
     _Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _LISTS = Chunk._fields

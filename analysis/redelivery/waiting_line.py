@@ -6,14 +6,15 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
-import numpy.typing as npt
 from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ackstate.position import Position
-    from analysis.redelivery.acked import Int64s
+    from analysis.redelivery.acked import Bools, Int64s
 
 _NONE = BitMap()
 
@@ -25,7 +26,7 @@ class Times(NamedTuple):
     ledger_id: Int64s
     entry_id: Int64s
 
-    def those(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Times:
+    def those(self, which: slice | Int64s | Bools) -> Times:
         """Return some of them."""
         return Times(self.ts_ms[which], self.ledger_id[which], self.entry_id[which])
 
@@ -77,20 +78,20 @@ class TimesKept:
 
     def get(self, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
         """Return the times of messages, -1 where there is none."""
-        found = np.full(len(entry_ids), -1)
-        for ledger_id in np.unique(ledger_ids).tolist():
-            of_ledger, which = self._of.get(ledger_id), ledger_ids == ledger_id
-            if of_ledger:
-                found[which] = [of_ledger.get(each, -1) for each in entry_ids[which].tolist()]
-        return found
+        return self._each(ledger_ids, entry_ids, dict.get)
 
     def pop(self, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
         """Return the times of messages as `get` does, and forget them."""
+        return self._each(ledger_ids, entry_ids, dict.pop)
+
+    def _each(
+        self, ledger_ids: Int64s, entry_ids: Int64s, look_up: Callable[[dict[int, int], int, int], int]
+    ) -> Int64s:
         found = np.full(len(entry_ids), -1)
         for ledger_id in np.unique(ledger_ids).tolist():
             of_ledger, which = self._of.get(ledger_id), ledger_ids == ledger_id
-            if of_ledger:
-                found[which] = [of_ledger.pop(each, -1) for each in entry_ids[which].tolist()]
+            if of_ledger is not None:
+                found[which] = [look_up(of_ledger, each, -1) for each in entry_ids[which].tolist()]
                 if not of_ledger:
                     del self._of[ledger_id]
         return found

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.record_size import isolated_range_bytes
-from analysis.redelivery import record_growth
+from analysis.redelivery import record_bytes, record_growth
 from cursor.config import CursorConfig
 from cursor.managed import ManagedCursor
 from cursor.stores.memory import MemoryStore
@@ -70,7 +70,7 @@ test_each_ack_adds_what_it_adds_to_the_cursor = given(acked())(assert_growth)
 
 def test_what_is_reserved_is_what_the_library_reserves():
     positions = [Position(*each) for each in ((0, 0), (5, 1), (127, 128), (128, 129), (2**40, 2**32 - 1), (3, 16_384))]
-    found = record_growth.worst_cases(*columns(positions)).tolist()
+    found = record_bytes.isolated_bytes(*columns(positions)).tolist()
     assert found == [isolated_range_bytes(*each) for each in positions]
 
 
