@@ -9,6 +9,7 @@ from ackstate.errors import (
     CursorClosedError,
     CursorFencedError,
     InvalidPositionError,
+    LogFencedError,
     UnsupportedVersionError,
 )
 from ackstate.ledger_map import LedgerMap
@@ -26,6 +27,7 @@ __all__ = [
     "InvalidPositionError",
     "Keep",
     "LedgerMap",
+    "LogFencedError",
     "Position",
     "Run",
     "Selection",

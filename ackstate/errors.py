@@ -37,3 +37,7 @@ class CursorClosedError(AckStateError):
 
 class CursorFencedError(AckStateError):
     """Another owner has opened the cursor since; this one can do no more writes."""
+
+
+class LogFencedError(CursorFencedError):
+    """Another owner has opened the topic's message log since; this one can publish no more."""

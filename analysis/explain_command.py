@@ -65,7 +65,8 @@ class ExplainCommand:
         Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
         """
         from cursor.inspection import find_cursors, inspect_cursor  # noqa: PLC0415 - needed only when it runs
-        from cursor.stored_holes import explain_holes, find_message_log  # noqa: PLC0415 - needed only when it runs
+        from cursor.message_log import MessageLog  # noqa: PLC0415 - needed only when it runs
+        from cursor.stored_holes import explain_holes  # noqa: PLC0415 - needed only when it runs
 
         present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         explained: list[tuple[CursorInspection, StoredHoles | None]] = []
@@ -75,7 +76,7 @@ class ExplainCommand:
                 held = None
                 if cursor.content is not None and not cursor.problems:
                     # Read after the state, so that it is not behind it in a live store.
-                    log = find_message_log(opened, name.topic)
+                    log = MessageLog.find(opened, topic=name.topic)
                     held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
                 explained.append((cursor, held))
         if json:

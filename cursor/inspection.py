@@ -23,7 +23,7 @@ from ackstate.wire.pulsar import decode_position_info
 from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome, StoredRecord
 from cursor.journal import ROOT, cursor_owner
 from cursor.journal_format import Content, Format, Repair
-from cursor.message_log import log_owner
+from cursor.message_log import MessageLog
 from cursor.native_format import parts_of
 from cursor.recovery import Recovery, UnreadableCursorError, decode_record
 from cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
@@ -244,10 +244,9 @@ def _has_record(store: Store, path: str) -> bool:
 
 
 def _message_log(store: Store, topic: str) -> LedgerMap | None:
-    """Return the ledgers of a topic's messages, None if the store has none; see `cursor.message_log`."""
-    ledger_ids = store.ledgers.owned_by(log_owner(topic))
-    counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
-    return LedgerMap.from_counts(counts) if counts else None
+    """Return the ledgers of a topic's messages, None if the store has none."""
+    log = MessageLog.find(store, topic=topic)
+    return None if log is None else log.ledgers
 
 
 def _assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:

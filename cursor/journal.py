@@ -48,6 +48,7 @@ class Journal:
 
     def __init__(self, store: Store, *, topic: str, subscription: str, form: JournalFormat) -> None:
         self.store = store
+        self.topic = topic
         self.path = cursor_path(topic, subscription)
         self.form = form
         self.cursor_properties: Mapping[str, str] = {}

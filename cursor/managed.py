@@ -131,6 +131,16 @@ class ManagedCursor:
         return self._lock
 
     @property
+    def topic(self) -> str:
+        """The topic whose messages are acked."""
+        return self._persister.journal.topic
+
+    @property
+    def ledgers(self) -> LedgerMap:
+        """The message log's ledgers that it was opened with."""
+        return self._ledgers
+
+    @property
     def mark_delete_position(self) -> Position:
         """Every entry up to it, included, is acked."""
         return self._state.mark_delete

@@ -1,14 +1,21 @@
-"""A topic's messages in ledgers of a store: what cursors acknowledge and a restart reads again."""
+"""A topic's messages in ledgers of a store: what cursors acknowledge and a restart reads again.
+
+One owner at a time writes a log: `MessageLog.open` fences every earlier one, as `cursor.log_ownership` says.
+"""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple, final
-from urllib.parse import quote
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
 
 from ackstate.errors import CorruptStateError
+from ackstate.integers import check_count
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from cursor.log_ownership import LogOwnership, log_owner
+from cursor.store import LedgerFencedError, LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +31,8 @@ _KEYED = struct.Struct("<8sqqIi")
 _NO_KEY = -1
 _TIME_MS_END = 2**63
 _COUNT_END = 2**32
+_KEY_BYTES_END = 2**31
+_SHOWN_LENGTH = 60
 
 
 class Message(NamedTuple):
@@ -48,26 +57,26 @@ class Message(NamedTuple):
 class MessageLog:
     """The messages of one topic, appended in batches with one sync each, in ledgers of a bounded number of entries.
 
-    Made by `open`. After an open the first batch begins a new ledger, as in Pulsar. One writer at a time.
+    Created by `open`. After an open the first batch begins a new ledger, as in Pulsar. One writer at a time.
+
+    Attributes:
+        topic: Whose messages.
+        ledgers: How many entries each ledger holds; what the topic's cursors are opened with.
     """
 
-    def __init__(self, store: Store, owner: str, *, entries_per_ledger_max: int) -> None:
-        if entries_per_ledger_max < 1:
-            raise ValueError(f"entries_per_ledger_max must be positive, found {entries_per_ledger_max}")
-        self._store = store
-        self._owner = owner
-        self._entries_per_ledger_max = entries_per_ledger_max
-        self._room = 0  # entries that the open ledger may still take; none after a recovery
-        ledger_ids = store.ledgers.owned_by(owner)
-        if not ledger_ids:
-            ledger_ids = [store.ledgers.create(owner)]
-            self._room = entries_per_ledger_max
-        counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
+    def __init__(self, store: Store, topic: str, counts: dict[int, int], ownership: LogOwnership | None) -> None:
+        self.topic = topic
         self.ledgers = LedgerMap.from_counts(counts)
+        self._store = store
+        self._ownership = ownership  # None for a log that is only read
+        self._entries_per_ledger_max = 0
+        self._room = 0  # entries that the open ledger may still take; none after a recovery
 
     @classmethod
     def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
-        """Open a topic's log, or create it if the store has none.
+        """Open a topic's log and take it over from its owner, or create it if the store has none.
+
+        From then on no earlier owner can append, and what any of them has published is in this log.
 
         Args:
             store: Where the ledgers live; stays open.
@@ -76,9 +85,33 @@ class MessageLog:
                 ``managedLedgerMaxEntriesPerLedger``.
 
         Raises:
+            TypeError: The topic is no text, or the limit no integer.
+            ValueError: The topic is empty, or the limit below 1.
+            UnsupportedVersionError: A newer release has opened the log; nothing was changed.
+            CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
-        return cls(store, log_owner(topic), entries_per_ledger_max=entries_per_ledger_max)
+        _check_topic(topic)
+        check_count("entries_per_ledger_max", entries_per_ledger_max, least=1)
+        ownership = LogOwnership.take_over(store, topic)
+        counts = _counts(store, topic)
+        room = 0
+        if not counts:
+            counts, room = {ownership.begin_ledger(): 0}, entries_per_ledger_max
+        log = cls(store, topic, counts, ownership)
+        log._entries_per_ledger_max, log._room = entries_per_ledger_max, room
+        return log
+
+    @classmethod
+    def find(cls, store: Store, *, topic: str) -> MessageLog | None:
+        """Return a topic's log to be read only, None if the store has none. Its owner keeps it; nothing is written.
+
+        Raises:
+            CorruptStateError: The length of a ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        counts = _counts(store, topic)
+        return cls(store, topic, counts, None) if counts else None
 
     def publish(self, messages: Sequence[Message]) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
@@ -86,20 +119,44 @@ class MessageLog:
         A batch that does not fit into the open ledger begins a new one, and may itself be larger than a ledger's limit.
 
         Raises:
-            ValueError: A time, or how many messages an entry holds, is out of range.
-            StoreError: The append failed; the log's ledgers are as before.
+            TypeError: `messages` is no sequence of `Message`, or a field of a message is of another type.
+            ValueError: A number is out of range, or the log was opened by `find`.
+            LogFencedError: Another owner has opened the log; nothing was appended, and nothing ever will be.
+            StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
+                were stored nevertheless are in the log from the next append, or the next open, on.
         """
-        contents = [_encode(message) for message in messages]
+        contents = [_encode(message) for message in checked_messages(messages)]
+        if self._ownership is None:
+            raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
         if not contents:
             return []
-        if self._room < len(messages):
-            self.ledgers.roll(self._store.ledgers.create(self._owner))
-            self._room = self._entries_per_ledger_max
+        if self._room < len(contents):
+            self._begin_ledger(self._ownership)
         ledger_id = self.ledgers.current_ledger_id
-        entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
-        self._room -= len(messages)
-        self.ledgers.append(len(messages))
+        try:
+            entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise self._ownership.fenced() from error
+        self._room -= self._count_up_to(entry_ids[-1])
         return [Position(ledger_id, entry_id) for entry_id in entry_ids]
+
+    def _begin_ledger(self, ownership: LogOwnership) -> None:
+        """Close the open ledger and begin the next one."""
+        self._room = 0  # From here on it is closed, or may be.
+        last = ownership.close_ledger()
+        if last is not None:
+            self._count_up_to(last)
+        self.ledgers.roll(ownership.begin_ledger())
+        self._room = self._entries_per_ledger_max
+
+    def _count_up_to(self, last: int) -> int:
+        """Count the entries of the open ledger up to its last one, and return how many are new.
+
+        The store says how many there are: an append that failed may have happened.
+        """
+        new = last + 1 - self.ledgers.entry_count(self.ledgers.current_ledger_id)
+        self.ledgers.append(new)
+        return new
 
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
         """Yield the messages at positions, in their order; neighbours are read from the store together.
@@ -109,31 +166,91 @@ class MessageLog:
             CorruptStateError: What is stored there is no message.
         """
         begin = 0
-        for index in range(1, len(positions) + 1):
-            ends_here = index == len(positions) or positions[index] != _following(positions[index - 1])
+        for at in range(1, len(positions) + 1):
+            ends_here = at == len(positions) or positions[at] != _following(positions[at - 1])
             if ends_here:
                 ledger_id, first = positions[begin]
-                for entry in self._store.ledgers.read(ledger_id, first, positions[index - 1].entry_id + 1):
+                for entry in self._store.ledgers.read(ledger_id, first, positions[at - 1].entry_id + 1):
                     yield _decode(entry, ledger_id)
-                begin = index
+                begin = at
 
 
 def _following(position: Position) -> Position:
     return Position(position.ledger_id, position.entry_id + 1)
 
 
+def checked_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
+
+    Raises:
+        TypeError: Something is of another type.
+        ValueError: A number is out of range.
+    """
+    if isinstance(messages, Message):
+        raise TypeError("messages must be a list of Message, got a single one: write publish([message])")
+    if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be a list of Message, got {_shown(messages)}")
+    checked = list(messages)
+    for number, message in enumerate(checked):
+        if not isinstance(message, Message):
+            raise TypeError(f"messages[{number}] must be a Message, got {_shown(message)}")
+        _check_fields(message)
+    return checked
+
+
+def _check_fields(message: Message) -> None:
+    publish_time_ms, deliver_at_ms, payload, key, message_count = message
+    _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
+    unit = f"milliseconds, {NO_DELAY} for no delay"
+    _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
+    _check_number("message_count", message_count, "messages", least=1, end=_COUNT_END)
+    _check_bytes("payload", payload)
+    if key is not None:
+        _check_bytes("key", key)
+        if len(key) >= _KEY_BYTES_END:
+            raise ValueError(f"key must have fewer than {_KEY_BYTES_END} bytes, got {len(key)}")
+
+
+def _check_number(name: str, value: object, unit: str, *, least: int, end: int) -> None:
+    if type(value) is not int:  # The usual case costs no call.
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
+        value = index(value)
+    if not least <= value < end:
+        raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if type(value) is not bytes:
+        try:
+            memoryview(cast("bytes", value))
+        except TypeError:
+            hint = "; encode the text first" if isinstance(value, str) else ""
+            raise TypeError(f"{name} must be bytes, got {_shown(value)}{hint}") from None
+
+
+def _check_topic(topic: object) -> None:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be a str, got {_shown(topic)}")
+    if not topic:
+        raise ValueError("topic must not be empty")
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, and not at length."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."
+
+
 def _encode(message: Message) -> bytes:
     """Return the entry of a message: with a longer header if it has a key or is a batch."""
     publish_time_ms, deliver_at_ms, payload, key, message_count = message
-    if not 0 <= publish_time_ms < _TIME_MS_END or not -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END:
-        raise ValueError(f"published at {publish_time_ms} ms, to be delivered at {deliver_at_ms} ms: out of range")
-    if not 1 <= message_count < _COUNT_END:
-        raise ValueError(f"an entry holds 1 to {_COUNT_END - 1} messages, found {message_count}")
     if key is None and message_count == 1:
-        return _PLAIN.pack(publish_time_ms, deliver_at_ms) + payload
+        return _PLAIN.pack(publish_time_ms, deliver_at_ms) + bytes(payload)
+    key = None if key is None else bytes(key)  # A buffer may count its items otherwise.
     key_bytes = _NO_KEY if key is None else len(key)
     header = _KEYED.pack(_KEYED_MAGIC, publish_time_ms, deliver_at_ms, message_count, key_bytes)
-    return header + (key or b"") + payload
+    return header + (key or b"") + bytes(payload)
 
 
 def _decode(entry: bytes, ledger_id: int) -> Message:
@@ -166,6 +283,6 @@ def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
         )
 
 
-def log_owner(topic: str) -> str:
-    """Return in whose name the ledgers of a topic's log are made."""
-    return f"topic {quote(topic, safe='')}"
+def _counts(store: Store, topic: str) -> dict[int, int]:
+    """Return how many entries each ledger of a topic's log holds, by ledger id; empty if there is none."""
+    return {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in store.ledgers.owned_by(log_owner(topic))}

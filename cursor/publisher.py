@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.integers import check_count
+from cursor.message_log import checked_messages
 from cursor.topic_name import parse_topic
 from limits.policies import DeliveryDelayExceededError
 
@@ -125,7 +125,7 @@ class TopicPublisher:
         Raises:
             DeliveryDelayExceededError: One of them asks for more than the maximum delay. None is stored; all that ask
                 for too much are counted.
-            ValueError, StoreError: As `MessageLog.publish`; nothing is counted.
+            TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
         return self._append(self._decide(messages))
 
@@ -143,8 +143,7 @@ class TopicPublisher:
         refusal: DeliveryDelayExceededError | None = None
         decided: list[Message] = []
         rejected = overridden = 0
-        for message in messages:
-            check_count("message_count", message.message_count, least=1)
+        for message in checked_messages(messages):
             try:
                 decision = policies.deliver_at(message.publish_time_ms, message.deliver_at_ms)
             except DeliveryDelayExceededError as error:
@@ -187,7 +186,7 @@ class PublishTransaction:
 
         Raises:
             DeliveryDelayExceededError: One of them asks for more than the maximum delay; all that do are counted.
-            ValueError: A time, or how many messages an entry holds, is out of range.
+            TypeError, ValueError: As `MessageLog.publish`.
         """
         self._check_open()
         decided = self._decide(messages)
@@ -198,7 +197,8 @@ class PublishTransaction:
         """Append all messages with one sync and return their positions in order; this ends the transaction.
 
         Raises:
-            StoreError: The append failed; the transaction goes on, to be committed again or aborted.
+            LogFencedError: Another owner has opened the log; the transaction can only be aborted.
+            StoreError: The append failed; the transaction continues, to be committed again or aborted.
         """
         self._check_open()
         positions = self._append(_Decided(self._staged, self._overridden))

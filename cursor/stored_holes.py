@@ -15,7 +15,6 @@ from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
 from cursor.ack_state import AckState
 from cursor.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
-from cursor.message_log import MessageLog, log_owner
 from cursor.store import LedgerNotFoundError
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from ackstate.ack_hole import AckHole
     from ackstate.position import Position
     from cursor.journal_format import Content
-    from cursor.message_log import Message
-    from cursor.store import Store
+    from cursor.message_log import Message, MessageLog
 
 _BROKER_REST = "only the running broker knows"
 _BROKER_ONLY = f"who has it {_BROKER_REST}"
@@ -51,16 +49,6 @@ class StoredHoles:
     record_bytes: int
     hole_count: int
     holes: tuple[HoleReport, ...]
-
-
-def find_message_log(store: Store, topic: str) -> MessageLog | None:
-    """Return a topic's message log, to be read only; None if the store does not hold it.
-
-    Raises:
-        CorruptStateError: The lengths of its ledgers cannot be read.
-        StoreError: The storage failed.
-    """
-    return MessageLog.open(store, topic=topic) if store.ledgers.owned_by(log_owner(topic)) else None
 
 
 def explain_holes(content: Content, log: MessageLog | None, *, top: int, now_ms: int) -> StoredHoles:

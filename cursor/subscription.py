@@ -94,6 +94,9 @@ class Subscription(PersistWatcher):
         kind: How messages are shared out.
         options: The rest.
 
+    Raises:
+        ValueError: The cursor is of another topic than the log, or was not opened with `log.ledgers`.
+
     Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
     """
 
@@ -107,6 +110,7 @@ class Subscription(PersistWatcher):
         kind: SubscriptionType = SubscriptionType.SHARED,
         options: SubscriptionOptions | None = None,
     ) -> None:
+        _check_same_log(log, cursor)
         options = options or SubscriptionOptions()
         self.cursor = cursor
         self.kind = kind
@@ -532,4 +536,15 @@ class Subscription(PersistWatcher):
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(
             self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting, self._delays is not None
+        )
+
+
+def _check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
+    """Refuse a cursor that acknowledges the messages of another log, or of an earlier opening of this one."""
+    if log.topic != cursor.topic:
+        raise ValueError(f"cursor must be of the log's topic {log.topic!r}, got one of topic {cursor.topic!r}")
+    if log.ledgers is not cursor.ledgers:
+        raise ValueError(
+            f"cursor must be opened with the ledgers of this log of topic {log.topic!r}, got one that was opened with "
+            "others: pass ledgers=log.ledgers to ManagedCursor.open, and open the cursor anew when the log is"
         )

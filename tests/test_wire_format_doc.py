@@ -127,6 +127,14 @@ def test_the_golden_pointer_of_version_1_ends_after_the_term():
     assert struct.unpack("<I", data[32:])[0] == google_crc32c.value(data[:32])
 
 
+def test_the_golden_log_record_reads_as_drawn():
+    data = (GOLDEN / "log-record-v1.bin").read_bytes()
+    found = fields(data, "## Message log record, version 1")
+    assert found.pop("checksum") == google_crc32c.value(data[:24])
+    assert found == {"magic": b"ACKL", "version": 1, "reserved": bytes(3), "term": 9, "open ledger id": 17}
+    assert len(data) == 28
+
+
 def test_a_recording_reads_as_drawn(tmp_path):
     events = [Event(1_000, EventKind.ACK, 3, 7, 9, 2), Event(1_001, EventKind.CRASH)]
     with Recorder(tmp_path) as recorder:

@@ -16,12 +16,12 @@ from urllib.parse import quote_plus
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from cursor.inspection import find_cursors, inspect_cursor
-from cursor.message_log import log_owner
+from cursor.message_log import MessageLog
 
 if TYPE_CHECKING:
+    from ackstate.ledger_map import LedgerMap
     from cursor.findings import CursorInspection
     from cursor.journal_format import Content
     from cursor.store import Store
@@ -100,11 +100,12 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
 
     Complexity: O(cursors and ledgers of the store, and the size of the journals of the topic's cursors).
     """
-    counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in store.ledgers.owned_by(log_owner(topic))}
+    found = MessageLog.find(store, topic=topic)
+    log = None if found is None else found.ledgers
+    counts = {} if log is None else log.counts()
     names = [name for name in find_cursors(store) if name.topic == topic]
     if not counts and not names:
         return None
-    log = LedgerMap.from_counts(counts) if counts else None
     # Pulsar keys them by their names as in a URL's query, in order.
     cursors = {_encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
     return PersistentTopicInternalStats(

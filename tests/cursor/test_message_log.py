@@ -90,6 +90,6 @@ def test_a_damaged_header_is_named(offset, damage):
 )
 def test_one_message_out_of_range_stores_none(refused):
     _, log = opened()
-    with pytest.raises(ValueError, match=r"found|out of range"):
+    with pytest.raises(ValueError, match=r"_ms must be in |message_count must be in "):
         log.publish([PLAIN, refused])
     assert log.ledgers.count_between(Position(0, -1), log.ledgers.last_confirmed) == 0

@@ -1,0 +1,208 @@
+"""Who may write a topic's message log: a record in the metadata store names the owner's term and its open ledger.
+
+Opening a log to write raises the term by compare-and-set and fences the ledger that the record names. An owner appends
+to no ledger before the record names it, and closes it, by a fence, before the record names the next one. So an earlier
+owner can neither append nor begin a ledger, whatever it was doing when it lost the topic, and an open fences one ledger
+however many the log has.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, final
+from urllib.parse import quote
+
+import google_crc32c
+
+from ackstate.errors import CorruptStateError, LogFencedError, UnsupportedVersionError
+from ackstate.wire.native_reader import CHECKSUM, corrupt
+from cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
+
+if TYPE_CHECKING:
+    from cursor.store import MetadataStore, Store
+
+ROOT = "/message-logs"
+MAGIC = b"ACKL"
+VERSION = 1
+
+_RECORD = struct.Struct("<4sB3xQQ")  # magic, version, reserved, term, open ledger
+_SIZE = _RECORD.size + CHECKSUM.size
+_NO_LEDGER = 2**64 - 1
+_WHAT = "message log record"
+_TAKEOVER_ATTEMPTS = 10
+
+
+class LogRecord(NamedTuple):
+    """What the metadata store holds of a message log.
+
+    Attributes:
+        term: Rises whenever the log is opened to write: a record of another term is another owner's.
+        open_ledger_id: The only ledger that may be appended to; None before the first one.
+    """
+
+    term: int
+    open_ledger_id: int | None
+
+
+def encode_log_record(record: LogRecord) -> bytes:
+    """Return the bytes of a record, in the latest version."""
+    ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
+    covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+
+
+def decode_log_record(data: bytes) -> LogRecord:
+    """Read back what `encode_log_record` wrote.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote the record.
+        CorruptStateError: Anything else is wrong. No other exception can escape.
+    """
+    if len(data) < _SIZE:
+        corrupt(len(data), f"at least {_SIZE} bytes", f"{len(data)} bytes", what=_WHAT)
+    magic, version, term, ledger_id = _RECORD.unpack_from(data)
+    if magic != MAGIC:
+        corrupt(0, MAGIC, magic, what=_WHAT)
+    if version > VERSION:
+        raise UnsupportedVersionError(f"{_WHAT} of version {version}; this release reads up to {VERSION}")
+    if len(data) > _SIZE:
+        corrupt(_SIZE, "no more", f"{len(data) - _SIZE} bytes more", what=_WHAT)
+    computed, (stored,) = google_crc32c.value(data[: _RECORD.size]), CHECKSUM.unpack_from(data, _RECORD.size)
+    if stored != computed:
+        corrupt(_RECORD.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
+    if version < 1 or any(data[5:8]):
+        corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
+    return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id)
+
+
+@final
+class LogOwnership:
+    """The right to write one topic's message log, until another owner takes it over. Created by `take_over`.
+
+    Not safe for concurrent use.
+    """
+
+    def __init__(self, store: Store, topic: str, *, term: int, version: int) -> None:
+        self._store = store
+        self._topic = topic
+        self._term = term
+        self._version = version  # of the record, as far as this owner has seen
+        self._open_ledger_id: int | None = None  # none before `begin_ledger`: all that the log has are closed
+        self._created: int | None = None  # a ledger that the record does not name yet, or whose naming is unknown
+        self._is_fenced = False
+
+    @classmethod
+    def take_over(cls, store: Store, topic: str) -> LogOwnership:
+        """Become the owner of a log and stop every earlier owner. The log need not exist.
+
+        A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
+
+        Raises:
+            UnsupportedVersionError: A newer release wrote the record; nothing was changed.
+            CorruptStateError: A ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        path = log_path(topic)
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            record, version = _find(store.metadata, path)
+            if record is None:
+                # Before the record is replaced: the owner after this one has no reason to fence them.
+                for ledger_id in store.ledgers.owned_by(log_owner(topic)):
+                    _fence(store, ledger_id)
+                record = LogRecord(0, None)
+            taken = encode_log_record(record._replace(term=record.term + 1))
+            with suppress(VersionMismatchError):
+                version = store.metadata.put(path, taken, expected_version=version)
+                if record.open_ledger_id is not None:
+                    _fence(store, record.open_ledger_id)
+                return cls(store, topic, term=record.term + 1, version=version)
+        raise StoreError(f"{path}: the record kept changing while the message log was opened")
+
+    def begin_ledger(self) -> int:
+        """Create a ledger that this owner may append to until it is closed, and return its id.
+
+        Raises:
+            LogFencedError: Another owner has opened the log.
+            StoreError: The storage failed; the next call tries again with the same ledger.
+        """
+        assert self._open_ledger_id is None
+        if self._is_fenced:
+            raise self.fenced()
+        if self._created is None:
+            self._created = self._store.ledgers.create(log_owner(self._topic))
+        try:
+            self._version = self._put(encode_log_record(LogRecord(self._term, self._created)))
+        except CorruptStateError as error:
+            raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
+        self._open_ledger_id, self._created = self._created, None
+        return self._open_ledger_id
+
+    def close_ledger(self) -> int | None:
+        """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
+
+        Raises:
+            LogFencedError: Another owner has opened the log, and deleted the ledger.
+            StoreError: The storage failed; whether the ledger is closed is unknown.
+        """
+        if self._open_ledger_id is None:
+            return None
+        try:
+            last = self._store.ledgers.fence(self._open_ledger_id)
+        except LedgerNotFoundError as error:
+            raise self.fenced() from error
+        self._open_ledger_id = None
+        return last
+
+    def fenced(self) -> LogFencedError:
+        """Give up the log for good, and return the error that says so."""
+        self._is_fenced = True
+        if self._created is not None:
+            # No record names it, so it is empty. Where the storage refuses, an empty ledger stays in the log.
+            with suppress(StoreError, CorruptStateError):
+                self._store.ledgers.delete(self._created)
+            self._created = None
+        return LogFencedError(f"the message log of topic {self._topic!r} has been opened by another owner since")
+
+    def _put(self, encoded: bytes) -> int:
+        """Replace the record of this owner, and return the new version."""
+        path = log_path(self._topic)
+        try:
+            return self._store.metadata.put(path, encoded, expected_version=self._version)
+        except VersionMismatchError as error:
+            # An earlier attempt may have happened although the store reported a failure. No one else writes these
+            # bytes: the term is this owner's, and the ledger, too.
+            found = self._store.metadata.get(path)
+            if found is None or found.data != encoded:
+                raise self.fenced() from error
+            return found.version
+
+
+def log_owner(topic: str) -> str:
+    """Return in whose name the ledgers of a topic's log are created."""
+    return f"topic {quote(topic, safe='')}"
+
+
+def log_path(topic: str) -> str:
+    """Return the metadata path of the record of a topic's log."""
+    return f"{ROOT}/{quote(topic, safe='')}"
+
+
+def _find(metadata: MetadataStore, path: str) -> tuple[LogRecord | None, int]:
+    """Return the record, None if there is none or it cannot be read, and the version that a `put` must expect."""
+    try:
+        found = metadata.get(path)
+    except DamagedValueError as error:
+        return None, error.version
+    if found is None:
+        return None, ABSENT
+    try:
+        return decode_log_record(found.data), found.version
+    except CorruptStateError:
+        return None, found.version
+
+
+def _fence(store: Store, ledger_id: int) -> None:
+    # One that was deleted takes no appends either.
+    with suppress(LedgerNotFoundError):
+        store.ledgers.fence(ledger_id)
