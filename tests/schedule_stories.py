@@ -167,6 +167,18 @@ def is_fenced_after_a_crash():
     story.end()
 
 
+def publishes_as_an_earlier_owner():
+    """The broker before publishes while the next one opens the log, and again afterwards."""
+    story = Story(race_count_max=2, entries_per_ledger_max=6)
+    for _ in range(12):
+        story.sent(3)
+        story("crash")
+        story("go_on_before")
+    assert story.schedule.counts["fenced_publishes"] == 12
+    assert story.schedule.counts["published_in_a_race"] > 0
+    story.end()
+
+
 def persists_together_with_a_fault():
     story = Story(subscription_count=2)
     schedule = story.schedule

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHRINK_SECONDS = 5.0
 FEATURES = (
     "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets", "fenced",
-    "raced", "group_persists", "derived",
+    "raced", "fenced_publishes", "published_in_a_race", "group_persists", "derived",
 )  # fmt: skip
 """What a run counts beside its steps and faults: a feature that is never used is not tested."""
 

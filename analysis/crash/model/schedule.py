@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from analysis.crash.model import checks
+from analysis.crash.model.earlier_log import EarlierLog, open_log
 from analysis.crash.model.events import EVENTS
 from analysis.crash.model.numbered_log import NumberedLog
 from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
@@ -70,7 +71,7 @@ class Schedule:
 
     def __init__(self, seed: int, settings: Settings | None = None) -> None:
         self.seed = seed
-        self.random = self._random_of("settings")
+        self.random = self.random_of("settings")
         self.settings = drawn(self.random) if settings is None else settings
         self.now_ms = 0
         self.event_number: int | None = None
@@ -109,11 +110,15 @@ class Schedule:
         self._store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
         self.cursor_store = WatchedStore(self.cursor_disk)
-        self.message_log: MessageLog = MessageLog.open(
-            self._store, topic="t", entries_per_ledger_max=self.settings.entries_per_ledger_max
-        )
+        self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
+        self.message_log: MessageLog = open_log(self, self._store, rival=self.earlier_log)
         self.broker: BrokerLimit | None = BrokerLimit(self.broker_max) if self.broker_max else None
         self._index = self._open_index() if self.settings.delay_share else None
+
+    def go_on_before(self) -> None:
+        """Let the owner of the log before a crash publish."""
+        if self.earlier_log is not None:
+            self.earlier_log.go_on(self._log_disk)
 
     def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
         """Return what all subscriptions share, if the tracker is one that they share."""
@@ -144,12 +149,13 @@ class Schedule:
             return self._recovered_buckets()
         return InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
 
-    def _random_of(self, part: int | str) -> Random:
+    def random_of(self, part: int | str) -> Random:
+        """Return the chance of one part of the schedule, which no other part changes."""
         return Random(f"{self.seed}/{part}")  # noqa: S311 - to be repeated, not to be secret
 
     def event_count(self) -> int:
         """Return of how many events the schedule of this seed consists."""
-        return self._random_of("count").randint(EVENT_COUNT_MIN, EVENT_COUNT_MAX)
+        return self.random_of("count").randint(EVENT_COUNT_MIN, EVENT_COUNT_MAX)
 
     def run(self, numbers: Iterable[int] | None = None, *, ends: bool = True) -> None:
         """Let events happen, all of the seed or some by number, and, if it ends, all that is left be acked.
@@ -162,7 +168,7 @@ class Schedule:
         names = list(EVENTS)
         with judged():
             for number in range(self.event_count()) if numbers is None else numbers:
-                self.event_number, self.random = number, self._random_of(number)
+                self.event_number, self.random = number, self.random_of(number)
                 self.step(*self.random.choices(names, weights))
                 if number % _RECOUNT_EVERY == 0:
                     self.check_all()
@@ -171,7 +177,7 @@ class Schedule:
                 self._finish()
 
     def _finish(self) -> None:
-        self.random = self._random_of("end")
+        self.random = self.random_of("end")
         if self.settings.crash_weight and self.random.random() < 0.5:
             self.step("crash")
         self.drain()

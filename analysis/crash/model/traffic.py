@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from analysis.crash.model.schedule import Schedule
     from analysis.crash.model.side import Side
+    from cursor.message_log import MessageLog
 
 
 def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  # noqa: ARG001 - as every event
@@ -35,10 +36,10 @@ def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  
     append(schedule, messages)
 
 
-def append(schedule: Schedule, messages: Sequence[Message]) -> None:
-    """Publish messages that somebody else chose."""
+def append(schedule: Schedule, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
+    """Publish messages that somebody else chose, to the broker's log or to another opening of it."""
     first = len(schedule.log)
-    schedule.log.append(schedule.message_log.publish(messages), messages)
+    schedule.log.append((log or schedule.message_log).publish(messages), messages)
     for each in schedule.sides:
         each.model.changed()
     schedule.note("publish", range(first, len(schedule.log)))

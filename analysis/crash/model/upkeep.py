@@ -86,8 +86,9 @@ def set_cursor_properties(schedule: Schedule, side: Side) -> None:
     hold(Promise.I6, side.written.cursor_properties == properties, "cursor properties that were set are not there")
 
 
-def go_on_before(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+def go_on_before(schedule: Schedule, side: Side) -> None:
     """Let an owner from before a crash do what it would do."""
+    schedule.go_on_before()
     if side.earlier is not None:
         side.earlier.go_on(side)
 

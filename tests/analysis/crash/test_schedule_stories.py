@@ -6,15 +6,17 @@ from contextlib import suppress
 
 import pytest
 
+import cursor.message_log
 import cursor.native_format
 import cursor.persister
 from analysis.crash.model.promise import Promise, PromiseBrokenError
 from analysis.crash.model.schedule import judged
 from analysis.crash.model.side import _Asked
-from cursor import CursorConfig, Format, ManagedCursor
+from cursor import CursorConfig, Format, ManagedCursor, MessageLog
 from cursor.ack_state import AckState
 from cursor.dispatch.dispatcher import Dispatcher
 from cursor.journal import Journal
+from cursor.log_ownership import LogOwnership, log_path
 from cursor.pulsar_format import PulsarFormat
 from cursor.store import StoreError
 from cursor.stores.memory import _MemoryLedgers
@@ -41,6 +43,7 @@ from schedule_stories import (
     persists_together_where_nothing_has_room,
     persists_together_with_a_fault,
     persists_without_ledgers,
+    publishes_as_an_earlier_owner,
     restarts_above_a_limit,
     restarts_in_the_other_format,
     restarts_when_a_delayed_message_is_due,
@@ -74,6 +77,7 @@ STORIES = {
         *(seeks_back, is_fenced_after_a_crash, persists_together_with_a_fault, falls_behind),
         *(ticks_after_the_interval, persists_without_ledgers, seeks_in_vain, attaches_properties, acks_into_a_batch),
         persists_together_where_nothing_has_room,
+        publishes_as_an_earlier_owner,
         crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     ],
     ids=lambda each: each.__name__,
@@ -194,6 +198,34 @@ def does_not_raise_the_term(patch):
     is_fenced_after_a_crash()
 
 
+def lets_an_earlier_owner_publish(patch):
+    patch("cursor.log_ownership._fence", lambda *_: None)
+    publishes_as_an_earlier_owner()
+
+
+def lets_an_earlier_owner_begin_a_ledger(patch):
+    def put(self, encoded):
+        metadata, path = self._store.metadata, log_path(self._topic)
+        return metadata.put(path, encoded, expected_version=metadata.get(path).version)
+
+    patch(LogOwnership, "_put", put)
+    publishes_as_an_earlier_owner()
+
+
+def counts_the_log_before_it_fences(patch):
+    find = MessageLog.find
+    seen = []
+
+    def take_over(store, topic, take_over=LogOwnership.take_over):
+        seen.append(find(store, topic=topic))
+        return take_over(store, topic)
+
+    patch(LogOwnership, "take_over", take_over)
+    counts = cursor.message_log._counts
+    patch(cursor.message_log, "_counts", lambda *where: seen.pop().ledgers.counts() if any(seen) else counts(*where))
+    publishes_as_an_earlier_owner()
+
+
 def reads_before_it_fences(patch):
     patch(Journal, "_appended_since", lambda _, found, __: found)
     is_fenced_after_a_crash()
@@ -291,6 +323,9 @@ PLANTED = {
     lets_an_earlier_owner_append: Promise.I14,
     lets_an_earlier_owner_swing: Promise.I14,
     does_not_raise_the_term: Promise.I14,
+    lets_an_earlier_owner_publish: Promise.I14,
+    lets_an_earlier_owner_begin_a_ledger: Promise.I14,
+    counts_the_log_before_it_fences: Promise.I12,
     reads_before_it_fences: Promise.I2,
     leaves_ledgers_over: Promise.I11,
     calls_a_group_that_failed_durable: Promise.I9,

@@ -1,0 +1,117 @@
+"""A broker that lost its topic and continues to publish: what it is promised counts, and after the takeover nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ackstate.errors import CursorFencedError
+from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.traffic import append
+from cursor.message_log import NO_DELAY, Message, MessageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from analysis.crash.model.schedule import Schedule
+    from cursor.store import Store
+    from cursor.stores.memory import MemoryDisk
+
+
+@final
+class EarlierLog:
+    """A message log that was open when its broker died, with the store of that broker.
+
+    Args:
+        schedule: Whose log it is, just before the log is opened again.
+        race_count_max: How often the earlier owner may publish at most while the next one opens the log.
+    """
+
+    def __init__(self, schedule: Schedule, *, race_count_max: int) -> None:
+        self._schedule = schedule
+        self._log = schedule.message_log
+        # Its own, so that what the other events do stays what it is.
+        self._random = schedule.random_of(f"log {schedule.step_count}")
+        self._race_count = self._random.choice((0, *range(race_count_max + 1)))
+
+    def race(self) -> None:
+        """Publish now and then while the next owner opens the log: each position is a promise to a producer."""
+        if self._race_count and self._random.random() < 0.5:
+            self._race_count -= 1
+            self._schedule.note("the owner before publishes")
+            try:
+                append(self._schedule, self._messages(), log=self._log)
+            except CursorFencedError as error:
+                self._schedule.note(f"-> {error}")
+            else:
+                self._schedule.counts["published_in_a_race"] += 1
+
+    def end_race(self) -> None:
+        """Publish once more, and from then on only in `go_on`."""
+        self.race()
+        self._race_count = 0
+
+    def go_on(self, disk: MemoryDisk) -> None:
+        """Publish after the next owner has opened the log.
+
+        Raises:
+            PromiseBrokenError: A publish ends well, or changes what is stored.
+        """
+        before, messages = _stored(disk), self._messages()
+        self._schedule.note(f"the owner before publishes {len(messages)} messages")
+        try:
+            self._log.publish(messages)
+        except CursorFencedError:
+            self._schedule.counts["fenced_publishes"] += 1
+        else:
+            hold(Promise.I14, False, "a publish of an earlier owner ended well")
+        hold(Promise.I14, _stored(disk) == before, "a publish of an earlier owner changed the log")
+
+    def _messages(self) -> list[Message]:
+        """Return messages for the open ledger, or so many that the owner needs the next one."""
+        count = self._random.choice((1, 3, self._schedule.settings.entries_per_ledger_max))
+        return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
+
+
+def open_log(schedule: Schedule, store: Store, *, rival: EarlierLog | None) -> MessageLog:
+    """Open a topic's log, and see that it has every message whose position a producer received.
+
+    Args:
+        schedule: Whose log it is.
+        store: Where.
+        rival: The owner before, which publishes meanwhile.
+
+    Raises:
+        PromiseBrokenError: A message is missing.
+    """
+    limit = schedule.settings.entries_per_ledger_max
+    if rival is None:
+        return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
+    log = MessageLog.open(_RacedStore(store, rival.race), topic="t", entries_per_ledger_max=limit)
+    rival.end_race()
+    missing = [number for number, position in enumerate(schedule.log.positions) if position not in log.ledgers]
+    hold(Promise.I12, not missing, f"published, and not in the log: {schedule.log.text(missing)}")
+    return log
+
+
+def _stored(disk: MemoryDisk) -> dict[int, int]:
+    return {ledger_id: len(ledger.entries) for ledger_id, ledger in disk.ledgers.items()}
+
+
+@final
+class _RacedStore:
+    """A store before each of whose calls another owner may do something."""
+
+    def __init__(self, store: Store, race: Callable[[], None]) -> None:
+        self.ledgers: Any = _RacedPart(store.ledgers, race)
+        self.metadata: Any = _RacedPart(store.metadata, race)
+        self.close = store.close
+
+
+@final
+class _RacedPart:
+    def __init__(self, part: Any, race: Callable[[], None]) -> None:
+        self._part, self._race = part, race
+
+    def __getattr__(self, name: str) -> Any:
+        self._race()
+        return getattr(self._part, name)
