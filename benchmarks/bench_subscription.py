@@ -56,6 +56,7 @@ class SameMessageLog:
     """A log that has the same message everywhere, each of a key of its own choosing if there are several."""
 
     def __init__(self, entry_count: int, *, keys: Sequence[bytes | None] = (None,)) -> None:
+        self.topic = "t"
         self.ledgers = LedgerMap.from_counts({LEDGER: entry_count})
         self._messages = [Message(0, NO_DELAY, b"", key) for key in keys]
 

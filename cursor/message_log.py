@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
 
 from ackstate.errors import CorruptStateError
-from ackstate.integers import check_count
+from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from cursor.log_ownership import LogOwnership, log_owner
@@ -86,13 +86,13 @@ class MessageLog:
 
         Raises:
             TypeError: The topic is no text, or the limit no integer.
-            ValueError: The topic is empty, or the limit below 1.
+            ValueError: The topic is empty, or the limit below 1 or above 2**32.
             UnsupportedVersionError: A newer release has opened the log; nothing was changed.
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
         _check_topic(topic)
-        check_count("entries_per_ledger_max", entries_per_ledger_max, least=1)
+        check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
         ownership = LogOwnership.take_over(store, topic)
         counts = _counts(store, topic)
         room = 0
@@ -162,9 +162,12 @@ class MessageLog:
         """Yield the messages at positions, in their order; neighbours are read from the store together.
 
         Raises:
+            TypeError: `positions` is a single position.
             LedgerNotFoundError: A position is not in the log.
             CorruptStateError: What is stored there is no message.
         """
+        if isinstance(positions, Position):
+            raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
         begin = 0
         for at in range(1, len(positions) + 1):
             ends_here = at == len(positions) or positions[at] != _following(positions[at - 1])

@@ -18,6 +18,7 @@ from cursor.dispatch.dispatcher import Dispatcher
 from cursor.dispatch.live_holes import Whereabouts, explain_holes
 from cursor.dispatch.waiting import Waiting
 from cursor.hole_report import HoleReason
+from cursor.managed import ManagedCursor
 from cursor.outcome import Route
 from cursor.persister import PersistWatcher
 from limits.gate import DispatchGate, GateLimits
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ackstate.position import Position
     from cursor.dispatch.deliveries import Deliveries, Sent
     from cursor.hole_report import HoleReport
-    from cursor.managed import ManagedCursor
     from cursor.message_log import MessageLog
     from cursor.outcome import PersistResult, Receipt
     from delay.tracker import DelayedDeliveryTracker
@@ -95,6 +95,7 @@ class Subscription(PersistWatcher):
         options: The rest.
 
     Raises:
+        TypeError: The cursor is no `ManagedCursor`.
         ValueError: The cursor is of another topic than the log, or was not opened with `log.ledgers`.
 
     Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
@@ -541,10 +542,12 @@ class Subscription(PersistWatcher):
 
 def _check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
     """Refuse a cursor that acknowledges the messages of another log, or of an earlier opening of this one."""
+    if not isinstance(cursor, ManagedCursor):
+        raise TypeError(f"cursor must be a ManagedCursor, got a {type(cursor).__name__}")
     if log.topic != cursor.topic:
         raise ValueError(f"cursor must be of the log's topic {log.topic!r}, got one of topic {cursor.topic!r}")
     if log.ledgers is not cursor.ledgers:
         raise ValueError(
             f"cursor must be opened with the ledgers of this log of topic {log.topic!r}, got one that was opened with "
-            "others: pass ledgers=log.ledgers to ManagedCursor.open, and open the cursor anew when the log is"
+            "others; pass ledgers=log.ledgers to ManagedCursor.open, and open the cursor again whenever the log is"
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +96,87 @@ def test_one_message_out_of_range_stores_none(refused):
     with pytest.raises(ValueError, match=r"_ms must be in |message_count must be in "):
         log.publish([PLAIN, refused])
     assert log.ledgers.count_between(Position(0, -1), log.ledgers.last_confirmed) == 0
+
+
+A_BUFFER = memoryview(array("I", [1, 2, 3, 4]))[::2]
+
+
+@pytest.mark.parametrize(
+    ("messages", "saying"),
+    [
+        (PLAIN, r"messages must be a list of Message, got a single one: write publish\(\[message\]\)"),
+        (None, "messages must be a list of Message, got None"),
+        (b"hello", "messages must be a list of Message, got b'hello'"),
+        ("hello", "messages must be a list of Message, got 'hello'"),
+        (7, "messages must be a list of Message, got 7"),
+        ([PLAIN, b"hello"], r"messages\[1\] must be a Message, got b'hello'"),
+        ([tuple(PLAIN)], r"messages\[0\] must be a Message, got \(1000, "),
+        ([PLAIN._replace(payload="hello")], "payload must be bytes, got 'hello'; encode the text first"),
+        ([PLAIN._replace(payload="x" * 500)], "payload must be bytes, got 'x{59}[.]{3}; encode the text first"),
+        ([PLAIN._replace(payload=None)], "payload must be bytes, got None"),
+        ([PLAIN._replace(payload=7)], "payload must be bytes, got 7"),
+        ([PLAIN._replace(payload=[1])], r"payload must be bytes, got \[1\]"),
+        ([PLAIN._replace(key="k")], "key must be bytes, got 'k'; encode the text first"),
+        ([PLAIN._replace(key=0)], "key must be bytes, got 0"),
+        ([PLAIN._replace(publish_time_ms=1.0)], "publish_time_ms must be a whole number of milliseconds, got 1.0"),
+        ([PLAIN._replace(publish_time_ms=None)], "publish_time_ms must be a whole number of milliseconds, got None"),
+        ([PLAIN._replace(publish_time_ms="1")], "publish_time_ms must be a whole number of milliseconds, got '1'"),
+        ([PLAIN._replace(publish_time_ms=True)], "publish_time_ms must be a whole number of milliseconds, got True"),
+        (
+            [PLAIN._replace(deliver_at_ms=None)],
+            "deliver_at_ms must be a whole number of milliseconds, -1 for no delay, got None",
+        ),
+        ([PLAIN._replace(deliver_at_ms=float("nan"))], "deliver_at_ms must be a whole number .* got nan"),
+        ([PLAIN._replace(deliver_at_ms=False)], "deliver_at_ms must be a whole number .* got False"),
+        ([PLAIN._replace(message_count=1.5)], "message_count must be a whole number of messages, got 1.5"),
+        ([PLAIN._replace(message_count=True)], "message_count must be a whole number of messages, got True"),
+        ([PLAIN._replace(message_count=None)], "message_count must be a whole number of messages, got None"),
+    ],
+)
+def test_what_is_no_list_of_messages_stores_none(messages, saying):
+    store, log = opened()
+    before = store.mutation_count
+    with pytest.raises(TypeError, match=f"^{saying}"):
+        log.publish(messages)
+    assert store.mutation_count == before
+
+
+@pytest.mark.parametrize(
+    ("published", "stored"),
+    [
+        (PLAIN._replace(payload=bytearray(b"hello")), PLAIN),
+        (PLAIN._replace(payload=memoryview(b"hello")), PLAIN),
+        (PLAIN._replace(payload=A_BUFFER, key=A_BUFFER), PLAIN._replace(payload=bytes(A_BUFFER), key=bytes(A_BUFFER))),
+        (KEYED._replace(key=bytearray(b"order-7")), KEYED),
+        (KEYED._replace(publish_time_ms=np.int64(1_000), message_count=np.uint8(3)), KEYED),
+    ],
+)
+def test_buffers_and_numbers_of_numpy_are_stored_as_bytes_and_numbers(published, stored):
+    _, log = opened()
+    assert list(log.read(log.publish(iter([published])))) == [stored]
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "saying"),
+    [
+        ({"topic": b"t"}, TypeError, "topic must be a str, got b't'"),
+        ({"topic": None}, TypeError, "topic must be a str, got None"),
+        ({"topic": ""}, ValueError, "topic must not be empty"),
+        ({"topic": "t", "entries_per_ledger_max": 0}, ValueError, "entries_per_ledger_max must be in 1"),
+        ({"topic": "t", "entries_per_ledger_max": 1.5}, TypeError, "entries_per_ledger_max"),
+        ({"topic": "t", "entries_per_ledger_max": True}, TypeError, "entries_per_ledger_max"),
+        ({"topic": "t", "entries_per_ledger_max": None}, TypeError, "entries_per_ledger_max"),
+    ],
+)
+def test_an_open_that_is_refused_takes_nothing_over(named, error, saying):
+    store, log = opened()
+    with pytest.raises(error, match=saying):
+        MessageLog.open(store, **named)
+    assert log.publish([PLAIN])
+
+
+def test_a_single_position_is_no_list_of_positions():
+    _, log = opened()
+    (position,) = log.publish([PLAIN])
+    with pytest.raises(TypeError, match="positions must be a list of Position, got a single one, 1:0"):
+        list(log.read(position))

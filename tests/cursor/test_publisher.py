@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ackstate import LogFencedError
 from cursor import (
     CounterSample,
     CursorConfig,
@@ -137,15 +138,41 @@ def test_the_policies_are_asked_for_at_each_publish():
         (Message(0, 2**63, b""), "deliver_at_ms"),
         (Message(0, 0, b"", message_count=0), "message_count"),
         (Message(0, 61, b"", message_count=-4), "message_count"),
-        (Message(0, 0, b"", message_count=2**32), "an entry holds"),
+        (Message(0, 0, b"", message_count=2**32), "message_count"),
     ],
 )
 def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
     topic = Topic(MAXIMUM)
     with pytest.raises(ValueError, match=saying):
-        topic.publisher.publish([*asking((0, 61)), message] if "an entry" not in saying else [message])
+        topic.publisher.publish([*asking((0, 61)), message])
     assert topic.log.ledgers.last_confirmed.entry_id == -1
     assert topic.counted() == {"rejected": 0, "overridden": 0}
+
+
+@pytest.mark.parametrize(
+    "messages", [Message(0, 0, b""), None, [None], [Message(0, None, b"")], [Message(0.0, 0, b"")], [Message(0, 0, "")]]
+)
+def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    for publish in (topic.publisher.publish, transaction.publish):
+        with pytest.raises(TypeError, match="must be"):
+            publish(messages)
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+    assert transaction.commit() == []
+
+
+def test_a_publish_of_an_earlier_owner_is_not_counted_and_its_transaction_can_be_aborted():
+    topic = Topic(FIXED)
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(asking((0, 7)))
+    newer = MessageLog.open(topic.store, topic=topic.log.topic)
+    for publish in (lambda: topic.publisher.publish(asking((0, 7))), transaction.commit):
+        with pytest.raises(LogFencedError):
+            publish()
+    transaction.abort()
+    assert topic.counted() == {"rejected": 0, "overridden": 0}
+    assert newer.ledgers.counts() == MessageLog.find(topic.store, topic=topic.log.topic).ledgers.counts()
 
 
 def test_a_publish_that_the_store_fails_overrides_nothing():

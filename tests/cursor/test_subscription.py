@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ackstate import CursorClosedError, Position
+from ackstate import CursorClosedError, LedgerMap, Position
 from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
 from cursor.message_log import NO_DELAY
 from cursor.stores.memory import Fault, FaultKind, PowerCutError
@@ -338,3 +338,31 @@ def test_positions_that_the_log_has_not_are_not_read():
     (position,) = topic.publish(NO_DELAY)
     with pytest.raises(StoreError):
         list(topic.log.read([Position(position.ledger_id, 1)]))
+
+
+def test_a_cursor_that_does_not_belong_to_the_log_is_refused():
+    store = MemoryStore()
+    log, other = (MessageLog.open(store, topic=topic) for topic in ("orders", "refunds"))
+
+    def cursor_of(topic, ledgers):
+        return ManagedCursor.open(store, topic=topic, subscription="s", ledgers=ledgers, now_ms=0)
+
+    with pytest.raises(ValueError, match="cursor must be of the log's topic 'orders', got one of topic 'refunds'"):
+        Subscription(log, cursor_of("refunds", other.ledgers))
+    with pytest.raises(ValueError, match="cursor must be of the log's topic 'orders', got one of topic 'refunds'"):
+        Subscription(log, cursor_of("refunds", log.ledgers))
+    for ledgers in (other.ledgers, LedgerMap.from_counts(log.ledgers.counts())):
+        with pytest.raises(ValueError, match=r"opened with the ledgers of this log of topic 'orders'.*=log\.ledgers"):
+            Subscription(log, cursor_of("orders", ledgers))
+    cursor = cursor_of("orders", log.ledgers)
+    with pytest.raises(TypeError, match="cursor must be a ManagedCursor, got a MessageLog"):
+        Subscription(cursor, log)
+    Subscription(log, cursor)  # Nothing watches it yet.
+
+
+def test_a_cursor_is_opened_again_with_its_log():
+    store = MemoryStore()
+    log = MessageLog.open(store, topic="t")
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    with pytest.raises(ValueError, match="open the cursor again whenever the log is"):
+        Subscription(MessageLog.open(store, topic="t"), cursor)
