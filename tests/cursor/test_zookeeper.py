@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
 
-from ackstate import CursorFencedError, LedgerMap, Position
+from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from analysis.crash.zookeeper_server import ZooKeeperServer, running_server
-from cursor import CursorConfig, ManagedCursor, Source
+from cursor import CursorConfig, ManagedCursor, Message, MessageLog, Source
 from cursor.inspection import inspect_store
+from cursor.message_log import NO_DELAY
 from cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -1005,6 +1006,44 @@ def test_an_older_cursor_in_another_process_is_fenced(open_store):
     newer.persist(now_ms=3)
     found = open_cursor(open_store())
     assert [found.is_acked(Position(3, entry)) for entry in (4, 5, 6)] == [True, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entries_per_ledger_max", [1, 2, 50])
+def test_an_older_owner_of_a_log_in_another_process_is_fenced(open_store, entries_per_ledger_max):
+    """It appends to the ledger that it has, or needs the next one."""
+
+    def opened():
+        return MessageLog.open(open_store(), topic="t", entries_per_ledger_max=entries_per_ledger_max)
+
+    def publish(log, number):
+        return log.publish([Message(number, NO_DELAY, b"")])
+
+    older = opened()
+    positions = publish(older, 1)
+    newer = opened()
+    for _ in range(2):
+        with pytest.raises(LogFencedError):
+            publish(older, 2)
+    positions += publish(newer, 3)
+    with pytest.raises(LogFencedError):
+        publish(older, 4)
+    found = opened()
+    assert sum(found.ledgers.counts().values()) == 2
+    assert [message.publish_time_ms for message in found.read(positions)] == [1, 3]
+
+
+@pytest.mark.slow
+def test_a_publish_on_its_way_is_refused_after_a_takeover(open_store, monkeypatch):
+    store, newer = open_store(), []
+    older = MessageLog.open(store, topic="t")
+    positions = older.publish([Message(1, NO_DELAY, b"")])
+    before_next_commit(store, monkeypatch, lambda: newer.append(MessageLog.open(open_store(), topic="t")))
+    with pytest.raises(LogFencedError):
+        older.publish([Message(2, NO_DELAY, b"")])
+    positions += newer[0].publish([Message(3, NO_DELAY, b"")])
+    assert [message.publish_time_ms for message in newer[0].read(positions)] == [1, 3]
+    assert sum(newer[0].ledgers.counts().values()) == 2
 
 
 # Three servers

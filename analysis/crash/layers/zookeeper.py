@@ -1,10 +1,11 @@
-"""ZK: a cursor on a real ZooKeeper server, while the server dies or hangs, sessions expire, and old owners write on.
+"""ZK: a topic on a real ZooKeeper server, while the server dies or hangs, sessions expire, and old owners write on.
 
-Whoever opens the cursor last is its owner; an older one is stale. Its receipts count all the same: one that says
-durable must be of an ack that the new owner has. Each event is followed by a recovery, which is judged.
+Whoever opens the message log and the cursor last is their owner; an older one is stale. Its receipts and positions
+count all the same: a receipt that says durable must be of an ack that the new owner has, a message with a position
+must be in its log. Each event is followed by a recovery, which is judged.
 
-Counts: ``stale_owners``, ``expired_sessions``, ``stopped_servers``, ``killed_servers``, and ``unavailable`` for runs
-that ended because a client gave up.
+Counts: ``stale_owners``, ``stopped_owners``, ``expired_sessions``, ``stopped_servers``, ``killed_servers``, and
+``unavailable`` for runs that ended because a client gave up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -26,12 +27,14 @@ from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from analysis.crash.layers.damage.story import keep_quiet
 from analysis.crash.runs_of_lives import RunSize, shortest
 from analysis.crash.scratch import scratch_directory
+from analysis.crash.stopped_publisher import StoppedPublisher, difference
 from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from analysis.crash.verdict import Life, entries
 from analysis.crash.zookeeper_server import running_server
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
 from cursor.managed import ManagedCursor
+from cursor.message_log import NO_DELAY, Message, MessageLog
 from cursor.outcome import Source
 from cursor.store import StoreError
 
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 LEDGERS = {1: 3_000}
 _LEDGER_ID = 1
+_TOPIC = "messages"  # of the message log; that of the cursor is not stored
+_ENTRIES_PER_LEDGER = 3
 _RUNS_OF_A_SERVER = 300  # Then another one begins with an empty disk.
 _SESSION_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
@@ -61,6 +66,7 @@ I5 = "I5: recovering twice gives the same"
 I10 = "I10: unreadable is not absent"
 TYPED = "what servers and owners do is met with an error of the store"
 FENCED = "a fenced owner gets no receipt for what the new owner does not have"
+PUBLISHED = "a message whose position a producer has is in the log of each later owner"
 
 
 def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
@@ -152,6 +158,7 @@ class _Story:
         )
         self._entry_ids = (entry_id for entry_id in range(LEDGERS[_LEDGER_ID]) if self.chance.random() < 0.8)
         self._life = Life(LEDGERS)
+        self._published: dict[Position, bytes] = {}
         self._steps = [f"{self._config.format.name} cursor on {self._root}"]
         self._owner = self._open()
 
@@ -176,7 +183,8 @@ class _Story:
         self._steps.append(f"{ack_count} acks, each with a persist")
         for _ in range(ack_count):
             self._owner.work()
-        happening = self.chance.choices([self._stale, self._expired, self._stopped, self._killed], [6, 4, 2, 1])[0]
+        happenings = {self._stale: 6, self._expired: 4, self._stopped: 2, self._killed: 1, self._suspended: 1}
+        happening = self.chance.choices(list(happenings), list(happenings.values()))[0]
         happening()
 
     def recover(self) -> None:
@@ -193,6 +201,8 @@ class _Story:
         known, known_again = entries(report.acked), entries(again.report().acked)
         if len(known - known_again) or len(known_again - known):
             self._break(I5, "another state at the second opening")
+        if lacking := difference(again.log, self._published):
+            self._break(PUBLISHED, lacking)
         if before and again.cursor.recovery_report.source is Source.NEW:
             self._break(I10, "a new cursor, although its receipts were durable")
         self._owner = again
@@ -243,10 +253,32 @@ class _Story:
             self._server.start()
         self._check_stale(self._owner, self._open())
 
+    def _suspended(self) -> None:
+        """The process of an owner of the log is stopped at work, and continues when it has lost the log."""
+        self._steps.append("another process publishes, is stopped, and continues after a takeover")
+        self.counts["stopped_owners"] += 1
+        root, limit = self._root, _ENTRIES_PER_LEDGER
+        publisher = StoppedPublisher(self._server.hosts, root=root, topic=_TOPIC, entries_per_ledger_max=limit)
+        with closing(publisher):
+            if not publisher.wait_until_it_publishes():
+                raise StoreError("the other process has published nothing")
+            self._pause(0.05)
+            publisher.stop()
+            self._owner = self._open()
+            for _ in range(self.chance.randint(1, 6)):
+                self._owner.work()
+            publisher.resume()
+        # What is missing in the log is noted by the recovery.
+        self._published |= publisher.published
+        if not publisher.is_fenced:
+            self._break(FENCED, "a process that has lost the log continues to publish")
+
     def _check_stale(self, stale: _Owner, newer: _Owner) -> None:
         """Let a stale owner write; whatever it is promised, the new owner must have."""
-        promised_before = stale.durable_count
+        promised_before, published_before = stale.durable_count, len(self._published)
         stale.work()
+        if len(self._published) > published_before:
+            self._break(FENCED, "a position for a message of a stale owner")
         late = stale.durable_entries[promised_before:]
         unknown = [entry_id for entry_id in late if not newer.cursor.is_acked(Position(_LEDGER_ID, entry_id))]
         if unknown:
@@ -262,7 +294,7 @@ class _Story:
             client_options={"connection_retry": retry},
         )
         self._stack.callback(store.close)
-        return _Owner(store, self._config, self._life_now, self._entry_ids)
+        return _Owner(store, self._config, self._life_now, self._entry_ids, self._published)
 
     def _life_now(self) -> Life:
         return self._life
@@ -280,16 +312,24 @@ class _Story:
 
 @final
 class _Owner:
-    """A process that believes the cursor to be its own."""
+    """A process that believes the cursor and a message log to be its own."""
 
-    def __init__(self, store: Store, config: CursorConfig, life: Callable[[], Life], entry_ids: Iterator[int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: CursorConfig,
+        life: Callable[[], Life],
+        entry_ids: Iterator[int],
+        published: dict[Position, bytes],
+    ) -> None:
         self.store = store
+        self.log = MessageLog.open(store, topic=_TOPIC, entries_per_ledger_max=_ENTRIES_PER_LEDGER)
         self.cursor = ManagedCursor.open(
             store, topic="orders", subscription="billing", ledgers=LedgerMap.from_counts(LEDGERS), config=config,
             now_ms=0,
         )  # fmt: skip
         self.durable_entries: list[int] = []
-        self._life, self._entry_ids = life, entry_ids
+        self._life, self._entry_ids, self._published = life, entry_ids, published
         self._waiting: list[tuple[int, int, Receipt]] = []
 
     @property
@@ -298,10 +338,14 @@ class _Owner:
         return len(self.durable_entries)
 
     def work(self) -> None:
-        """Ack one entry and persist; a refusal of the store leaves it for the next time."""
+        """Publish a message, ack an entry and persist; a refusal of the store leaves it for the next time."""
         entry_id = next(self._entry_ids, None)
         if entry_id is None:
             return
+        payload = b"%d" % entry_id
+        with suppress(StoreError, CursorFencedError):
+            (position,) = self.log.publish([Message(entry_id, NO_DELAY, payload)])
+            self._published[position] = payload
         life = self._life()
         number = len(life.operations)
         life.asked(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))

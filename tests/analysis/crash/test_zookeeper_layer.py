@@ -10,6 +10,8 @@ from analysis.crash import zookeeper_server
 from analysis.crash.layer import LayerSkippedError
 from analysis.crash.layers import zookeeper as layer
 from analysis.crash.layers.zookeeper import run, zookeeper
+from cursor.log_ownership import LogOwnership
+from cursor.store import ABSENT
 from cursor.stores.zookeeper import ZooKeeperStore
 from cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
 
@@ -27,7 +29,7 @@ def only(monkeypatch):
     """Let nothing happen but one kind of thing."""
 
     def choose(name):
-        for each in ("_stale", "_expired", "_stopped", "_killed"):
+        for each in ("_stale", "_expired", "_stopped", "_killed", "_suspended"):
             monkeypatch.setattr(layer._Story, each, getattr(layer._Story, name))
 
     return choose
@@ -46,7 +48,9 @@ def test_a_slice_of_the_layer_finds_nothing_and_takes_its_server_down():
     assert sum(outcome.cycles for outcome in outcomes) >= 3
 
 
-@pytest.mark.parametrize(("name", "seed"), [("_expired", 100), ("_stopped", 101), ("_killed", 106)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("_expired", 100), ("_stopped", 101), ("_killed", 106), ("_suspended", 107)]
+)
 def test_each_thing_that_may_happen_breaks_no_promise(server, only, name, seed):
     only(name)
     outcome = run(seed, server, ZooKeeperStore)
@@ -61,6 +65,16 @@ def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeyp
     monkeypatch.setattr(ZooKeeperLedgers, "fence", ZooKeeperLedgers.last)
     broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(202, 206))
     assert broken & {layer.FENCED, layer.I2, layer.TYPED}
+
+
+@pytest.mark.parametrize("name", ["_stale", "_suspended"])
+def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypatch, name):
+    """The opening of the log stops nobody: a stale owner appends to the ledger that it has."""
+    only(name)
+    monkeypatch.setattr(LogOwnership, "take_over", classmethod(lambda cls, *where: cls(*where, term=1, version=ABSENT)))
+    monkeypatch.setattr(LogOwnership, "_put", lambda *_: ABSENT)
+    broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(211, 213))
+    assert broken & {layer.FENCED, layer.PUBLISHED}
 
 
 def test_a_store_that_says_it_has_written_and_has_not_is_caught(server, only, monkeypatch):

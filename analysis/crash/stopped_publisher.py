@@ -1,0 +1,141 @@
+"""A process that publishes to a message log on ZooKeeper, and is stopped by a signal: a broker that was paused.
+
+Run as a program, it publishes one message after the other and prints a line for each position that it received, until
+it is fenced.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import LogFencedError
+from ackstate.position import Position
+from cursor.message_log import NO_DELAY, Message, MessageLog
+from cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cursor.store import Store
+
+_FENCED = "fenced"
+_ENDS_WITHIN_S = 60.0
+_MESSAGES_AFTER_STOP = 20
+
+
+@final
+class StoppedPublisher:
+    """The process, from outside.
+
+    Args:
+        hosts: The ZooKeeper servers.
+        root: Below which node the store is.
+        topic: Of the log.
+        entries_per_ledger_max: Of the log.
+    """
+
+    def __init__(self, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
+        self.published: dict[Position, bytes] = {}
+        """Every message that was reported to be stored, by its position."""
+        self.is_fenced = False
+        self._is_enough = threading.Event()  # so many messages, or the end
+        self._message_count = 1
+        self._process = subprocess.Popen(  # noqa: S603 - a program of ours
+            # Without -P a directory `analysis` in the current one would hide ours.
+            [
+                *(sys.executable, "-P", "-m", "analysis.crash.dying", str(os.getpid())),
+                *(sys.executable, "-P", "-m", "analysis.crash.stopped_publisher"),
+                *(hosts, root, topic, str(entries_per_ledger_max)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_until_it_publishes(self) -> bool:
+        """Return whether it has published in time."""
+        return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
+
+    def stop(self) -> None:
+        """SIGSTOP: whatever it was doing, it does no more of it."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it continue until it is fenced, or has published so much more that it never will be, and kill it."""
+        self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
+        self._is_enough.clear()
+        self._process.send_signal(signal.SIGCONT)
+        self._is_enough.wait(_ENDS_WITHIN_S)
+        self.close()
+
+    def close(self) -> None:
+        """Kill it, if it runs, and read all that it has said."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.strip() == _FENCED:
+                    self.is_fenced = True
+                elif line.endswith("\n"):
+                    position, payload = line.split()
+                    self.published[Position.parse(position)] = payload.encode()
+                    if len(self.published) >= self._message_count:
+                        self._is_enough.set()
+        self._is_enough.set()
+
+
+def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
+    """Return what a log lacks of published messages, in words; empty if it has them all."""
+    positions = sorted(published)
+    missing = [str(position) for position in positions if position not in log.ledgers]
+    if missing:
+        return f"missing are {', '.join(missing[:5])}"
+    stored = [message.payload for message in log.read(positions)]
+    return "" if stored == [published[each] for each in positions] else "another message is where one was published"
+
+
+def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: int) -> None:
+    """Publish, and report each position with its payload; what fails is tried again as another message."""
+    log = MessageLog.open(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max)
+    number = 0
+    while True:
+        number += 1
+        payload = f"{os.getpid()}-{number}"
+        try:
+            (position,) = log.publish([Message(number, NO_DELAY, payload.encode())])
+        except LogFencedError:
+            _report(_FENCED)
+            return
+        except StoreError:
+            continue
+        _report(f"{position} {payload}")
+
+
+def _report(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Publish to the log that the arguments name."""
+    from cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+
+    hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
+    store = ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
+    publish_until_fenced(store, topic, entries_per_ledger_max=int(entries_per_ledger_max))
+    store.close()
+
+
+if __name__ == "__main__":
+    main()
