@@ -1,8 +1,8 @@
 """`FileStore.open_copy`: a look at a store that changes no byte of it."""
 
 import errno
+import hashlib
 import os
-import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +13,8 @@ import pytest
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor import FileStore, SqliteStore
 from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
-from cursor.stores import file_generation
-from tests.cursor.store_directories import assert_works, hold
+from cursor.stores import file_generation, temporary_copy
+from tests.cursor.store_directories import assert_works, hold, start
 from tests.fake_directory import LOG, end_of, history_of_calls, state_of
 
 
@@ -94,9 +94,9 @@ def test_the_check_catches_a_look_at_the_store_itself(directory, monkeypatch, st
         check_look(directory, state)
 
 
-def test_the_check_catches_links_in_the_place_of_copies(directory, monkeypatch):
-    monkeypatch.setattr(shutil, "copyfile", os.link)
-    with pytest.raises(AssertionError, match="writing to the copy changed the store"):
+def test_hard_links_in_the_place_of_copies_are_not_written_to(directory, monkeypatch):
+    monkeypatch.setattr(temporary_copy, "copy_file", os.link)
+    with pytest.raises(StoreError, match="must be a file with one name, got one with 2"):
         check_look(directory, "closed")
 
 
@@ -132,7 +132,7 @@ def test_an_open_store_is_not_copied(tmp_path):
 
 def before_the_first_copy(monkeypatch, do):
     """Do something in between, once."""
-    copyfile, done = shutil.copyfile, []
+    copyfile, done = temporary_copy.copy_file, []
 
     def do_and_copy(*paths):
         if not done:
@@ -140,7 +140,7 @@ def before_the_first_copy(monkeypatch, do):
             do()
         return copyfile(*paths)
 
-    monkeypatch.setattr(shutil, "copyfile", do_and_copy)
+    monkeypatch.setattr(temporary_copy, "copy_file", do_and_copy)
     return done
 
 
@@ -233,7 +233,7 @@ def test_a_copy_that_cannot_be_made_is_refused_and_removed(directory, temporary,
         raise OSError(number, os.strerror(number), str(copy))
 
     before = snapshot(directory)
-    monkeypatch.setattr(shutil, "copyfile", fail)
+    monkeypatch.setattr(temporary_copy, "copy_file", fail)
     with pytest.raises(StoreError, match=str(directory)) as caught:
         FileStore.open_copy(directory)
     assert type(caught.value) is error
@@ -241,3 +241,84 @@ def test_a_copy_that_cannot_be_made_is_refused_and_removed(directory, temporary,
     assert snapshot(directory) == before
     monkeypatch.undo()
     assert_works(directory, FileStore)
+
+
+KINDS = (FileStore, SqliteStore)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_with_more_bytes_than_the_limit_is_not_copied(tmp_path, temporary, kind):
+    with closing(kind(tmp_path / "store")) as store:
+        store.metadata.put("/one", bytes(10_000), expected_version=ABSENT)
+    size = sum(path.stat().st_size for path in (tmp_path / "store").iterdir() if path.name not in {"LOCK", "MADE"})
+    size += len((tmp_path / "store" / "MADE").read_bytes()) if kind is FileStore else 0
+    with pytest.raises(StoreError, match=rf"copy_bytes_max .* at least the {size} bytes .* got {size - 1}"):
+        kind.open_copy(tmp_path / "store", copy_bytes_max=size - 1)
+    assert not list(temporary.iterdir())
+    kind.open_copy(tmp_path / "store", copy_bytes_max=size).close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("log", [False, True])
+def test_a_sparse_file_of_50_gb_is_refused_and_copied_nowhere(tmp_path, temporary, kind, log):
+    kind(tmp_path / "store").close()
+    name = {FileStore: (file_generation.log_name(2), LOG), SqliteStore: ("ackstate.sqlite3-wal", "ackstate.sqlite3")}
+    with (tmp_path / "store" / name[kind][not log]).open("ab") as file:
+        file.truncate(50 << 30)
+    with pytest.raises(StoreError, match="copy_bytes_max"):
+        kind.open_copy(tmp_path / "store")
+    assert not list(temporary.iterdir())
+
+
+def test_holes_take_no_room_in_a_copy(tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    with source.open("wb") as file:
+        file.write(b"begin")
+        file.seek(64 << 20)
+        file.write(b"middle" * 300_000)
+        file.truncate(200 << 20)
+    temporary_copy.copy_file(source, copy)
+    assert copy.stat().st_size == 200 << 20
+    assert copy.stat().st_blocks * 512 < 4 << 20
+    with source.open("rb") as one, copy.open("rb") as other:
+        assert hashlib.file_digest(one, "sha256").digest() == hashlib.file_digest(other, "sha256").digest()
+
+
+COPIER = """
+import sys
+from cursor import FileStore
+copy = FileStore.open_copy(sys.argv[1])
+print(copy._copy.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(directory, temporary, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    (temporary / "ackstate-copies").mkdir()
+    (temporary / "ackstate-copy-file").write_bytes(b"mine")
+    (directory.parent / "elsewhere").mkdir()
+    (directory.parent / "elsewhere" / "kept").write_bytes(b"mine")
+    (temporary / "ackstate-copy-link").symlink_to(directory.parent / "elsewhere")
+    others = sorted(path.name for path in temporary.iterdir())
+    with start(COPIER, directory) as killed, start(COPIER, directory) as alive:
+        assert len(list(temporary.iterdir())) == len(others) + 2
+        killed.kill()
+        killed.wait()
+        with closing(FileStore.open_copy(directory)) as copy:
+            there = {path.name for path in temporary.iterdir()} - set(others)
+            assert Path(copy._copy.name).parent.name in there
+            assert len(there) == 2, "of the killed one nothing is left, and the other one still works"
+        alive.stdin.close()
+        assert alive.wait() == 0
+    assert sorted(path.name for path in temporary.iterdir()) == others
+    assert (directory.parent / "elsewhere" / "kept").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_copy_of_another_user_is_left_alone(directory, temporary):
+    theirs = temporary / "ackstate-copy-theirs"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    FileStore.open_copy(directory).close()
+    assert list(temporary.iterdir()) == [theirs]
