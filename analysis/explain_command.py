@@ -13,6 +13,7 @@ import typer
 
 from analysis.store_commands import (
     STORE,
+    CopyBytesOption,
     JsonOption,
     chosen_cursors,
     counted,
@@ -59,6 +60,7 @@ class ExplainCommand:
             typer.Option(metavar="MS", min=0, max=_TIME_MS_MAX, help="Milliseconds since 1970, instead of now."),
         ] = None,
         json: JsonOption = False,
+        copy_bytes_max: CopyBytesOption = None,
     ) -> None:
         """Print the ack holes of each cursor that cost most: why, and what acking them frees. Change nothing.
 
@@ -70,7 +72,7 @@ class ExplainCommand:
 
         present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         explained: list[tuple[CursorInspection, StoredHoles | None]] = []
-        with opened_store(store) as opened:
+        with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
             for name in chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription):
                 cursor = inspect_cursor(opened, name)
                 held = None

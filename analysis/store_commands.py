@@ -32,6 +32,15 @@ _SHOWN = 20  # ranges and batches, unless all are asked for
 
 STORE = typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+CopyBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--copy-bytes-max",
+        metavar="BYTES",
+        min=0,
+        help="Refuse to copy a store whose files have more bytes; 4 GiB by default.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,9 @@ class StoreCommands:
     show: Callable[..., None]
     write_json: Callable[[dict[str, Any]], None]
 
-    def fsck(self, store: Annotated[str, STORE], json: JsonOption = False) -> None:
+    def fsck(
+        self, store: Annotated[str, STORE], json: JsonOption = False, copy_bytes_max: CopyBytesOption = None
+    ) -> None:
         """Check every cursor of a store, change nothing, and say what each repair would do.
 
         A store that is open in a live process is refused. Torn tails and what a
@@ -56,7 +67,7 @@ class StoreCommands:
         """
         from cursor.inspection import inspect_store
 
-        with opened_store(store) as opened:
+        with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
             notes = _store_notes(opened)
             found = list(inspect_store(opened))
         problem_count = sum(len(cursor.problems) for cursor in found)
@@ -70,13 +81,14 @@ class StoreCommands:
         if problem_count:
             raise typer.Exit(1)
 
-    def inspect(
+    def inspect(  # noqa: PLR0913, PLR0917 - one for each option
         self,
         store: Annotated[str, STORE],
         topic: Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")] = None,
         subscription: Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")] = None,
         all_ranges: Annotated[bool, typer.Option("--all-ranges", help="All ranges and batches, not 20.")] = False,
         json: JsonOption = False,
+        copy_bytes_max: CopyBytesOption = None,
     ) -> None:
         """Print what a store holds of its cursors: state, ranges, journal records, sizes. Change nothing.
 
@@ -84,7 +96,7 @@ class StoreCommands:
         """
         from cursor.inspection import find_cursors, inspect_cursor
 
-        with opened_store(store) as opened:
+        with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
             names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)
             found = [inspect_cursor(opened, name) for name in names]
         shown = None if all_ranges else _SHOWN
@@ -99,8 +111,12 @@ class StoreCommands:
 
 
 @contextmanager
-def opened_store(store: str) -> Iterator[Store]:
+def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[Store]:
     """Open a store for reading.
+
+    Args:
+        store: As on the command line.
+        copy_bytes_max: How many bytes a store on a disk may have; None for `COPY_BYTES_MAX`.
 
     Raises:
         AckStateError: It cannot be read, is no store, or is open.
@@ -108,18 +124,21 @@ def opened_store(store: str) -> Iterator[Store]:
     if not store:
         raise typer.BadParameter("STORE is empty")
     try:
-        with closing(_in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store)) as opened:
+        with closing(
+            _in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store, copy_bytes_max)
+        ) as opened:
             yield opened
     except CorruptStateError as error:
         what = _what(error.what, f"{store.rstrip('/')}/")
         raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
 
 
-def _copied(store: str) -> Store:
+def _copied(store: str, copy_bytes_max: int | None) -> Store:
     from cursor.stores.file import FileStore
     from cursor.stores.file_generation import holds_store
     from cursor.stores.sqlite import SqliteStore
     from cursor.stores.sqlite_mark import MADE, bears_our_mark
+    from cursor.stores.temporary_copy import COPY_BYTES_MAX
 
     try:
         names = [path.name for path in Path(store).iterdir()]
@@ -131,10 +150,11 @@ def _copied(store: str) -> Store:
     holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
     if holds_database and holds_log:
         raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: look at each in a directory of its own")
+    bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
     if holds_database:
-        return SqliteStore.open_copy(Path(store))
+        return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
     if holds_log:
-        return FileStore.open_copy(Path(store))
+        return FileStore.open_copy(Path(store), copy_bytes_max=bytes_max)
     raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
 
 

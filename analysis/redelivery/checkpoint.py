@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ackstate.errors import UnsupportedVersionError
 from analysis.redelivery.checkpoint_codec import CheckpointError
-from analysis.whole_file import write_whole
+from analysis.whole_file import open_lock, write_whole
 from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def claimed(state: Path) -> Iterator[Path]:
     """
     state.mkdir(parents=True, exist_ok=True)
     unfinished = state / ".unfinished"
-    with (state / ".lock").open("w") as lock:
+    with open_lock(state / ".lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

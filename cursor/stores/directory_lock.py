@@ -15,7 +15,8 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Protocol, final
 
-from cursor.store import StoreLockedError
+from cursor.store import StoreError, StoreLockedError
+from cursor.stores.plain_files import open_file, read_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LOCK = "LOCK"
 """The name of the lock in a store's directory."""
+_HOLDER_BYTES_MAX = 20
 
 
 class Opened(Protocol):
@@ -62,9 +64,12 @@ def claim(directory: Path) -> BinaryIO:
 
     Raises:
         StoreLockedError: Another process has it, or this one; nothing was changed.
+        StoreError: ``LOCK`` is no plain file, or has a second name; nothing was changed.
         OSError: There is none and it cannot be made, or it may not be written.
     """
-    lock = (directory / LOCK).open("a+b", buffering=0)
+    with suppress(FileExistsError):
+        os.close(open_file(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    lock = os.fdopen(open_file(directory / LOCK, os.O_RDWR), "r+b", buffering=0)
     try:
         _lock(lock, fcntl.LOCK_EX, directory)
     except BaseException:
@@ -87,9 +92,9 @@ def unlock(lock: BinaryIO) -> None:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def _lock_directory(place: Path, kind: int, directory: Path) -> int:
+def _lock_directory(directory: Path, kind: int) -> int:
     """Lock a directory itself and return its descriptor, which holds the lock."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(descriptor, kind, directory)
     except BaseException:
@@ -108,8 +113,8 @@ def _lock(opened: int | BinaryIO, kind: int, directory: Path) -> None:
 def _why_locked(directory: Path) -> str:
     """Say who has a store. ``LOCK`` is read and not tried: whoever has the directory may be about to take it."""
     try:
-        holder = (directory / LOCK).read_bytes()[:20].decode("ascii", "replace").strip()
-    except OSError:
+        holder = read_start(directory / LOCK, _HOLDER_BYTES_MAX).decode("ascii", "replace").strip()
+    except (OSError, StoreError):
         return f"{directory} is being copied, or is open though its {LOCK} was removed"
     return f"{directory} is open in process {holder or 'unknown'}, or is being copied"
 
@@ -123,18 +128,14 @@ def _unlock_directory(descriptor: int) -> None:
 
 
 @contextmanager
-def closed_to_others(directory: Path, place: Path) -> Iterator[None]:
+def closed_to_others(directory: Path) -> Iterator[None]:
     """Keep a store from being opened, but not from being copied by others too, and leave no trace.
-
-    Args:
-        directory: The store's.
-        place: Where its files are.
 
     Raises:
         StoreLockedError: It is open.
-        OSError: The latter cannot be read.
+        OSError: The directory cannot be read.
     """
-    descriptor = _lock_directory(place, fcntl.LOCK_SH, directory)
+    descriptor = _lock_directory(directory, fcntl.LOCK_SH)
     try:
         yield
     finally:
@@ -143,24 +144,20 @@ def closed_to_others(directory: Path, place: Path) -> Iterator[None]:
 
 @final
 class DirectoryClaim:
-    """A store's directory, and the one that its files really are in: first the latter is locked, then ``LOCK``.
+    """A store's directory, which is locked itself first, and then ``LOCK`` in it.
 
     The name of ``LOCK`` may be removed while it is held; a directory cannot be taken away unnoticed.
 
-    Args:
-        directory: The store's.
-        place: Where its files are.
-
     Raises:
         StoreLockedError: It is open already, in another process or in this one, or being copied; nothing was changed.
-        OSError: The latter cannot be read.
+        OSError: The directory cannot be read.
     """
 
-    def __init__(self, directory: Path, place: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock: BinaryIO | None = None
         self._descriptor = -1  # As long as it is not locked, there is nothing to close.
-        self._descriptor = _lock_directory(place, fcntl.LOCK_EX, directory)
+        self._descriptor = _lock_directory(directory, fcntl.LOCK_EX)
 
     def take_lock(self) -> None:
         """Take ``LOCK``, too; see `claim`."""
@@ -190,7 +187,7 @@ class DirectoryClaim:
 
 def sync_path(path: Path) -> None:
     """Sync a file, or the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     finally:

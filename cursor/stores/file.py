@@ -15,10 +15,11 @@ from cursor.store import PayloadTooLargeError, Store, Versioned, check_owner, ch
 from cursor.stores.directory_lock import LOCK
 from cursor.stores.file_commit import IDENTITY_SIZE, FileLog
 from cursor.stores.file_copy import copy_files
-from cursor.stores.file_generation import check_names
+from cursor.stores.file_generation import check_names, is_read_by_opening
 from cursor.stores.kernel_directory import KernelDirectory
-from cursor.stores.plain_files import check_plain_files
+from cursor.stores.plain_files import check_files_to_write
 from cursor.stores.system_errors import system_errors_in_our_words
+from cursor.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
     import os
@@ -60,8 +61,9 @@ class FileStore:
         place = Path(path).absolute()
         with system_errors_in_our_words(place):
             if place.exists():
-                check_names(sorted({path.name for path in place.iterdir()} - {LOCK}), directory=place)
-                check_plain_files(place.iterdir())
+                names = sorted({path.name for path in place.iterdir()} - {LOCK})
+                check_names(names, directory=place)
+                check_files_to_write(place / name for name in (LOCK, *filter(is_read_by_opening, names)))
             directory = KernelDirectory(place)
         self._begin(directory, compaction_size_min)
 
@@ -88,7 +90,7 @@ class FileStore:
         return store
 
     @classmethod
-    def open_copy(cls, path: str | os.PathLike[str]) -> FileStore:
+    def open_copy(cls, path: str | os.PathLike[str], *, copy_bytes_max: int = COPY_BYTES_MAX) -> FileStore:
         """Copy a store that nobody has open, and open the copy: a look at the store that changes no byte of it.
 
         The copy is complete, with what a crash left in the log, and may be written: a repair can be tried on it. It
@@ -97,16 +99,17 @@ class FileStore:
 
         Args:
             path: The store's directory; it need not be writable.
+            copy_bytes_max: How many bytes its files may have together; 4 GiB by default.
 
         Raises:
             StoreLockedError: It is open, in another process or in this one.
             StoreFullError: There is no room for the copy.
-            StoreError: There is no store at the path, or it may not be read.
+            StoreError: There is no store at the path, it may not be read, or its files have too many bytes.
             CorruptStateError: It holds damaged bytes, or has lost its log.
             UnsupportedVersionError: A newer release wrote it.
         """
         place = Path(path)
-        copy = copy_files(place)
+        copy = copy_files(place, bytes_max=copy_bytes_max)
         try:
             with system_errors_in_our_words(place):
                 directory = KernelDirectory(copy.name, called=str(place))

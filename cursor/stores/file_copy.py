@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cursor.store import StoreError
 from cursor.stores.directory_lock import LOCK, closed_to_others
@@ -12,11 +11,14 @@ from cursor.stores.plain_files import check_plain_files
 from cursor.stores.system_errors import system_errors_in_our_words
 from cursor.stores.temporary_copy import TemporaryCopy
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def copy_files(directory: Path) -> TemporaryCopy:
+
+def copy_files(directory: Path, *, bytes_max: int) -> TemporaryCopy:
     """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
 
-    It can be copied, but not opened, while it is being copied.
+    It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
 
     Raises:
         AckStateError: See `cursor.stores.file.FileStore.open_copy`.
@@ -27,12 +29,11 @@ def copy_files(directory: Path) -> TemporaryCopy:
         check_plain_files(path for path in directory.iterdir() if path.name == LOCK or is_read_by_opening(path.name))
         copy = TemporaryCopy(directory)
         try:
-            with closed_to_others(directory, directory):
+            with closed_to_others(directory):
                 names = [path.name for path in directory.iterdir()]
                 if not holds_store(names):
                     raise StoreError(f"{directory} is not an ackstate store: it holds no log")
-                for name in filter(is_read_by_opening, names):
-                    shutil.copyfile(directory / name, Path(copy.name, name))
+                copy.take([directory / name for name in filter(is_read_by_opening, names)], bytes_max=bytes_max)
         except BaseException:
             copy.cleanup()
             raise

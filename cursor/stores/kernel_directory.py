@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from cursor.stores.directory_lock import LOCK, DirectoryClaim, leave_to_parent_at_fork, sync_names_above, sync_path
+from cursor.stores.plain_files import make_directory, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +21,7 @@ class KernelDirectory:
     """A directory that this process alone has open; see `StoreDirectory`.
 
     Args:
-        path: The directory. One that is missing is made with its parents.
+        path: The directory. One that is missing is made with its parents, and only its owner may enter it.
         called: What errors call it, if not by its path.
 
     Raises:
@@ -30,8 +32,8 @@ class KernelDirectory:
     def __init__(self, path: str | os.PathLike[str], *, called: str = "") -> None:
         self._path = Path(path).absolute()
         self._name = called or str(self._path)
-        self._path.mkdir(parents=True, exist_ok=True)
-        self._claim = DirectoryClaim(self._path, self._path)
+        make_directory(self._path)
+        self._claim = DirectoryClaim(self._path)
         try:
             self._claim.take_lock()
             if not self.names():
@@ -77,7 +79,7 @@ class KernelDirectory:
         self._claim.leave_to_parent()
 
     def _open(self, name: str, flags: int) -> KernelFile:
-        return KernelFile(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC | flags, 0o666))
+        return KernelFile(open_file(self._path / name, os.O_RDWR | flags))
 
 
 @final
@@ -120,6 +122,15 @@ class KernelFile:
             found = os.pread(self._descriptor, size, offset)
             parts.append(found)
         return b"".join(parts)
+
+    def next_data(self, offset: int) -> int:
+        """Return where the first bytes from `offset` on are that are in no hole; the size if there are none."""
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return self.size
 
     def truncate(self, size: int) -> None:
         """See `StoreFile.truncate`."""

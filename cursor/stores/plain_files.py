@@ -1,9 +1,19 @@
-"""Is a store's file a file? A pipe in its place would keep whoever opens it waiting for ever; a device has no end."""
+"""Opens the files of a store: plain files only, never what a link leads to, and never by waiting.
+
+A link in a store's directory could lead anywhere, and what is behind it would be read, locked or cut. A named pipe
+would keep the caller waiting for ever, and a device has no end. A second name of a file (a hard link) would have its
+bytes changed, so a file with one is only read.
+
+What the store creates, only its owner may read: the directory has mode 0700 and each file 0600. The modes of what is
+there already are left alone. `SECURITY.md` says what all this protects against.
+"""
 
 from __future__ import annotations
 
+import os
 import stat
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
 
 from cursor.store import StoreError
 
@@ -11,17 +21,89 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+FILE_MODE = 0o600
+"""The mode of each file that a store creates."""
+_DIRECTORY_MODE = 0o700
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
 }
 
 
+def open_file(path: Path, flags: int) -> int:
+    """Open a plain file and return its descriptor, or create a file that only its owner may read.
+
+    Args:
+        path: Of the file; directories on the way to it may be links.
+        flags: As `os.open` takes them. A file that is written must have no second name.
+
+    Raises:
+        StoreError: It is something else than a plain file, or is to be written and has a second name.
+        OSError: It cannot be opened, or is missing.
+    """
+    # Looked at first, because opening a device can have an effect already; and again, because it may be another by now.
+    check_plain_files([path])
+    quick = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(path, flags | quick, FILE_MODE)
+    try:
+        found = os.fstat(descriptor)
+        _check_plain(path, found)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            _check_one_name(path, found)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if flags & os.O_EXCL and stat.S_IMODE(found.st_mode) != FILE_MODE:
+        # An unusual umask; a file system without modes refuses.
+        with suppress(OSError):
+            os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a plain file to read it from its start; raises as `open_file`."""
+    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+
+
+def read_start(path: Path, size: int) -> bytes:
+    """Return the first bytes of a plain file, `size` at most; raises as `open_file`."""
+    with open_to_read(path) as file:
+        return file.read(size)
+
+
+def create_empty(path: Path) -> None:
+    """Create an empty file in the place of whatever had the name before, which is removed and never followed.
+
+    Raises:
+        OSError: It cannot be created, or a directory has the name.
+    """
+    path.unlink(missing_ok=True)
+    os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+
+def make_directory(path: Path) -> None:
+    """Make a missing directory that only its owner may enter, and the missing ones above it with the usual modes.
+
+    What has the name already is left as it is, even if it is no directory.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    try:
+        path.mkdir(_DIRECTORY_MODE, parents=True)
+    except FileExistsError:
+        pass
+    else:
+        with suppress(OSError):
+            path.chmod(_DIRECTORY_MODE)
+
+
 def check_plain_files(paths: Iterable[Path]) -> None:
-    """Make sure that whatever stands at some paths, or where their links lead, is a plain file; open nothing.
+    """Make sure that whatever has some names is a plain file; open nothing, and follow no link.
 
     What cannot be looked at is left to whoever opens it: it may be missing.
 
@@ -29,10 +111,33 @@ def check_plain_files(paths: Iterable[Path]) -> None:
         StoreError: One is something else.
     """
     for path in paths:
-        try:
-            kind = stat.S_IFMT(path.stat().st_mode)
-        except OSError:
-            continue
-        if kind != stat.S_IFREG:
-            found = _KINDS.get(kind, "something else")
-            raise StoreError(f"{path}: {found} stands where a store has a file; take it away, nothing was changed")
+        with suppress(OSError):
+            _check_plain(path, os.lstat(path))
+
+
+def check_files_to_write(paths: Iterable[Path]) -> None:
+    """Make sure, like `check_plain_files`, that files can be written without changing those in another place.
+
+    Raises:
+        StoreError: One is no plain file, or has a second name.
+    """
+    for path in paths:
+        with suppress(OSError):
+            found = os.lstat(path)
+            _check_plain(path, found)
+            _check_one_name(path, found)
+
+
+def _check_plain(path: Path, found: os.stat_result) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, "something else")
+        raise StoreError(f"{path} must be a plain file, got {what}; nothing was changed")
+
+
+def _check_one_name(path: Path, found: os.stat_result) -> None:
+    if found.st_nlink > 1:
+        raise StoreError(
+            f"{path} must be a file with one name, got one with {found.st_nlink} (hard links), which writing would"
+            " change too; copy the store and open the copy"
+        )

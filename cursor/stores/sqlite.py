@@ -28,6 +28,7 @@ from cursor.store import (
 )
 from cursor.stores.sqlite_connection import SqliteConnection
 from cursor.stores.sqlite_database import copy_database
+from cursor.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +90,9 @@ class SqliteStore:
         self._metadata = _SqliteMetadata(self._database)
 
     @classmethod
-    def open_copy(cls, path: str | os.PathLike[str], *, check_pages: bool = True) -> SqliteStore:
+    def open_copy(
+        cls, path: str | os.PathLike[str], *, check_pages: bool = True, copy_bytes_max: int = COPY_BYTES_MAX
+    ) -> SqliteStore:
         """Copy a store that nobody has open, and open the copy: a look at the store that changes no byte of it.
 
         The copy is complete, with what a crash left in the log, and may be written: a repair can be tried on it. It
@@ -99,15 +102,16 @@ class SqliteStore:
         Args:
             path: The store's directory; it need not be writable.
             check_pages: As above.
+            copy_bytes_max: How many bytes its files may have together; 4 GiB by default.
 
         Raises:
             StoreLockedError: It is open, in another process or in this one.
             StoreFullError: There is no room for the copy.
-            StoreError: There is no store at the path, or it may not be read.
+            StoreError: There is no store at the path, it may not be read, or its files have too many bytes.
             CorruptStateError: It holds damaged bytes or a database that is not ours, or has lost its database.
             UnsupportedVersionError: A newer release wrote it.
         """
-        copy = copy_database(Path(path))
+        copy = copy_database(Path(path), bytes_max=copy_bytes_max)
         try:
             store = cls(copy.name, check_pages=check_pages)
         except BaseException:

@@ -4,9 +4,11 @@ The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open o
 one without the other), ``MADE`` (`cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it
 open. ``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
 
-``LOCK`` may be removed, and links of two directories may lead to one database. SQLite's own locks do not stand against
-that: they are the process's, and fall when it closes any descriptor of the file. So before the database is first opened
-the directory that it really is in is locked, too: of the databases in one directory one is open at a time.
+``LOCK`` may be removed. SQLite's own locks do not stand against that: they are the process's, and fall when it closes
+any descriptor of the file. So before the database is first opened the directory is locked itself, too.
+
+SQLite opens its files by their names. It follows no link to a log, but one to a database, and it would wait for a named
+pipe; so the names are checked first (`cursor.stores.plain_files`).
 
 The log is synced, read from the disk and not from the kernel's cache, which after a failed sync shows what the disk has
 not, and checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
@@ -26,11 +28,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sqlite3
 import struct
 from contextlib import closing, suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor.store import StoreError, StoreFullError
@@ -42,12 +43,24 @@ from cursor.stores.directory_lock import (
     sync_path,
 )
 from cursor.stores.kernel_directory import KernelFile
-from cursor.stores.plain_files import check_plain_files
-from cursor.stores.sqlite_log import check_log
+from cursor.stores.plain_files import (
+    check_files_to_write,
+    check_plain_files,
+    create_empty,
+    make_directory,
+    open_file,
+    open_to_read,
+    read_start,
+)
+from cursor.stores.sqlite_log import check_journal, check_log
 from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
+from cursor.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
 from cursor.stores.sqlite_seal import RowSeal
 from cursor.stores.system_errors import system_errors_in_our_words
 from cursor.stores.temporary_copy import TemporaryCopy
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DATABASE = "ackstate.sqlite3"
 """The name of the database in a store's directory."""
@@ -56,9 +69,9 @@ _UNFINISHED = "ackstate.sqlite3.new"
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
 # What stands beside a database and belongs to it. An index of the log, "-shm", only repeats what the log says.
 _LOGS = ("-journal", "-wal")
-STORE_FILES = (
-    _LEFTOVERS | {LOCK, MADE, UNFINISHED_MARK} | {f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm")}
-)
+# What opening a store reads or writes where it stands; all else that is ours is removed or replaced.
+_OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
+STORE_FILES = _OPENED | _LEFTOVERS | {UNFINISHED_MARK}
 """Every name that a store's directory may hold."""
 
 # The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
@@ -68,29 +81,17 @@ _FORMAT_VERSION_OFFSET = 60
 _APPLICATION_ID_OFFSET = 68
 _APPLICATION_ID = int.from_bytes(b"acks", "big")
 _FORMAT_VERSION = 2
+_DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
 _UNSEALED_VERSION = 1  # Without checksums of rows; sealed when it is opened.
 
-# SQLite keeps these texts as they stand here, and opening compares them.
-_IDENTITY_TABLE = "CREATE TABLE identity (salt BLOB NOT NULL)"  # One row.
-_NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
-_UNSEALED_SCHEMA = (
-    # AUTOINCREMENT: the id of a deleted ledger never comes back.
-    "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
-    " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
-    "CREATE INDEX ledgers_by_owner ON ledgers (owner)",
-    "CREATE TABLE entries (ledger_id INTEGER NOT NULL, entry_id INTEGER NOT NULL, data BLOB NOT NULL,"
-    " PRIMARY KEY (ledger_id, entry_id))",
-    "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
-    # One row, above every version of every deleted value: one that comes back never matches an old version.
-    "CREATE TABLE first_version (version INTEGER NOT NULL)",
-)
-_SCHEMA = (*_UNSEALED_SCHEMA, _IDENTITY_TABLE)
 _PRAGMAS = (
+    # First: nothing that a foreign schema names may have an effect before the schema was found to be ours.
+    "trusted_schema = OFF",
+    "cell_size_check = ON",
     # Exclusive also keeps the index of the log out of a shared file, which a full disk could tear away.
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
-    "cell_size_check = ON",
     # Some distributions overwrite deleted pages with zeros, which doubles the price of a delete.
     "secure_delete = OFF",
     # A log blown up by one huge transaction is cut back to this many bytes.
@@ -115,10 +116,10 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
     with system_errors_in_our_words(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
-        claim = DirectoryClaim(directory, _real(database).parent)
+        claim = DirectoryClaim(directory)
         try:
-            # Before LOCK is made: what is not ours is left as it is. A link that leads nowhere exists too.
-            if os.path.lexists(database):
+            # Before LOCK is made: what is not ours is left as it is.
+            if database.exists():
                 _check_header(database)
             claim.take_lock()
             return claim, _open_claimed(directory, check_pages=check_pages)
@@ -127,51 +128,41 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
             raise
 
 
-def copy_database(directory: Path) -> TemporaryCopy:
+def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
     """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
 
-    It can be copied, but not opened, while it is being copied.
+    It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
 
     Raises:
         AckStateError: See `cursor.stores.sqlite.SqliteStore.open_copy`.
     """
     with system_errors_in_our_words(f"{directory}: cannot open the store"):
-        _check_plain(directory)
-        if not os.path.lexists(directory / DATABASE):
+        check_plain_files(directory / name for name in _OPENED)
+        database = directory / DATABASE
+        if not database.exists():
             _check_not_lost(directory)
             raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
-        # SQLite keeps the log beside the file that a link leads to.
-        database = Path(os.path.realpath(directory / DATABASE, strict=True))
         copy = TemporaryCopy(directory)
         try:
-            with closed_to_others(directory, database.parent):
+            with closed_to_others(directory):
                 is_marked(directory)
                 _check_header(database)
-                shutil.copyfile(database, Path(copy.name, DATABASE))
-                for suffix in _LOGS:
-                    with suppress(FileNotFoundError):
-                        shutil.copyfile(f"{database}{suffix}", Path(copy.name, f"{DATABASE}{suffix}"))
+                logs = [directory / f"{DATABASE}{suffix}" for suffix in _LOGS]
+                copy.take([database, *(log for log in logs if log.exists())], bytes_max=bytes_max)
         except BaseException:
             copy.cleanup()
             raise
         return copy
 
 
-def _real(database: Path) -> Path:
-    """Return what a link leads to; of links in a circle one of them, which nobody can open."""
-    return Path(os.path.realpath(database))
-
-
 def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
     """Make a database if there is none, and connect; the header of one that there is was found good."""
     database = directory / DATABASE
-    # A link that leads nowhere exists too: only an absent name is a new store.
-    if os.path.lexists(database):
-        # SQLite keeps the log beside the file that a link leads to.
-        file = _real(database)
-        log = file.with_name(f"{file.name}-wal")
+    if database.exists():
+        log = directory / f"{DATABASE}-wal"
         _settle(log)
-        check_log(log, file)
+        check_log(log, database)
+        check_journal(directory / f"{DATABASE}-journal")
     else:
         _check_not_lost(directory)
         _create(directory)
@@ -197,15 +188,14 @@ def _settle(log: Path) -> None:
     Or SQLite would copy a transaction to the database that is not in the log on the disk, and a power cut in between
     would leave a part of it there for good.
     """
-    with suppress(FileNotFoundError), closing(KernelFile(os.open(log, os.O_RDONLY))) as file:
+    with suppress(FileNotFoundError), closing(KernelFile(open_file(log, os.O_RDONLY))) as file:
         file.settle()
 
 
 def _prepare(directory: Path) -> None:
     """Make a missing directory, and refuse one that holds something else before anything in it is touched."""
-    if not directory.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-    _check_plain(directory)
+    make_directory(directory)
+    check_files_to_write(directory / name for name in _OPENED)
     names = {path.name for path in directory.iterdir()}
     if DATABASE in names:
         # Its header waits for the lock: closing the file would drop the locks that SQLite holds on it elsewhere in this
@@ -218,18 +208,9 @@ def _prepare(directory: Path) -> None:
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
 
 
-def _check_plain(directory: Path) -> None:
-    """Refuse what is no file in the place of a store's file; also of a log's, where a link leads to the database."""
-    check_plain_files(directory / name for name in STORE_FILES)
-    database = _real(directory / DATABASE)
-    if database.parent != directory:
-        check_plain_files(database.with_name(f"{database.name}{suffix}") for suffix in _LOGS)
-
-
 def _check_header(database: Path) -> None:
     """Refuse a file that is not ours, or newer, before SQLite touches it."""
-    with database.open("rb") as file:
-        header = file.read(_HEADER_SIZE)
+    header = read_start(database, _HEADER_SIZE)
     name = str(database)
     if len(header) < _HEADER_SIZE:
         size = len(header)
@@ -262,6 +243,8 @@ def _create(directory: Path) -> None:
     for name in _LEFTOVERS:
         (directory / name).unlink(missing_ok=True)
     unfinished = directory / _UNFINISHED
+    # SQLite gives its logs the mode of the database.
+    create_empty(unfinished)
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
         # Synced as a whole below. Built with a rollback journal, so that the ids are in the file's header.
         for statement in (
@@ -269,9 +252,9 @@ def _create(directory: Path) -> None:
             "BEGIN",
             f"PRAGMA application_id = {_APPLICATION_ID}",
             f"PRAGMA user_version = {_FORMAT_VERSION}",
-            *_SCHEMA,
+            *SCHEMA,
             "INSERT INTO first_version VALUES (0)",
-            _NEW_IDENTITY,
+            NEW_IDENTITY,
             "COMMIT",
             "PRAGMA journal_mode = WAL",
         ):
@@ -285,6 +268,8 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
     uri = f"{database.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
     try:
+        if hasattr(connection, "setconfig"):  # From Python 3.12 on.
+            connection.setconfig(_DEFENSIVE, True)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         version = _check_whole(database, connection)
@@ -308,11 +293,8 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
     expected, found = page_count * page_size, database.stat().st_size
     if found < expected:
         raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
-    rows = connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     ((version,),) = connection.execute("PRAGMA user_version")
-    schema = _UNSEALED_SCHEMA if version == _UNSEALED_VERSION else _SCHEMA
-    if {sql for (sql,) in rows} != set(schema):
-        raise CorruptStateError(str(database), offset=0, expected="our tables", found="others")
+    check_schema(database, connection, UNSEALED_SCHEMA if version == _UNSEALED_VERSION else SCHEMA)
     return int(version)
 
 
@@ -343,7 +325,7 @@ def _room_to_seal(database: Path) -> int:
 
 
 def _seal_all_rows(connection: sqlite3.Connection) -> None:
-    for statement in ("BEGIN IMMEDIATE", _IDENTITY_TABLE, _NEW_IDENTITY):
+    for statement in ("BEGIN IMMEDIATE", IDENTITY_TABLE, NEW_IDENTITY):
         connection.execute(statement)
     ((salt,),) = connection.execute("SELECT salt FROM identity")
     seal = RowSeal(salt)
@@ -361,7 +343,7 @@ def _seal_all_rows(connection: sqlite3.Connection) -> None:
 
 def _read_through(database: Path) -> None:
     """Bring a file into the kernel's cache in one sweep: the check asks for its pages in the order of the trees."""
-    with database.open("rb", buffering=0) as file:
+    with open_to_read(database) as file:
         while file.read(1 << 20):
             pass
 

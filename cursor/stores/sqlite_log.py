@@ -9,11 +9,12 @@ can tell whether it was ever synced; nor of the last two, if the frame that ende
 Each frame's checksum is a linear function of its bytes and of the checksum before, so frames behind a damaged one check
 out by themselves, and one changed bit is recognised as such: then the frame still says whether it ends a transaction.
 
-The format: https://www.sqlite.org/fileformat2.html section 4.
+The formats: https://www.sqlite.org/fileformat2.html sections 3 and 4.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ackstate.errors import CorruptStateError
+from cursor.stores.plain_files import open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,8 @@ _MAGIC = 0x377F0682  # With its lowest bit set, checksums are of big-endian word
 _NUMBER_TO_SALTS_BYTES = 16  # The beginning of a frame: page number, size, two salts.
 _SECTOR_BYTES = 512
 _FRAMES_AT_ONCE = 1024
+
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # At its end, it follows the name of a super-journal.
 
 _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 
@@ -52,7 +56,8 @@ def check_log(log: Path, database: Path) -> None:
     Complexity: O(size of the log), which is read as a whole: 16 ms for 4 MB.
     """
     try:
-        content = log.read_bytes()
+        with open_to_read(log) as file:
+            content = file.read()
     except FileNotFoundError:
         return
     header = np.frombuffer(content[: len(content) // 4 * 4][:_HEADER_BYTES], ">u4").astype(np.uint32)
@@ -74,6 +79,30 @@ def check_log(log: Path, database: Path) -> None:
         )
 
 
+def check_journal(journal: Path) -> None:
+    """Refuse a rollback journal that names a super-journal, which SQLite would delete once it has rolled back.
+
+    That is the journal of a transaction on several databases. A store is one database with a write-ahead log: such a
+    journal was forged, and the file that it names may be any.
+
+    Args:
+        journal: The rollback journal; a missing one has nothing to check.
+
+    Raises:
+        CorruptStateError: It names one.
+        OSError: It cannot be read.
+    """
+    try:
+        with open_to_read(journal) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_JOURNAL_MAGIC)))
+            end = file.read()
+    except FileNotFoundError:
+        return
+    if end == _JOURNAL_MAGIC:
+        raise CorruptStateError(str(journal), offset=size - len(end), expected="the end of a page", found=end)
+
+
 def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
     """Count the transactions that end at a bad frame or behind it, as far as that is certain."""
     # The frame right behind the bad one may not check out for that one's sake. A write that found no room leaves frames
@@ -89,7 +118,7 @@ def _check_without_header(log: Path, content: bytes, database: Path) -> None:
     The header is synced before the first frame. A crash may tear it, but then the frames behind it are none, or old
     ones that were all copied into the database.
     """
-    with database.open("rb") as file:
+    with open_to_read(database) as file:
         start = file.read(_HEADER_BYTES)
         page_size = int.from_bytes(start[16:18], "big")
         for pages in _pages_without_header(content, 65536 if page_size == 1 else page_size):

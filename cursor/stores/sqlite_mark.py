@@ -16,6 +16,7 @@ import google_crc32c
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from cursor.store import StoreError
 from cursor.stores.directory_lock import sync_path
+from cursor.stores.plain_files import create_empty, read_start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,14 +36,13 @@ def is_marked(directory: Path) -> bool:
     """Tell whether a store in SQLite was made in a directory.
 
     Raises:
-        StoreError: There is a mark of another kind of store.
+        StoreError: There is a mark of another kind of store, or it is no plain file.
         CorruptStateError: The mark is damaged.
         UnsupportedVersionError: A newer release made it.
         OSError: It cannot be read.
     """
     try:
-        with (directory / MADE).open("rb") as file:
-            found = file.read(_MARK_BYTES_MAX)
+        found = read_start(directory / MADE, _MARK_BYTES_MAX)
     except FileNotFoundError:
         return False
     if found == _mark(_VERSION):
@@ -60,10 +60,13 @@ def is_marked(directory: Path) -> bool:
 
 
 def bears_our_mark(directory: Path) -> bool:
-    """Tell whether the mark in a directory, if there is one, was made by a store in SQLite, of whatever version."""
+    """Tell whether the mark in a directory, if there is one, was made by a store in SQLite, of whatever version.
+
+    Raises:
+        StoreError: It is no plain file.
+    """
     try:
-        with (directory / MADE).open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+        return read_start(directory / MADE, len(_MAGIC)) == _MAGIC
     except OSError:
         return False
 
@@ -75,6 +78,7 @@ def make_mark(directory: Path) -> None:
         OSError: It cannot be written.
     """
     unfinished = directory / UNFINISHED_MARK
+    create_empty(unfinished)
     unfinished.write_bytes(_mark(_VERSION))
     sync_path(unfinished)
     unfinished.rename(directory / MADE)

@@ -1,16 +1,33 @@
-"""Where does the copy of a store lie, and who removes it?"""
+"""Copies the files of a store to a temporary directory, and removes what an earlier process left there.
+
+A copy lies in ``ackstate-copy-*`` among the temporary files, which its process keeps locked: one that is not locked was
+left by a process that was killed, and the next process of the same user removes it.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 import tempfile
 import weakref
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from cursor.store import StoreError
 from cursor.stores.directory_lock import leave_to_parent_at_fork
+from cursor.stores.kernel_directory import KernelFile
+from cursor.stores.plain_files import make_directory, open_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+COPY_BYTES_MAX = 4 << 30
+"""How many bytes the files of a store may have to be copied, unless the caller names another limit."""
+_PREFIX = "ackstate-copy-"
+_CHUNK_BYTES = 1 << 20
 
 
 @final
@@ -25,9 +42,28 @@ class TemporaryCopy:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.name = tempfile.mkdtemp(prefix=f"copy-of-{directory.absolute().name[:40]}-")
-        self._remove = weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
+        _remove_leftovers()
+        place, self._lock = _locked_place()
+        self.name = str(place / f"copy-of-{directory.absolute().name[:40]}")
+        self._remove = weakref.finalize(self, _remove, place, self._lock)
+        make_directory(Path(self.name))
         leave_to_parent_at_fork(self)
+
+    def take(self, sources: Sequence[Path], *, bytes_max: int) -> None:
+        """Copy files, each under its own name; holes in them take no room in the copy either.
+
+        Raises:
+            StoreError: They have more than `bytes_max` bytes together, holes included, or one is no plain file.
+            OSError: One cannot be read or written.
+        """
+        size = sum(os.lstat(source).st_size for source in sources)
+        if size > bytes_max:
+            raise StoreError(
+                f"{sources[0].parent}: copy_bytes_max (--copy-bytes-max) must be at least the {size} bytes that the"
+                f" files of the store have, got {bytes_max}; nothing was copied"
+            )
+        for source in sources:
+            copy_file(source, Path(self.name, source.name))
 
     def cleanup(self) -> None:
         """Remove it with all that it holds; doing it twice, or in a forked child, does nothing."""
@@ -35,4 +71,60 @@ class TemporaryCopy:
 
     def leave_to_parent(self) -> None:
         """See `cursor.stores.directory_lock.Opened`."""
-        self._remove.detach()
+        if self._remove.detach() is not None:
+            with suppress(OSError):
+                os.close(self._lock)
+
+
+def copy_file(source: Path, copy: Path) -> None:
+    """Copy a plain file to a new one that only its owner may read.
+
+    Raises:
+        StoreError: The source is no plain file.
+        OSError: One of them cannot be opened, read or written.
+    """
+    with (
+        closing(KernelFile(open_file(source, os.O_RDONLY))) as found,
+        closing(KernelFile(open_file(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL))) as made,
+    ):
+        offset, size = 0, found.size
+        made.truncate(size)
+        while (offset := found.next_data(offset)) < size:
+            data = found.read(offset, min(_CHUNK_BYTES, size - offset))
+            if not data:
+                raise OSError(errno.EIO, "the file became shorter while it was copied", str(source))
+            made.write(offset, data)
+            offset += len(data)
+
+
+def _locked_place() -> tuple[Path, int]:
+    """Make a directory and lock it; return its path, and the descriptor that holds the lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Another process may have taken it for a leftover before it was locked.
+        if place.exists():
+            return place, descriptor
+        os.close(descriptor)
+
+
+def _remove(place: Path, lock: int) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    os.close(lock)
+
+
+def _remove_leftovers() -> None:
+    """Remove the copies of this user that no process keeps locked; what cannot be removed stays."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)

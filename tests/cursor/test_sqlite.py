@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -130,12 +131,106 @@ def test_a_newer_version_is_refused_with_both_versions_and_left_alone(tmp_path):
     assert contents_of(tmp_path) == before
 
 
-def test_our_ids_with_other_tables_are_corrupt(tmp_path):
+_TRIGGER = "CREATE TRIGGER {} AFTER INSERT ON metadata BEGIN UPDATE metadata SET path = '/stolen' || path; END"
+_AS_IF = "INSERT INTO sqlite_master (type, name, tbl_name, rootpage, sql) "
+
+
+def forge(database, *statements):
+    """Change the schema as only somebody who means harm does."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        for statement in statements:
+            connection.execute(statement)
+
+
+def in_schema(column, new, name):
+    return f"UPDATE sqlite_master SET {column} = {new} WHERE name = '{name}'"
+
+
+FOREIGN_SCHEMAS = {
+    "an index is missing": ["DROP INDEX ledgers_by_owner"],
+    "a trigger": [_TRIGGER.format("harmless")],
+    "a trigger that looks like SQLite's to a pattern": [_TRIGGER.format("sqliteX")],
+    "a trigger that is called like SQLite's own": [
+        _TRIGGER.format("harmless"),
+        "UPDATE sqlite_master SET name = 'sqlite_x', sql = replace(sql, 'harmless', 'sqlite_x') WHERE type = 'trigger'",
+    ],
+    "a trigger that is called like a table of ours": [
+        _TRIGGER.format("harmless"),
+        "UPDATE sqlite_master SET name = 'metadata' WHERE type = 'trigger'",
+    ],
+    "a view": ["CREATE VIEW sqliteview AS SELECT path FROM metadata"],
+    "a table": ["CREATE TABLE sqlitetable (x)"],
+    "statistics": ["INSERT INTO ledgers VALUES (99, 'x', 0, 0)", "ANALYZE"],
+    "an index of an expression": ["CREATE INDEX sqlitei ON metadata (abs(version))"],
+    "a virtual table": ["CREATE VIRTUAL TABLE sqlitev USING fts5 (x)"],
+    "a view in the place of a table": [
+        "DROP TABLE first_version",
+        "CREATE VIEW first_version AS SELECT 0 AS version",
+    ],
+    "a CHECK constraint": [
+        in_schema("sql", "replace(sql, 'version INTEGER', 'version INTEGER CHECK (1)')", "metadata")
+    ],
+    "another collation": [in_schema("sql", "replace(sql, 'path TEXT', 'path TEXT COLLATE NOCASE')", "metadata")],
+    "a generated column": ["ALTER TABLE metadata ADD COLUMN more AS (path || 'x')"],
+    "one more column": ["ALTER TABLE first_version ADD COLUMN more"],
+    "other blanks": [in_schema("sql", "replace(sql, 'owner TEXT', 'owner  TEXT')", "ledgers")],
+    "an index under another name": [in_schema("name", "'sqlite_autoindex_x'", "ledgers_by_owner")],
+    "two tables in one place": [
+        in_schema("rootpage", "(SELECT rootpage FROM sqlite_master WHERE name = 'identity')", "first_version")
+    ],
+    "a table listed twice": [f"{_AS_IF} SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master LIMIT 1"],
+    "a row that is no object": [f"{_AS_IF} VALUES ('table', 'sqlite_x', 'sqlite_x', 0, NULL)"],
+}
+
+
+@pytest.mark.parametrize("check_pages", [True, False])
+@pytest.mark.parametrize("schema", FOREIGN_SCHEMAS)
+def test_our_ids_with_another_schema_are_corrupt(tmp_path, schema, check_pages):
+    assert_works(tmp_path)
+    forge(tmp_path / DATABASE, *FOREIGN_SCHEMAS[schema])
+    for opening in (SqliteStore, SqliteStore.open_copy):
+        with pytest.raises(CorruptStateError, match=r"expected our tables|malformed database schema"):
+            opening(tmp_path, check_pages=check_pages)
+
+
+def test_a_foreign_object_is_named(tmp_path):
+    assert_works(tmp_path)
+    forge(tmp_path / DATABASE, _TRIGGER.format("sqliteX"))
+    with pytest.raises(CorruptStateError, match="found also trigger 'sqliteX' of 'metadata'"):
+        SqliteStore(tmp_path)
+
+
+def test_a_journal_cannot_have_a_file_deleted(tmp_path):
+    """SQLite deletes the super-journal that a rollback journal names, whatever it is."""
+    directory, victim = tmp_path / "store", tmp_path / "victim"
+    assert_works(directory)
+    victim.write_bytes(b"keep me")
+    name, magic = bytes(victim), bytes.fromhex("d9d505f920a163d7")
+    head = (magic + struct.pack(">5I", 0, 0, 1, 512, 4096)).ljust(512, b"\0")
+    end = struct.pack(">I", 0x40000000 // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    for journal in (head + end, end):
+        (directory / f"{DATABASE}-journal").write_bytes(journal)
+        for opening in (SqliteStore, SqliteStore.open_copy):
+            with pytest.raises(CorruptStateError, match="journal: at byte"):
+                opening(directory)
+        assert victim.read_bytes() == b"keep me"
+    (directory / f"{DATABASE}-journal").unlink()
+    assert_works(directory)
+
+
+def test_a_store_that_was_vacuumed_is_still_ours(tmp_path):
     assert_works(tmp_path)
     with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
-        connection.execute("DROP INDEX ledgers_by_owner")
-    with pytest.raises(CorruptStateError, match="expected our tables"):
-        SqliteStore(tmp_path)
+        connection.execute("VACUUM")
+    assert_works(tmp_path)
+
+
+def test_a_foreign_schema_is_not_trusted(tmp_path):
+    """A function that a schema must not call is refused even while the schema is looked at."""
+    with closing(SqliteStore(tmp_path)) as store, store._database.reading() as connection:
+        assert connection.execute("PRAGMA trusted_schema").fetchall() == [(0,)]
+        assert connection.execute("PRAGMA cell_size_check").fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("target", ["gone", DATABASE])

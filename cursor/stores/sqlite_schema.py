@@ -1,0 +1,53 @@
+"""The tables of a store in SQLite, and the check that a database has these and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ackstate.errors import CorruptStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# SQLite keeps these texts as they are here.
+IDENTITY_TABLE = "CREATE TABLE identity (salt BLOB NOT NULL)"
+"""One row."""
+NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
+UNSEALED_SCHEMA = (
+    # AUTOINCREMENT: the id of a deleted ledger never comes back.
+    "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
+    " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
+    "CREATE INDEX ledgers_by_owner ON ledgers (owner)",
+    "CREATE TABLE entries (ledger_id INTEGER NOT NULL, entry_id INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (ledger_id, entry_id))",
+    "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
+    # One row, above every version of every deleted value: one that comes back never matches an old version.
+    "CREATE TABLE first_version (version INTEGER NOT NULL)",
+)
+"""Of a store of format version 1, whose rows have no checksums."""
+SCHEMA = (*UNSEALED_SCHEMA, IDENTITY_TABLE)
+"""Of a store of the present version."""
+_ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
+_FOUND_CHARACTERS_MAX = 200
+
+
+def check_schema(database: Path, connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+    """Refuse a database whose schema is not to the letter what some statements create.
+
+    A trigger or view of somebody else could change what is written or read, whatever it is called.
+    """
+    with closing(sqlite3.connect(":memory:")) as pattern:
+        for statement in statements:
+            pattern.execute(statement)
+        expected = Counter(pattern.execute(_ALL_OBJECTS))
+    found = Counter(connection.execute(_ALL_OBJECTS))
+    roots = [root for (root,) in connection.execute("SELECT rootpage FROM main.sqlite_master")]
+    if found == expected and len(set(roots)) == len(roots):
+        return
+    others = [f"{kind} {name!r} of {table!r}" for kind, name, table, _ in found - expected]
+    what = f"also {others[0]}" if others else "not all of them, or two with the same pages"
+    raise CorruptStateError(str(database), offset=0, expected="our tables", found=what[:_FOUND_CHARACTERS_MAX])
