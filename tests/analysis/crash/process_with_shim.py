@@ -22,8 +22,8 @@ from analysis.crash.layers.system_calls.script import Script, Step, StepKind
 from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from cursor import group_persist
 from cursor.store import StoreError
-from cursor.stores import sqlite_database
-from cursor.stores.kernel_directory import KernelFile
+from cursor.stores import kernel_directory, sqlite_database
+from cursor.stores.kernel_directory import KernelDirectory, KernelFile
 from cursor.stores.sqlite import SqliteStore
 
 SHIM = loaded()
@@ -133,6 +133,33 @@ def gate(directory, *, rewrites=False, forgets=False):
     return [said, *(told(text) for text in (readable, path.read_bytes())), lost]
 
 
+def unsynced_names(directory):
+    """Make and rename files and directories, sync some of their directories; return what a power cut leaves."""
+    (directory / "kept").mkdir()
+    SHIM.arm(directory, NEVER)
+    for name in ("a", "b", "c"):
+        (directory / "kept" / name).write_bytes(b"")
+    (directory / "kept" / "b").rename(directory / "kept" / "d")
+    (directory / "lost").mkdir()
+    (directory / "lost" / "e").write_bytes(b"")
+    synced(directory / "lost")
+    synced(directory / "kept")
+    (directory / "kept" / "a").rename(directory / "kept" / "f")
+    (directory / "kept" / "c").unlink()
+    (directory / "kept" / "g").write_bytes(b"")
+    (directory / "kept" / "g").rename(directory / "kept" / "h")
+    SHIM.disarm()
+    lost = SHIM.lose_unsynced(directory, shrinks=True)
+    return [sorted(str(path.relative_to(directory)) for path in directory.rglob("*")), lost]
+
+
+def synced(path):
+    """Sync a file or a directory."""
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
 def told(text):
     """Return the first byte of each sector."""
     return "".join(chr(byte) if byte else "." for byte in text[::512])
@@ -149,6 +176,7 @@ def calls():
             "reading": reading,
             "gate": gate,
             "gate_forgotten": lambda place: gate(place, forgets=True),
+            "unsynced_names": unsynced_names,
             "gate_rewritten": lambda place: gate(place, rewrites=True),
         }
         seen = {}
@@ -185,6 +213,16 @@ def trust_the_cache():
 def never_sync():
     """Plant: nothing is synced."""
     KernelFile.sync = lambda _file: None
+
+
+def never_sync_directory():
+    """Plant: the names in a file store's directory are never synced."""
+    KernelDirectory.sync = lambda _directory: None
+
+
+def never_sync_above():
+    """Plant: the name of a new directory is not synced; SQLite syncs the names in it itself."""
+    kernel_directory.sync_names_above = sqlite_database.sync_names_above = lambda _directory: None
 
 
 def ignore_short_write():
@@ -257,6 +295,9 @@ PLANTED = {
     "sync_again": (sync_again, GATE_LATER, small_file_store),
     "trust_the_cache": (trust_the_cache, GATE_MUCH_LATER, small_file_store),
     "never_sync": (never_sync, POWER, small_file_store),
+    "never_sync_directory": (never_sync_directory, POWER, small_file_store),
+    "never_sync_above": (never_sync_above, POWER, small_file_store),
+    "never_sync_above_sqlite": (never_sync_above, POWER, SqliteStore),
     "ignore_short_write": (ignore_short_write, SHORT, small_file_store),
     "raise_what_comes": (raise_what_comes, ENOSPC, small_file_store),
     "no_sqlite_sync": (no_sqlite_sync, POWER, SqliteStore),

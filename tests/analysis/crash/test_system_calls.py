@@ -87,6 +87,11 @@ def test_a_sector_that_is_written_again_and_synced_is_not_lost(calls):
     assert calls["gate_rewritten"] == ["EIO", "ABCD", "aBC", 2]
 
 
+def test_a_power_cut_takes_back_the_names_in_directories_that_were_not_synced(calls):
+    # "a" has its old name again, "h" was never there, and "lost" is gone with what was synced in it.
+    assert calls["unsynced_names"] == [["kept", "kept/a", "kept/d"], 4]
+
+
 @pytest.mark.slow
 def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(library):
     outcomes = run_with_shim(library, "clean")
@@ -107,6 +112,9 @@ def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(librar
         ("sync_again", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
         ("trust_the_cache", "I10: unreadable is not absent, and an honest fault is no damage", "12 calls later: call"),
         ("never_sync", "I10: unreadable is not absent, and an honest fault is no damage", "the power is cut"),
+        ("never_sync_directory", "I2: a durable receipt survives any crash", "the power is cut"),
+        ("never_sync_above", "I2: a durable receipt survives any crash", "the power is cut"),
+        ("never_sync_above_sqlite", "I2: a durable receipt survives any crash", "the power is cut"),
         ("ignore_short_write", "I10: unreadable is not absent, and an honest fault is no damage", "then EIO: call"),
         ("raise_what_comes", "a failed call raises one of our errors", "fails with ENOSPC: call"),
         ("pass_a_group_by", "I2: a durable receipt survives any crash", "of store/log-0000000000000001"),

@@ -128,7 +128,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     _check_end(witness, status, may_be_killed=met is not None and stage.misfortune.kills)
     if stage.misfortune.is_power_cut:
         lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
-        witness.history.append(f"the power is cut: {lost} writes that no good sync covered are lost")
+        witness.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:
         killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
         _forked(lambda _say: _recover(stage, played.cursor_count), stage, Fault(killed_at, Action.KILL_BEFORE))

@@ -3,8 +3,8 @@
 A seed decides what a program does, on which store, and what befalls it; then it is run for each n, in a forked child
 where it does not outlive that. It uses a cursor as a real program would, goes on after an error, and says what it was
 promised. What it left is recovered without faults, several times, and held against that. A power cut follows most
-faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover
-(`shim`).
+faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover, and every
+name whose directory was not synced (`shim`).
 
 After SQLite's own anomaly testing, https://www.sqlite.org/testing.html section 3.
 """

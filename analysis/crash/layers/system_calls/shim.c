@@ -5,7 +5,8 @@
  * rename, unlink, mkdir), or, for a fault of reading, those that read (read, pread). Not seen: mmap, copy_file_range,
  * sendfile, fallocate, aio and io_uring.
  *
- * Beside that it keeps what was written and not synced (undo.h), so that a power cut can follow.
+ * Beside that it keeps what was written and not synced (undo.h), and which names were not (names.h), so that a power cut
+ * can follow.
  *
  * All of it lies in memory shared with forked children, so that the parent can read what a killed child did.
  */
@@ -31,6 +32,7 @@
 #endif
 
 #include "undo.h"
+#include "names.h"
 
 /* As `Action` in shim.py. */
 enum action { FAIL = 0, FAIL_READ = 1, SHORT = 2, TORN_KILL = 3, KILL_BEFORE = 4, KILL_AFTER = 5 };
@@ -39,9 +41,11 @@ enum fate { PASSES, FAILS, IS_HALVED, IS_TORN, DIES_AFTER };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 __attribute__((constructor)) static void begin(void) {
-    void *memory = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                        -1, 0);
-    shared = memory == MAP_FAILED ? NULL : memory;
+    size_t size = sizeof(struct shared) + sizeof(struct names);
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return;
+    shared = memory;
+    names = (struct names *)(shared + 1);
 }
 
 /* ---- What the harness calls ---- */
@@ -53,7 +57,7 @@ int ackstate_fault_arm(const char *directory, long trip_at, int action, int erro
     shared->directory_length = strlen(directory);
     shared->trip_at = trip_at, shared->action = action, shared->error = error, shared->lasts = lasts;
     shared->dies_at = dies_at;
-    shared->count = shared->record_count = 0;
+    shared->count = shared->record_count = names->count = 0;
     shared->heap_used = 0;
     shared->full_inode = 0;
     shared->overflowed = 0;
@@ -224,7 +228,10 @@ static int sync_file(const char *call, long number, int file) {
         return refuse();
     }
     int result = syscall(number, file);
-    if (result == 0) settle(file);
+    if (result == 0) {
+        settle(file);
+        settle_names(file);
+    }
     return finish(fate, result);
 }
 
@@ -254,7 +261,9 @@ static int open_file(int directory, const char *name, int flags, mode_t mode) {
     pthread_mutex_lock(&lock);
     enum fate fate = fate_of_storing("open", path);
     if (fate == FAILS) return refuse();
+    int is_new = !exists(directory, name);
     int file = syscall(SYS_openat, directory, name, flags, mode);
+    if (file >= 0 && is_new) note_name(path, NULL);
     struct stat stat;
     if (file >= 0 && flags & O_TRUNC && fstat(file, &stat) == 0) cut(&stat, 0);
     return finish(fate, file);
@@ -299,15 +308,17 @@ static int find_last_name(int directory, const char *name, struct stat *stat) {
 }
 
 int renameat(int from, const char *name, int to, const char *new_name) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], old_path[PATH_MAX];
     if (!is_our_name(to, new_name, path)) return syscall(SYS_renameat2, from, name, to, new_name, 0);
+    int was_ours = is_our_name(from, name, old_path);
     pthread_mutex_lock(&lock);
     enum fate fate = fate_of_storing("rename", path);
     if (fate == FAILS) return refuse();
     struct stat replaced;
-    int replaces = find_last_name(to, new_name, &replaced);
+    int replaces = find_last_name(to, new_name, &replaced), is_new = !exists(to, new_name);
     int result = syscall(SYS_renameat2, from, name, to, new_name, 0);
     if (result == 0 && replaces) cut(&replaced, 0);
+    if (result == 0 && is_new && was_ours) note_name(path, old_path);
     return finish(fate, result);
 }
 int rename(const char *name, const char *new_name) { return renameat(AT_FDCWD, name, AT_FDCWD, new_name); }
@@ -332,6 +343,8 @@ int mkdirat(int directory, const char *name, mode_t mode) {
     pthread_mutex_lock(&lock);
     enum fate fate = fate_of_storing("mkdir", path);
     if (fate == FAILS) return refuse();
-    return finish(fate, syscall(SYS_mkdirat, directory, name, mode));
+    long result = syscall(SYS_mkdirat, directory, name, mode);
+    if (result == 0) note_name(path, NULL);
+    return finish(fate, result);
 }
 int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode); }

@@ -87,6 +87,12 @@ class FaultShim:
         library.ackstate_fault_undo.restype = ctypes.c_long
         library.ackstate_fault_call.restype = ctypes.c_char_p
         library.ackstate_fault_path.restype = ctypes.c_char_p
+        library.ackstate_fault_name_count.restype = ctypes.c_long
+        library.ackstate_fault_name_inode.restype = ctypes.c_ulong
+        for each in (library.ackstate_fault_name, library.ackstate_fault_old_name):
+            each.restype = ctypes.c_char_p
+        for each in (library.ackstate_fault_name, library.ackstate_fault_old_name, library.ackstate_fault_name_inode):
+            each.argtypes = (ctypes.c_long,)
 
     def arm(self, directory: Path, fault: Fault) -> None:
         """Count this process's calls from 1, on what lies below a directory that is reached without links.
@@ -115,27 +121,50 @@ class FaultShim:
         return Call(name.decode(), os.fsdecode(path)) if name else None
 
     def lose_unsynced(self, directory: Path, *, shrinks: bool) -> int:
-        """Give the files below a directory the bytes that a power cut would leave: none that no good sync covered.
+        """Give the files below a directory the names and bytes that a power cut would leave: none without a good sync.
 
         Args:
             directory: As it was armed.
             shrinks: What stood at the end of a file goes, instead of becoming zeros.
 
         Returns:
-            How many ranges were lost.
+            How many names and ranges were lost.
 
         Raises:
             OSError: A file cannot be written, or there was too much for the shim to keep.
         """
         if self._library.ackstate_fault_overflowed():
             raise OSError("more was written without a sync than the fault shim keeps")
-        lost = 0
+        lost = self._take_names_back()
         for path in sorted(directory.rglob("*")):
             if path.is_file() and not path.is_symlink():
                 count = self._library.ackstate_fault_undo(os.fsencode(path), shrinks)
                 if count < 0:
                     raise OSError(f"{path} cannot be given its old bytes")
                 lost += count
+        return lost
+
+    def _take_names_back(self) -> int:
+        """Undo what was created and renamed in directories that were not synced since; return how many names that were.
+
+        Raises:
+            OSError: One cannot be undone.
+        """
+        lost = 0
+        for at in reversed(range(self._library.ackstate_fault_name_count())):
+            path = Path(os.fsdecode(self._library.ackstate_fault_name(at)))
+            old_path = os.fsdecode(self._library.ackstate_fault_old_name(at))
+            inode = self._library.ackstate_fault_name_inode(at)
+            # What was removed since stays removed, and another file may have its name.
+            if not os.path.lexists(path) or os.lstat(path).st_ino != inode:
+                continue
+            lost += 1
+            if old_path and not os.path.lexists(old_path):
+                path.rename(old_path)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         return lost
 
 

@@ -2,8 +2,8 @@
  *
  * When a sync fails, the kernel's rule holds: the pages count as clean, can still be read, and are not on the disk,
  * whatever later syncs say (https://wiki.postgresql.org/wiki/Fsync_Errors); only writing them again brings them there.
- * A process that has the clean pages dropped (posix_fadvise) reads what is on the disk. Once the process has ended, `ackstate_fault_undo` puts the bytes of the disk back. Names are not undone, and a
- * truncation counts as durable at once: both are what a kinder disk does.
+ * A process that has the clean pages dropped (posix_fadvise) reads what is on the disk. Once the process has ended,
+ * `ackstate_fault_undo` puts the bytes of the disk back. A truncation counts as durable at once, as on a kinder disk.
  */
 enum { RECORDS_MAX = 16384, HEAP_BYTES = 64 << 20, WHERE_IT_STANDS = -1, SECTOR = 512 };
 
