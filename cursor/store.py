@@ -28,6 +28,10 @@ ABSENT = -1
 """The expected version of a metadata value that must not exist yet."""
 
 
+METADATA_VALUE_BYTES_MAX = 64 << 20
+"""How many bytes a metadata value may have, unless the one who opens a store names another limit."""
+
+
 class StoreError(AckStateError):
     """The storage refused or failed; whether a mutating call happened is unknown unless a subclass says so."""
 
@@ -41,7 +45,7 @@ class StoreFullError(StoreError):
 
 
 class PayloadTooLargeError(StoreError):
-    """What is to be written can never fit into one request to the store; nothing was sent."""
+    """What is to be written or read is larger than the store was told to handle; nothing was sent or changed."""
 
 
 class LedgerFencedError(StoreError):
@@ -164,7 +168,12 @@ class MetadataStore(Protocol):
     """
 
     def get(self, path: str) -> Versioned | None:
-        """Return the value and its version, or None where there is none."""
+        """Return the value and its version, or None where there is none.
+
+        Raises:
+            PayloadTooLargeError: It was written under a larger limit than this store has. It may be replaced or
+                deleted.
+        """
         ...
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
@@ -177,6 +186,7 @@ class MetadataStore(Protocol):
 
         Raises:
             VersionMismatchError: The value is at another version, exists, or does not exist.
+            PayloadTooLargeError: The value has more bytes than the store takes.
         """
         ...
 
@@ -226,6 +236,14 @@ def _has_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_value_size(path: str, byte_count: int, *, bytes_max: int) -> None:
+    """Raise `PayloadTooLargeError` if a metadata value has more than `bytes_max` bytes."""
+    if byte_count > bytes_max:
+        raise PayloadTooLargeError(
+            f"{path}: a value must have at most {bytes_max} bytes (metadata_value_bytes_max), got {byte_count}"
+        )
 
 
 def check_path(path: str) -> None:

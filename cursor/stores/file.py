@@ -11,7 +11,16 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import PayloadTooLargeError, Store, Versioned, check_owner, check_path, children_prefix
+from cursor.store import (
+    METADATA_VALUE_BYTES_MAX,
+    PayloadTooLargeError,
+    Store,
+    Versioned,
+    check_owner,
+    check_path,
+    check_value_size,
+    children_prefix,
+)
 from cursor.stores.directory_lock import LOCK
 from cursor.stores.file_commit import IDENTITY_SIZE, FileLog
 from cursor.stores.file_copy import copy_files
@@ -48,6 +57,7 @@ class FileStore:
     Args:
         path: The directory. One that is missing is made, an empty one becomes a store.
         compaction_size_min: A log below this many bytes is not compacted.
+        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
 
     Raises:
         StoreLockedError: It is open already, in another process or in this one.
@@ -57,7 +67,13 @@ class FileStore:
         UnsupportedVersionError: A newer release wrote it; nothing was changed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, compaction_size_min: int = _COMPACTION_SIZE_MIN) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compaction_size_min: int = _COMPACTION_SIZE_MIN,
+        metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
+    ) -> None:
         place = Path(path).absolute()
         with system_errors_in_our_words(place):
             if place.exists():
@@ -66,6 +82,7 @@ class FileStore:
                 check_files_to_write(place / name for name in (LOCK, *filter(is_read_by_opening, names)))
             directory = KernelDirectory(place)
         self._begin(directory, compaction_size_min)
+        self._metadata = _FileMetadata(self._log, metadata_value_bytes_max)
 
     @classmethod
     def over(
@@ -124,7 +141,7 @@ class FileStore:
         self._copy: TemporaryCopy | None = None
         self._log = FileLog(directory, compaction_size_min=compaction_size_min, identity=identity)
         self._ledgers = _FileLedgers(self._log)
-        self._metadata = _FileMetadata(self._log)
+        self._metadata = _FileMetadata(self._log, METADATA_VALUE_BYTES_MAX)
 
     @property
     def discarded(self) -> DiscardedTail | None:
@@ -198,19 +215,23 @@ class _FileLedgers:
 
 @final
 class _FileMetadata:
-    def __init__(self, log: FileLog) -> None:
-        self._log = log
+    def __init__(self, log: FileLog, value_bytes_max: int) -> None:
+        self._log, self._value_bytes_max = log, value_bytes_max
 
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_path(path)
         with self._log.lock:
-            return self._log.index().values.get(path)
+            value = self._log.index().values.get(path)
+        if value is not None:
+            check_value_size(path, len(value.data), bytes_max=self._value_bytes_max)
+        return value
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """See `MetadataStore.put`."""
         check_path(path)
         copy = _copied(data)
+        check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
         return self._log.write(lambda draft: draft.put(path, copy, expected_version=expected_version))
 
     def delete(self, path: str, *, expected_version: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from cursor.store import (
     ABSENT,
+    METADATA_VALUE_BYTES_MAX,
     LedgerFencedError,
     LedgerNotFoundError,
     Store,
@@ -23,6 +24,7 @@ from cursor.store import (
     VersionMismatchError,
     check_owner,
     check_path,
+    check_value_size,
     children_prefix,
 )
 
@@ -145,6 +147,7 @@ class MemoryStore:
     Args:
         disk: What an earlier store left; a new one by default. Several stores may share one at the same time.
         faults: At most one for each mutation of this store.
+        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
 
     >>> store = MemoryStore(faults=[Fault(1, FaultKind.CRASH_AFTER)])
     >>> ledger_id = store.ledgers.create("billing")
@@ -155,10 +158,16 @@ class MemoryStore:
     [b'acked']
     """
 
-    def __init__(self, disk: MemoryDisk | None = None, *, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self,
+        disk: MemoryDisk | None = None,
+        *,
+        faults: Sequence[Fault] = (),
+        metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
+    ) -> None:
         self._session = _Session(disk or MemoryDisk(), faults)
         self._ledgers = _MemoryLedgers(self._session)
-        self._metadata = _MemoryMetadata(self._session)
+        self._metadata = _MemoryMetadata(self._session, metadata_value_bytes_max)
 
     @property
     def disk(self) -> MemoryDisk:
@@ -336,19 +345,23 @@ class _MemoryLedgers:
 
 @final
 class _MemoryMetadata:
-    def __init__(self, session: _Session) -> None:
-        self._session = session
+    def __init__(self, session: _Session, value_bytes_max: int) -> None:
+        self._session, self._value_bytes_max = session, value_bytes_max
 
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_path(path)
         with self._session.use() as disk:
-            return disk.values.get(path)
+            value = disk.values.get(path)
+            if value is not None:
+                check_value_size(path, len(value.data), bytes_max=self._value_bytes_max)
+            return value
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """See `MetadataStore.put`."""
         check_path(path)
         copy = bytes(memoryview(data))
+        check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
         with self._session.use() as disk:
             disk.expect(path, expected_version)
 

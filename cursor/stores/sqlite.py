@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from cursor.store import (
     ABSENT,
+    METADATA_VALUE_BYTES_MAX,
     DamagedValueError,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -24,10 +25,12 @@ from cursor.store import (
     VersionMismatchError,
     check_owner,
     check_path,
+    check_value_size,
     children_prefix,
 )
 from cursor.stores.sqlite_connection import SqliteConnection
 from cursor.stores.sqlite_database import copy_database
+from cursor.stores.sqlite_seal import SEAL_BYTES
 from cursor.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ _OWNED = (
     "SELECT found.owner, sought.id FROM ledgers AS sought LEFT JOIN ledgers AS found ON found.id = sought.id"
     " WHERE sought.owner = ? ORDER BY sought.id"
 )
+# Data that is too large is not even read.
+_GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
 # And again: what a damaged index names may be a row of another ledger.
 _DELETE = (
     "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
@@ -74,6 +79,7 @@ class SqliteStore:
         check_pages: Whether to look for damaged pages now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
             0.1 s more when none of it is in the kernel's cache. If not, they are found when they are read; what is
             written beside damage meanwhile, by whichever cursor, may not be readable.
+        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
 
     Raises:
         StoreLockedError: It is open already, in another process or in this one.
@@ -83,11 +89,17 @@ class SqliteStore:
         UnsupportedVersionError: A newer release wrote it; nothing was changed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, check_pages: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        check_pages: bool = True,
+        metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
+    ) -> None:
         self._copy: TemporaryCopy | None = None
         self._database = SqliteConnection(Path(path), check_pages=check_pages)
         self._ledgers = _SqliteLedgers(self._database)
-        self._metadata = _SqliteMetadata(self._database)
+        self._metadata = _SqliteMetadata(self._database, metadata_value_bytes_max)
 
     @classmethod
     def open_copy(
@@ -275,8 +287,8 @@ def _is_sqlite_integer(number: int) -> bool:
 
 @final
 class _SqliteMetadata:
-    def __init__(self, database: SqliteConnection) -> None:
-        self._database = database
+    def __init__(self, database: SqliteConnection, value_bytes_max: int) -> None:
+        self._database, self._value_bytes_max = database, value_bytes_max
 
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
@@ -288,6 +300,7 @@ class _SqliteMetadata:
         """See `MetadataStore.put`."""
         check_path(path)
         value = bytes(memoryview(data))
+        check_value_size(path, len(value), bytes_max=self._value_bytes_max)
 
         def _change(connection: sqlite3.Connection) -> int:
             self._expect(connection, path, expected_version)
@@ -326,9 +339,11 @@ class _SqliteMetadata:
             return sorted({value_path[len(prefix) :].partition("/")[0] for value_path in paths})
 
     def _get(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
-        row = connection.execute("SELECT data, version FROM metadata WHERE path = ?", (path,)).fetchone()
+        row = connection.execute(_GET, (self._value_bytes_max + SEAL_BYTES, path)).fetchone()
         if row is None:
             return None
+        if isinstance(row[2], int):
+            check_value_size(path, row[2] - SEAL_BYTES, bytes_max=self._value_bytes_max)
         version = self._database.integer(row[1])
         data = self._database.seal.data_of_value(path, version, self._database.blob(row[0]))
         if data is None:

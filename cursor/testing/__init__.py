@@ -14,9 +14,10 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
+from ackstate.errors import AckStateError
 from cursor.testing.ledgers import CHECKS_OF_LEDGERS
 from cursor.testing.reopening import CHECKS_ACROSS_OPENINGS
-from cursor.testing.values import CHECKS_OF_VALUES
+from cursor.testing.values import CHECKS_OF_VALUES, check_value_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +28,13 @@ __all__ = ["check_store"]
 _Subject = TypeVar("_Subject")
 
 
-def check_store(make_store: Callable[[], Store]) -> None:
+def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: int | None = None) -> None:
     """Raise `AssertionError` at the first promise of the contract that a store does not keep.
 
     Args:
         make_store: Opens the store; every call opens the same storage, which is empty at the first call. The
             suite closes one store before it opens the next.
+        metadata_value_bytes_max: The bytes of the largest metadata value that it takes; None leaves that unchecked.
 
     Raises:
         AssertionError: The message names the promise, what should have been and what was.
@@ -48,6 +50,12 @@ def check_store(make_store: Callable[[], Store]) -> None:
     for check in (*CHECKS_OF_LEDGERS, *CHECKS_OF_VALUES):
         with closing(make_store()) as store:
             _run(check, store)
+    if metadata_value_bytes_max is not None:
+        with closing(make_store()) as store:
+            try:
+                check_value_limit(store, metadata_value_bytes_max)
+            except AckStateError as error:
+                raise AssertionError(f"{check_value_limit.__doc__} But: {error!r}") from error
     for check_reopened in CHECKS_ACROSS_OPENINGS:
         _run(check_reopened, make_store)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cursor.store import ABSENT, Versioned, VersionMismatchError
+from cursor.store import ABSENT, PayloadTooLargeError, Versioned, VersionMismatchError
 from cursor.testing.expectation import expect, expect_refusal
 
 if TYPE_CHECKING:
@@ -85,6 +85,20 @@ def _check_paths(store: Store) -> None:
             calls["children"] = partial(metadata.children, path)
         for name, call in calls.items():
             expect_refusal(f"{name} of {path!r}", ValueError, call)
+
+
+def check_value_limit(store: Store, bytes_max: int) -> None:
+    """`put` takes a value of `bytes_max` bytes, and refuses one of more without touching anything."""
+    metadata = store.metadata
+    largest, too_large = bytes(bytes_max), bytes(bytes_max + 1)
+    version = metadata.put("/largest", largest, expected_version=ABSENT)
+    expect("get of the largest value", metadata.get("/largest"), Versioned(largest, version))
+    replace = partial(metadata.put, "/largest", too_large, expected_version=version)
+    expect_refusal("put of too large a value over another", PayloadTooLargeError, replace)
+    make = partial(metadata.put, "/too-large", too_large, expected_version=ABSENT)
+    expect_refusal("put of too large a value", PayloadTooLargeError, make)
+    expect("a value after too large a one was refused", metadata.get("/largest"), Versioned(largest, version))
+    expect("no value after too large a one was refused", metadata.get("/too-large"), None)
 
 
 CHECKS_OF_VALUES = (

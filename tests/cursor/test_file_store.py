@@ -40,7 +40,8 @@ def history():
 
 
 def test_the_file_store_keeps_the_contract(tmp_path):
-    check_store(lambda: FileStore(tmp_path))
+    limit = 200_000
+    check_store(lambda: FileStore(tmp_path, metadata_value_bytes_max=limit), metadata_value_bytes_max=limit)
 
 
 @pytest.mark.slow

@@ -1,9 +1,17 @@
 """All backends keep the contract of `cursor.store`, and `check_store` sees when a store does not."""
 
+from contextlib import closing
+
 import pytest
 
 from analysis.crash.zookeeper_server import running_server
-from cursor.store import ABSENT, LedgerNotFoundError, check_path
+from cursor.store import (
+    ABSENT,
+    METADATA_VALUE_BYTES_MAX,
+    LedgerNotFoundError,
+    PayloadTooLargeError,
+    check_path,
+)
 from cursor.stores.file import FileStore
 from cursor.stores.memory import MemoryDisk, MemoryStore
 from cursor.stores.sqlite import SqliteStore
@@ -17,14 +25,62 @@ def zookeeper(tmp_path_factory):
         yield server
 
 
+LIMIT = 200_000
+
+
 def test_memory_store_keeps_the_contract():
     disk = MemoryDisk()
-    check_store(lambda: MemoryStore(disk))
+    check_store(lambda: MemoryStore(disk, metadata_value_bytes_max=LIMIT), metadata_value_bytes_max=LIMIT)
     disk._check()
 
 
+def test_the_default_limit_of_a_value_is_what_the_suite_sees(tmp_path):
+    disk = MemoryDisk()
+    for kind, make_store in {
+        "memory": lambda: MemoryStore(disk),
+        "sqlite": lambda: SqliteStore(tmp_path / "sqlite"),
+        "file": lambda: FileStore(tmp_path / "file"),
+    }.items():
+        with closing(make_store()) as store:
+            with pytest.raises(PayloadTooLargeError, match="67108865"):
+                store.metadata.put("/a", bytes(METADATA_VALUE_BYTES_MAX + 1), expected_version=ABSENT)
+            assert store.metadata.get("/a") is None, kind
+
+
+KINDS = {"sqlite": SqliteStore, "file": FileStore}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "file"])
+def test_a_value_above_the_limit_of_a_later_opening_is_refused_and_can_be_replaced(tmp_path, kind):
+    disk = MemoryDisk()
+
+    def opened(**limit):
+        return MemoryStore(disk, **limit) if kind == "memory" else KINDS[kind](tmp_path, **limit)
+
+    with closing(opened()) as store:
+        version = store.metadata.put("/a", bytes(1_001), expected_version=ABSENT)
+    with closing(opened(metadata_value_bytes_max=1_000)) as store:
+        with pytest.raises(PayloadTooLargeError, match=r"/a: .* at most 1000 bytes .*, got 1001"):
+            store.metadata.get("/a")
+        assert store.metadata.children("/") == ["a"]
+        store.metadata.put("/a", bytes(1_000), expected_version=version)
+        assert store.metadata.get("/a").data == bytes(1_000)
+
+
+def test_a_store_without_the_limit_is_caught():
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match="put of too large a value over another: expected PayloadTooLargeError"):
+        check_store(lambda: MemoryStore(disk), metadata_value_bytes_max=LIMIT)
+
+
+def test_a_store_with_a_smaller_limit_is_caught():
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match="takes a value of `bytes_max` bytes"):
+        check_store(lambda: MemoryStore(disk, metadata_value_bytes_max=LIMIT - 1), metadata_value_bytes_max=LIMIT)
+
+
 def test_sqlite_store_keeps_the_contract(tmp_path):
-    check_store(lambda: SqliteStore(tmp_path))
+    check_store(lambda: SqliteStore(tmp_path, metadata_value_bytes_max=LIMIT), metadata_value_bytes_max=LIMIT)
 
 
 @pytest.mark.slow
