@@ -20,7 +20,6 @@ class _Before(NamedTuple):
     changed: set[Position]
     cut: set[Position]
     passed_by: set[Position]
-    completed: BatchIndexes
 
 
 @final
@@ -45,11 +44,11 @@ class UndurableBatches:
         self._cut: set[Position] = set()
         # Those of them, and of failed ones before, until one that holds or covers them has been written.
         self._passed_by: set[Position] = set()
-        # What was unacked of a batch before its last ack, until its entry is durable: a persist that leaves the entry
-        # out must not take the acks before the last with it.
+        # What was unacked of a batch before its last ack, until its entry is durable: a persist that excludes the entry
+        # writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
         # What a persist that is withdrawn gives back.
-        self._before = _Before(set(), set(), set(), BatchIndexes())
+        self._before = _Before(set(), set(), set())
 
     @property
     def left_out_count(self) -> int:
@@ -115,14 +114,8 @@ class UndurableBatches:
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
-        self._before = _Before(
-            self._changed, self._cut, self._passed_by.copy(),
-            self._completed.copy() if self._cut else self._completed,
-        )  # fmt: skip
-        self._in_flight, self._changed = self._changed | self._cut, set()
-        for position in self._cut:
-            self._completed.discard(position)  # Nothing of it is durable.
-        self._cut = set()
+        self._before = _Before(self._changed, self._cut, self._passed_by.copy())
+        self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
             self._cut.update(islice(sorted((*self._partly, *self._left_out())), batch_count_max, None))
         self._passed_by |= self._cut
@@ -155,7 +148,7 @@ class UndurableBatches:
 
     def withdraw_write(self) -> None:
         """Be as before `begin_write`, right after which this is called, or after `whole`."""
-        self._changed, self._cut, self._passed_by, self._completed = self._before
+        self._changed, self._cut, self._passed_by = self._before
         self._in_flight = set()
 
     def _left_out(self) -> list[Position]:

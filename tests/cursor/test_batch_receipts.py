@@ -61,7 +61,7 @@ def test_a_write_that_fails_makes_it_no_more_durable(store, cursor, left_out):
 
 
 def test_nor_does_a_mark_delete_over_a_batch_whose_last_ack_was_too_young(store):
-    """The last ack is held back and those before it are left out, twice: then nothing speaks of them any more."""
+    """The last ack is held back, and the limit on batches excludes the acks before it, twice."""
     cursor = open_cursor(store, replace(ONE_BATCH, become_old_ack_record_seconds=1))
     cursor.ack_batch(Position(1, 0), [0b10], now_ms=0)
     receipt = cursor.ack_batch(Position(1, 1), [0b10], now_ms=0)
@@ -74,6 +74,25 @@ def test_nor_does_a_mark_delete_over_a_batch_whose_last_ack_was_too_young(store)
     assert not cursor.durable(receipt)
     cursor.persist(now_ms=0)
     assert cursor.durable(receipt)
+
+
+@pytest.mark.parametrize("config", [replace(ONE_BATCH, range_count_max=0),
+                                    replace(ONE_BATCH, become_old_ack_record_seconds=1)])  # fmt: skip
+def test_acks_before_the_last_one_of_an_excluded_batch_are_persisted_once_there_is_room(store, config):
+    """The last ack stays excluded, by the limit on ranges or as young; those before it need no room for a range."""
+    cursor = open_cursor(store, config)
+    cursor.ack_batch(Position(1, 0), [0b10], now_ms=0)
+    receipt = cursor.ack_batch(Position(1, 8), [0b10], now_ms=0)
+    cursor.ack(Position(1, 8), now_ms=0)
+    for entry_id in (4, 6):
+        cursor.persist(now_ms=0)
+        assert not cursor.durable(receipt)
+        cursor.ack(Position(1, entry_id), now_ms=0)
+    cursor.mark_delete(Position(1, 0), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(receipt)
+    recovered = open_cursor(MemoryStore(store.disk), config)
+    assert dict(recovered.batch.items()) == {Position(1, 8): (0b10,)}
 
 
 def test_a_persist_that_is_given_up_before_it_writes_makes_a_durable_one_no_less_durable(store):

@@ -401,7 +401,6 @@ class CursorMachine(RuleBasedStateMachine):
         covered = {position for position in self.accepted if position <= mark_delete}
         waiting = self.accepted - promised - covered
         candidates = {position for position in waiting if position <= frontier}
-        self.last_words = {p: unacked for p, unacked in self.last_words.items() if p not in self.batches_cut}
         kept = limited(promised - covered, candidates, limits, self.config.keep)
         self.held, self.cut = waiting - candidates, (candidates | promised) - covered - kept
         left_out = {p: self.last_words[p] for p in self.held | self.cut if p in self.last_words}
@@ -817,6 +816,26 @@ def test_model_catches_acks_in_a_batch_that_go_with_its_last_one(monkeypatch):
     machine.ack_batch(3, set())
     machine.persist()
     with pytest.raises(AssertionError, match=r"a receipt is late|the disk holds another state"):
+        check(machine)
+
+
+def test_model_catches_an_excluded_batch_that_is_not_persisted_once_there_is_room(monkeypatch):
+    begin_write = UndurableBatches.begin_write
+
+    def forget_excluded(self, batch_count_max):
+        for position in self._cut:
+            self._completed.discard(position)
+        return begin_write(self, batch_count_max)
+
+    monkeypatch.setattr(UndurableBatches, "begin_write", forget_excluded)
+    machine = machine_of(replace(PULSAR, range_count_max=0, batch_count_max=1))
+    machine.ack_batch(1, {0})
+    machine.ack_batch(8, {0})
+    machine.ack(8)
+    machine.persist()
+    machine.mark_delete(1)
+    machine.persist()
+    with pytest.raises(AssertionError, match="a receipt is late"):
         check(machine)
 
 
