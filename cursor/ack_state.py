@@ -186,8 +186,7 @@ class AckState:
     @property
     def backlog(self) -> int:
         """Entries of the log that are not acked. Complexity: O(log ledgers + trimmed ledgers with acks)."""
-        trimmed = self.deleted.cardinality(self.mark_delete, self._ledgers.first_position)
-        acked_one_by_one = len(self.deleted) - trimmed
+        acked_one_by_one = len(self.deleted) - self._trimmed_count()
         return self._ledgers.count_between(self.mark_delete, self._ledgers.last_confirmed) - acked_one_by_one
 
     def is_acked(self, position: Position) -> bool:
@@ -285,12 +284,15 @@ class AckState:
             raise InvalidPositionError(
                 f"mark-delete to {position} would go back from {self.mark_delete}; only a reset may"
             )
-        if position.entry_id >= 0 and position != self.mark_delete:
-            self._ledgers.check_written(position)
-        elif not self._ledgers.has_ledger(position.ledger_id):
-            raise InvalidPositionError(f"ledger {position.ledger_id} is not in the message log")
-        covered = self._ledgers.count_between(self.mark_delete, position)
-        return self._accept(covered - self._move_mark_delete(position))
+        # Where it stands, and the end of the log, may be in a ledger that was trimmed since.
+        if position not in {self.mark_delete, self._ledgers.last_confirmed}:
+            if position.entry_id >= 0:
+                self._ledgers.check_written(position)
+            elif not self._ledgers.has_ledger(position.ledger_id):
+                raise InvalidPositionError(f"ledger {position.ledger_id} is not in the message log")
+        covered, trimmed_before = self._ledgers.count_between(self.mark_delete, position), self._trimmed_count()
+        acked_before = self._move_mark_delete(position) - (trimmed_before - self._trimmed_count())
+        return self._accept(covered - acked_before)
 
     def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
         """Ack every entry below a batch and its first messages; return how many entries were new, and if it changed.
@@ -468,6 +470,11 @@ class AckState:
         """Return the ranges that the next ack may join, of which each may be those that are not durable."""
         joined = self._undurable.joined_by()
         return (*joined, *map(self._voidable, self._resets_begun))
+
+    def _trimmed_count(self) -> int:
+        """Return how many entries are acked one by one in ledgers that were trimmed. Complexity: O(these ledgers)."""
+        first = self._ledgers.first_position
+        return self.deleted.cardinality(self.mark_delete, first) if self.mark_delete < first else 0
 
     def _accept(self, newly_acked: int) -> int:
         self._acked_count += newly_acked

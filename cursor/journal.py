@@ -381,7 +381,7 @@ class Journal:
             try:
                 self.store.ledgers.delete(ledger_id)
             except (StoreError, CorruptStateError):
-                return
+                continue  # One that can never be deleted must not keep the others.
             self._made.discard(ledger_id)
             self._leftovers.discard(ledger_id)
 

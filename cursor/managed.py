@@ -491,6 +491,7 @@ class ManagedCursor:
 
         Args:
             position: An entry of the log, or the position before a ledger's first; not below the mark-delete position.
+                The mark-delete position itself and the log's last one are accepted even if their ledger was trimmed.
             now_ms: The present.
             properties: Replace those of the mark-delete before; None keeps them.
             unacked_words: If the entry is a batch of which only the first messages are acked, the others, as

@@ -270,8 +270,8 @@ class HolePins:
         A pin is garbage, not state: where the storage refuses, the next call or the next open tries again.
         """
         self._usable.intersection_update(needed)
-        with suppress(StoreError, CorruptStateError):
-            for bucket_id in self._versions.keys() - set(needed):
+        for bucket_id in self._versions.keys() - set(needed):
+            with suppress(StoreError, CorruptStateError):
                 self._unpin(bucket_id)
                 del self._versions[bucket_id]
 

@@ -5,6 +5,7 @@ Only the metadata of each snapshot is read, and one segment of each bucket.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -238,7 +239,8 @@ def _tidy(
             continue
         key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
         if bucket_id in in_use:
-            snapshots.unregister(key)
+            with suppress(AckStateError):  # The next recovery finds the key again.
+                snapshots.unregister(key)
         else:
             snapshots.drop(bucket_id, key)
             orphans.discard(bucket_id)

@@ -214,10 +214,10 @@ class SealedBuckets:
         return DelayedIndexes(*(np.array(column, dtype=np.int64) for column in zip(*due, strict=True)))
 
     def trim(self, before_ledger_id: int) -> None:
-        """Drop the buckets that end before a message ledger, one after another, up to the first that fails."""
+        """Drop the buckets that end before a message ledger; what cannot be deleted now is left to `catch_up`."""
         for bucket in list(self):
-            if bucket.key.last_ledger_id < before_ledger_id and not self._remove(bucket):
-                return
+            if bucket.key.last_ledger_id < before_ledger_id:
+                self._remove(bucket)
 
     def catch_up(self) -> None:
         """Try again what has failed: to register buckets, to delete snapshots out of use."""
@@ -272,12 +272,12 @@ class SealedBuckets:
         except AckStateError:
             bucket.is_registered = False
 
-    def _remove(self, bucket: Bucket) -> bool:
+    def _remove(self, bucket: Bucket) -> None:
         bucket.is_live = False
         self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
         # Before the snapshot is dropped: nobody is to begin to refer to it.
         self._note_durable()
-        return self._stored.drop(bucket.bucket_id, bucket.key)
+        self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:
         """Assert every invariant, and return how many messages are to come. Complexity: O(segments)."""

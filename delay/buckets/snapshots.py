@@ -10,12 +10,13 @@ Source: ``ImmutableBucket`` and ``BookkeeperBucketSnapshotStorage`` of Apache Pu
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata, encode_segment, segment_metadata
-from delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment
+from delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -221,7 +222,7 @@ class BucketSnapshots:
         texts = attempt(self._storage.registry.get_all)
         return {name: text for name, text in texts.items() if name.startswith(BUCKET_KEY_PREFIX)}
 
-    def drop(self, bucket_id: int, key: BucketKey | None = None) -> bool:
+    def drop(self, bucket_id: int, key: BucketKey | None = None) -> None:
         """Take a snapshot out of use: out of the registry, and deleted unless it is referenced.
 
         What cannot be done now is left to `delete_retired`.
@@ -229,13 +230,9 @@ class BucketSnapshots:
         Args:
             bucket_id: The snapshot.
             key: Under which it may be registered; what another snapshot is registered under stays.
-
-        Returns:
-            Whether it is out of the registry.
         """
         self._retired[bucket_id] = key
         self._try_to_drop(bucket_id)
-        return self._retired.get(bucket_id) is None
 
     def unregister(self, key: BucketKey) -> None:
         """Forget a key whose snapshot is another bucket's too.
@@ -253,14 +250,34 @@ class BucketSnapshots:
     def delete_all(self) -> None:
         """Unregister and delete every snapshot that the registry or the ledgers know; one that is referenced stays.
 
+        All are tried, also after one has failed. A snapshot that cannot be unregistered is not deleted. What remains
+        is tried again by `delete_retired`.
+
         Raises:
-            AckStateError: Every attempt of a call failed; what was not reached is still there.
+            AckStateError: Every attempt of a call failed: the first such error.
         """
-        for name in self.registered():
-            attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
+        errors: list[AckStateError] = []
         self._retired = dict.fromkeys(self.stored())
-        for bucket_id in tuple(self._retired):
-            self._delete(bucket_id)
+        for name, text in self.registered().items():
+            try:
+                attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
+            except AckStateError as error:
+                errors.append(error)
+                self._retire_registered(name, text)
+        for bucket_id in [bucket_id for bucket_id, key in self._retired.items() if key is None]:
+            try:
+                self._delete(bucket_id)
+            except AckStateError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _retire_registered(self, name: str, text: str) -> None:
+        """Note under which key a stored snapshot is still registered, if the key and the text are well-formed."""
+        with suppress(ValueError):
+            key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
+            if bucket_id in self._retired:
+                self._retired[bucket_id] = key
 
     def count(self, kind: str, *, is_done: bool) -> None:
         """Count an operation that has succeeded or failed."""

@@ -12,8 +12,8 @@ from ackstate import (
     UnsupportedVersionError,
 )
 from ackstate.wire import native, native_pointer
-from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
-from cursor.journal import cursor_path
+from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
+from cursor.journal import cursor_owner, cursor_path
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
@@ -125,6 +125,71 @@ def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
     assert (cursor.mark_delete_position, cursor.backlog) == (P(8, 2), 1)
     cursor.ack(P(11, 0), now_ms=1)
     assert (cursor.mark_delete_position, cursor.backlog) == (P(11, 0), 0)
+
+
+STANDS_STILL = [
+    lambda cursor: cursor.skip(0, now_ms=1),
+    lambda cursor: cursor.skip(3, counts_acked=True, now_ms=1),
+    lambda cursor: cursor.clear_backlog(now_ms=1),
+    lambda cursor: cursor.mark_delete(cursor.mark_delete_position, properties={"a": 1}, now_ms=1),
+]
+
+
+@pytest.mark.parametrize("call", STANDS_STILL)
+@pytest.mark.parametrize("file_format", Format)
+@pytest.mark.parametrize(
+    ("counts", "mark_delete"), [({1: 0, 3: 0}, P(1, -1)), ({1: 3, 2: 0}, P(2, -1)), ({1: 3, 2: 2}, P(2, 1))]
+)
+def test_a_mark_delete_position_in_a_trimmed_ledger_may_stay_there(store, call, file_format, counts, mark_delete):
+    log = LedgerMap.from_counts(counts)
+    open_cursor(store, log, format=file_format).mark_delete(mark_delete, now_ms=1)
+    cursor = open_cursor(store, log, format=file_format)
+    cursor.mark_delete(mark_delete, now_ms=1)
+    log.roll(9)
+    log.trim(9)
+    assert call(cursor).newly_acked == 0
+    # An empty log ends before the first entry of its open ledger.
+    assert cursor.mark_delete_position in {mark_delete, log.last_confirmed}
+    cursor.persist(now_ms=1)
+    log.append(2)
+    assert (cursor.read(5), cursor.backlog) == ([P(9, 0), P(9, 1)], 2)
+    assert cursor.clear_backlog(now_ms=1).newly_acked == 2
+    cursor.persist(now_ms=1)
+    assert open_cursor(store, log, format=file_format).backlog == 0
+
+
+@pytest.mark.parametrize("file_format", Format)
+def test_a_backlog_whose_messages_were_all_trimmed_can_be_cleared(store, file_format):
+    log = LedgerMap.from_counts({1: 3, 2: 2})
+    cursor = open_cursor(store, log, format=file_format)
+    cursor.ack(P(2, 0), now_ms=1)
+    log.roll(9)
+    log.trim(9)
+    assert cursor.clear_backlog(now_ms=1).newly_acked == 0
+    assert (cursor.mark_delete_position, cursor.backlog, cursor.acked_count) == (P(2, 1), 0, 1)
+    cursor._check()
+    cursor.persist(now_ms=1)
+    assert cursor.redelivery_if_crashed == 0
+    assert open_cursor(store, log, format=file_format).backlog == 0
+
+
+def test_acks_in_ledgers_that_were_trimmed_do_not_count_against_those_of_a_mark_delete(store):
+    log = LedgerMap.from_counts({1: 3, 2: 5, 9: 4})
+    cursor = open_cursor(store, log)
+    cursor.ack_many([P(1, 1), P(2, 1), P(2, 2), P(9, 1)], now_ms=1)
+    log.trim(9)
+    assert cursor.mark_delete(P(9, 2), now_ms=1).newly_acked == 2
+    assert (cursor.acked_count, cursor.redelivery_if_crashed, cursor.backlog) == (6, 6, 1)
+
+
+def test_leftover_ledgers_are_deleted_though_one_of_them_cannot_be(store, log):
+    owner = cursor_owner(cursor_path("orders", "billing"))
+    open_cursor(store, log)
+    leftovers = [store.ledgers.create(owner) for _ in range(3)]
+    # To open takes the record over and fences the journal first.
+    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))
+    open_cursor(store, log)
+    assert set(store.ledgers.owned_by(owner)) == {journal_ledger(store), leftovers[0]}
 
 
 def test_an_ack_below_the_mark_delete_changes_nothing(store, log):

@@ -224,6 +224,9 @@ class CursorMachine(RuleBasedStateMachine):
 
     def pick(self, number):
         positions = written_positions(self.log)
+        if not positions:
+            self.log.append()
+            return self.pick(number)
         return positions[number % len(positions)]
 
     def took(self, receipt, positions, batch=None):
@@ -252,6 +255,29 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(step=st.integers(1, 3))
     def roll(self, step):
         self.log.roll(self.log.current_ledger_id + step)
+
+    @rule(number=PICKS)
+    def trim(self, number):
+        """Forget ledgers without a message, or with none above the durable mark-delete position, as a broker does."""
+        needed = [
+            p.ledger_id for p in written_positions(self.log) if p > self.durable_mark_delete or not self.is_certain
+        ]
+        ledger_ids = [each for each in self.log if each <= min(needed, default=self.log.current_ledger_id)]
+        self.log.trim(ledger_ids[number % len(ledger_ids)])
+        kept = set(written_positions(self.log))
+        self.accepted &= kept
+        self.possible = [state._replace(acked=state.acked & kept) for state in self.possible]
+        self.possible_resets = [state._replace(acked=state.acked & kept) for state in self.possible_resets]
+        self.receipts = [(receipt, positions & kept, batch) for receipt, positions, batch in self.receipts]
+
+    @rule()
+    def clear_backlog(self):
+        self.took(self.cursor.clear_backlog(now_ms=self.now_ms), written_positions(self.log))
+
+    @rule()
+    def mark_delete_again(self):
+        """Where it stands already, whether the log still has that position or not."""
+        self.took(self.cursor.mark_delete(self.cursor.mark_delete_position, now_ms=self.now_ms), [])
 
     @rule(number=PICKS)
     def ack(self, number):

@@ -281,17 +281,37 @@ def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(st
     assert len(index) == 9
 
 
-def test_a_clear_that_fails_says_so_and_a_second_one_deletes_the_rest(store, index):
+@pytest.mark.parametrize("call_again", [BucketedDelayIndex.clear, BucketedDelayIndex.delete_retired])
+@pytest.mark.parametrize(("first_fault", "keys", "snapshots"), [
+    (0, {f"{KEY}_3_3": "1"}, [1]), (2, {f"{KEY}_5_5": "3"}, [3]), (3, {}, [1]), (5, {}, [3]),
+])  # fmt: skip
+def test_a_clear_deletes_all_that_it_can_and_a_second_call_the_rest(
+    store, index, first_fault, keys, snapshots, call_again
+):
     many_buckets(index, count=3)
-    for at in range(2, 6):
-        store.inject(Fault(store.mutation_count + at, FaultKind.FAIL_BEFORE))
+    for attempt in range(4):
+        store.inject(Fault(store.mutation_count + first_fault + attempt, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
         index.clear()
     assert len(index) == 0
-    assert keys_of(store) == {f"{KEY}_5_5": "3"}
-    index.clear()
+    assert keys_of(store) == keys
+    assert store.ledgers.owned_by("delayed") == snapshots
+    call_again(index)
     assert store.ledgers.owned_by("delayed") == []
     assert keys_of(store) == {}
+
+
+def test_a_mark_delete_drops_every_bucket_that_it_passes_though_one_cannot_be_deleted(store, index):
+    many_buckets(index, count=3)
+    for attempt in range(4):
+        store.inject(Fault(store.mutation_count + attempt, FaultKind.FAIL_BEFORE))
+    index.advance_mark_delete(Position(6, 0))
+    assert ranges(index) == []
+    assert keys_of(store) == {f"{KEY}_3_3": "1"}
+    assert store.ledgers.owned_by("delayed") == [1]
+    index.delete_retired()
+    assert keys_of(store) == {}
+    assert store.ledgers.owned_by("delayed") == []
 
 
 def test_close_keeps_what_is_sealed_and_refuses_use(store, index):

@@ -283,6 +283,17 @@ def test_a_malformed_entry_of_the_registry_is_reported_and_left(store, name, tex
     assert keys_of(store) == {}
 
 
+def test_a_second_key_of_a_snapshot_that_cannot_be_removed_does_not_end_the_recovery(store):
+    storage_of(store).registry.put(f"{KEY}_3_4", "1")
+    for attempt in range(4):
+        store.inject(Fault(store.mutation_count + attempt, FaultKind.FAIL_BEFORE))
+    _, report = recover(store)
+    assert (report.bucket_count, report.message_count, report.fell_back) == (2, 8, "")
+    assert f"{KEY}_3_3" in keys_of(store)
+    recover(store)
+    assert f"{KEY}_3_3" not in keys_of(store)
+
+
 def test_a_snapshot_that_nothing_names_is_deleted(store):
     storage_of(store).registry.remove(f"{KEY}_3_3")
     foreign = store.ledgers.create("somebody else")
