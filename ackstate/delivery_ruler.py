@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import AbstractBitMap
 
-from ackstate.integers import integer
+from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
@@ -209,6 +209,27 @@ class DeliveryRuler:
             counted = bitmap.rank(mark.entry_id) if mark.ledger_id == ledger_id else count
             sent.append((self._times[found], counted - counted_before))
         return iter(sent)
+
+    def set_back(self, by_ms: int) -> None:
+        """Move every mark back in time, as a clock that was set back: their ages stay as they are.
+
+        Cells stay where they are, so that the positions of a mark may be handed on once more than said above.
+
+        Args:
+            by_ms: By how much; 0 or more.
+
+        Raises:
+            ValueError: It is negative.
+            TypeError: It is not an integer.
+
+        Complexity: O(marks).
+        """
+        check_count("by_ms", by_ms, least=0)
+        self._times = [time - by_ms for time in self._times]
+        self._answers = {
+            age_ms: [(instant - by_ms, position) for instant, position in answers]
+            for age_ms, answers in self._answers.items()
+        }
 
     def clear(self) -> None:
         """Forget every mark, as after a reset of the cursor: what it delivered before says nothing any more."""

@@ -154,7 +154,8 @@ class Persister:
         return self._is_old(now_ms=now_ms) and self.journal.refers_to_retired
 
     def _is_old(self, *, now_ms: int) -> bool:
-        return 0 < self._config.ledger_rollover_ms <= now_ms - self._ledger_begun_ms
+        # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
+        return 0 < self._config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
 
     def _backs_off(self, *, now_ms: int) -> bool:
         """Tell whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""

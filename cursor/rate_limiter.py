@@ -21,10 +21,11 @@ class MarkDeleteRateLimiter:
     >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
     [True, False, True, True, True, False]
 
-    Of a window of w ms it grants at most rate * (w / 1000 + 1) + 1 permits, whatever the clock does.
+    In a window of w ms it grants at most rate * (w / 1000 + 1) + 1 permits.
 
-    **Clock.** Milliseconds of any clock, negative or not. One that went back grants nothing extra, but a limiter that
-    had nothing saved stays shut until the clock is where it was: give it one that is not set back by hours.
+    **Clock.** Milliseconds of any clock, negative or not. If it goes back by up to a second, nothing extra is granted.
+    A debt of a permit and more than a second is from a clock that went back further: it is forgiven, one permit is
+    granted at once, and the count begins again from there.
 
     **Exact.** A rate is the decimal that it is written as (0.1 is a tenth), and no time is ever rounded. Guava counts
     in doubles and rounds each wait down to a microsecond, so that it may grant a permit up to 1 us earlier for each one
@@ -61,7 +62,7 @@ class MarkDeleteRateLimiter:
         Raises:
             TypeError: The time is not an integer.
         """
-        return integer("now_ms", now_ms) * self._units_per_ms >= self._paid_at
+        return not self._refuses(integer("now_ms", now_ms) * self._units_per_ms)
 
     def try_acquire(self, now_ms: int) -> bool:
         """Take a permit if there is one now, and tell whether there was; a refusal costs nothing.
@@ -70,10 +71,14 @@ class MarkDeleteRateLimiter:
             TypeError: The time is not an integer.
         """
         now = integer("now_ms", now_ms) * self._units_per_ms
-        if now < self._paid_at:
+        if self._refuses(now):
             return False
-        self._paid_at = max(self._paid_at, now - self._saved_max) + self._period
+        # At most now: a greater debt is from a clock that went back.
+        self._paid_at = min(max(self._paid_at, now - self._saved_max), now) + self._period
         return True
+
+    def _refuses(self, now: int) -> bool:
+        return 0 < self._paid_at - now <= self._period + self._saved_max
 
 
 def _exact_rate(permits_per_second: float) -> Fraction:

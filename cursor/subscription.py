@@ -372,6 +372,7 @@ class Subscription(PersistWatcher):
         check_count("delay_ms", delay_ms, least=0)
         with self._lock:
             self._now_ms = self._now_ms if now_ms is None else now_ms
+            self._dispatcher.waiting.follow_clock(now_ms=self._now_ms)
             until_ms = self._now_ms + delay_ms if delay_ms else 0
             was_sent = self._give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
             self._admission.use_fell(now_ms=self._now_ms)

@@ -20,6 +20,7 @@ class _Before(NamedTuple):
     changed: set[Position]
     cut: set[Position]
     passed_by: set[Position]
+    completed: BatchIndexes
 
 
 @final
@@ -48,7 +49,7 @@ class UndurableBatches:
         # writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
         # What a persist that is withdrawn gives back.
-        self._before = _Before(set(), set(), set())
+        self._before = _Before(set(), set(), set(), BatchIndexes())
 
     @property
     def left_out_count(self) -> int:
@@ -114,7 +115,7 @@ class UndurableBatches:
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
-        self._before = _Before(self._changed, self._cut, self._passed_by.copy())
+        self._before = _Before(self._changed, self._cut, self._passed_by.copy(), self._completed)
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
             self._cut.update(islice(sorted((*self._partly, *self._left_out())), batch_count_max, None))
@@ -148,7 +149,7 @@ class UndurableBatches:
 
     def withdraw_write(self) -> None:
         """Be as before `begin_write`, right after which this is called, or after `whole`."""
-        self._changed, self._cut, self._passed_by = self._before
+        self._changed, self._cut, self._passed_by, self._completed = self._before
         self._in_flight = set()
 
     def _left_out(self) -> list[Position]:

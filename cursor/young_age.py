@@ -47,12 +47,14 @@ class YoungAge:
     def delivered(self, position: Position, *, now_ms: int) -> None:
         """Note that everything up to a position was sent by now."""
         if self.is_on:
+            self._follow_clock(now_ms)
             self.ruler.record(position, now_ms)
 
     def acked(self, entries: Mapping[int, BitMap], *, now_ms: int) -> None:
         """Note that some entries were acked now."""
         if self.chooser is None:
             return
+        self._follow_clock(now_ms)
         for ledger_id, bitmap in entries.items():
             for sent_ms, count in self.ruler.sent_counts(ledger_id, bitmap):
                 self.chooser.observe(now_ms - sent_ms, count)
@@ -61,8 +63,18 @@ class YoungAge:
         """Return the position up to which acks are old enough to be persisted."""
         if not self.is_on:
             return EVERYTHING
+        self._follow_clock(now_ms)
         return self.ruler.frontier(self.age_ms, now_ms) or _NOTHING_DELIVERED
 
     def clear(self) -> None:
         """Forget what was delivered, as after a reset of the cursor."""
         self.ruler.clear()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Set the ruler back if the clock was, by more than the age: what was delivered is old after the age from now.
+
+        Else it would be young until the clock is where it was.
+        """
+        times, _ = self.ruler.marks()
+        if times and times[-1] - now_ms > self.age_ms:
+            self.ruler.set_back(times[-1] - now_ms)

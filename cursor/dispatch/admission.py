@@ -343,7 +343,9 @@ class Admission:
         return Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(self.usage(), "")
 
     def _may_promote(self, *, now_ms: int) -> bool:
-        return now_ms >= self._promote_again_ms and self._cursor.has_young(now_ms=now_ms)
+        # A clock that went back by more than the pause ends it.
+        is_paused = 0 < self._promote_again_ms - now_ms <= _PROMOTION_RETRY_MS
+        return not is_paused and self._cursor.has_young(now_ms=now_ms)
 
     def _check_room(self, position: Position) -> None:
         self.refused_by = self._refused_by(position)

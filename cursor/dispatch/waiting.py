@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cursor.hole_report import HoleReason
 
 
+_JITTER_MS_MAX = 1_000  # Callers in several threads may be so far apart.
+
+
 class Waiting(NamedTuple):
     """Why a message waits.
 
@@ -51,6 +54,7 @@ class WaitingMessages:
         self._ready: dict[str, PositionSet] = {}
         self._owners: dict[Position, str] = {}
         self._not_before: list[tuple[int, Position]] = []  # a heap; may hold what was taken or put back since
+        self._latest_ms: int | None = None  # seen of the clock since it was last set back
         self._of_key: dict[bytes, PositionSet] = {}
         # What of a key waits for a time. Invariant: of a key, all below the lowest of these may go and no other.
         self._timed_of_key: dict[bytes, PositionSet] = {}
@@ -121,8 +125,29 @@ class WaitingMessages:
                 self._time_over(position, waiting.key)
         return waiting
 
+    def follow_clock(self, *, now_ms: int) -> None:
+        """Note the time. If the clock was set back, so are the times that messages wait for: no wait becomes longer.
+
+        A step back of at most a second is none: it may be the difference between two callers.
+
+        Complexity: O(1); O(messages that wait for a time) after a step back.
+        """
+        back_ms = 0 if self._latest_ms is None else self._latest_ms - now_ms
+        if back_ms <= 0 or back_ms > _JITTER_MS_MAX:
+            self._latest_ms = now_ms
+        if back_ms <= _JITTER_MS_MAX:
+            return
+        timed = [
+            (waiting.until_ms - back_ms or -1, position) for position, waiting in self._all.items() if waiting.until_ms
+        ]
+        for until_ms, position in timed:
+            self._all[position] = self._all[position]._replace(until_ms=until_ms)
+        heapq.heapify(timed)
+        self._not_before = timed
+
     def release(self, *, now_ms: int) -> None:
         """Make ready what waited for a time that has come."""
+        self.follow_clock(now_ms=now_ms)
         while (until_ms := self.next_until_ms) is not None and until_ms <= now_ms:
             _, position = heapq.heappop(self._not_before)
             waiting = self._all[position] = self._all[position]._replace(until_ms=0)

@@ -72,6 +72,14 @@ class DeliveryRulerMachine(RuleBasedStateMachine):
         self.now_ms -= ms
         self.answers.clear()
 
+    @rule(ms=st.sampled_from([0, 2**30, 2**40]))
+    def set_the_clock_and_the_ruler_back(self, ms):
+        """By whole cells, so that thinning goes on as it would have."""
+        self.ruler.set_back(ms)
+        self.now_ms -= ms
+        self.records = [(time - ms, position) for time, position in self.records]
+        self.times = {time - ms for time in self.times}
+
     @rule()
     def seek(self):
         self.ruler.clear()

@@ -61,6 +61,35 @@ def test_a_consumer_that_had_nothing_left_gets_what_is_its_again():
     waiting._check()
 
 
+@pytest.mark.parametrize(
+    ("key", "ready"),
+    [(None, {10_049: [], 10_050: [2], 10_060: [0, 2], 18_959: [0, 2], 18_960: [0, 1, 2]}),
+     (b"k", {10_050: [], 10_059: [], 10_060: [0], 18_959: [0], 18_960: [0, 1, 2]})],
+)  # fmt: skip
+def test_what_waits_for_a_time_waits_no_longer_after_the_clock_was_set_back(key, ready):
+    waiting = waiting_messages()
+    waiting.release(now_ms=10_000_000)
+    waiting.put(Position(1, 0), Waiting(NACKED, key=key, until_ms=10_000_100))
+    waiting.put(Position(1, 1), Waiting(NACKED, key=key, until_ms=10_009_000))
+    waiting.release(now_ms=10_000_040)
+    waiting.follow_clock(now_ms=10_000)
+    assert waiting.next_until_ms == 10_060
+    waiting.put(Position(1, 2), Waiting(NACKED, key=key, until_ms=10_050))
+    for now_ms, entry_ids in ready.items():
+        waiting.release(now_ms=now_ms)
+        assert [position.entry_id for position in waiting.ready_for("")] == entry_ids
+        waiting._check()
+
+
+def test_callers_whose_times_differ_a_little_do_not_shorten_a_wait():
+    waiting = waiting_messages()
+    waiting.put(Position(1, 0), Waiting(NACKED, until_ms=1_100))
+    for now_ms in [1_000, 995] * 100:
+        waiting.release(now_ms=now_ms)
+    assert not waiting.ready_for("")
+    assert waiting.next_until_ms == 1_100
+
+
 @pytest.mark.parametrize("until_ms", [float("nan"), 5.0, "5", None])
 def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
     waiting = waiting_messages()

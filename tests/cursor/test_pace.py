@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
+from cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route
 
 
 def open_cursor(**config):
@@ -87,3 +87,77 @@ def test_with_a_chosen_age_young_acks_wait():
     result = cursor.persist(now_ms=1_700)
     assert (result.messages_covered, result.messages_held_back) == (1, 1)
     assert cursor.stats().redelivery_young == 1
+
+
+# A clock that goes back, by much more than any interval. Then what waited for it waits no longer than it was to.
+
+HOUR_MS = 3_600_000
+EARLIER_MS, LATER_MS = 7 * HOUR_MS, 8 * HOUR_MS
+
+
+def open_later(**config):
+    log, store = LedgerMap.from_counts({3: 1_000}), MemoryStore()
+    config = CursorConfig(**config)
+    return store, ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=LATER_MS)
+
+
+def test_the_rate_is_that_of_before_after_a_clock_went_back():
+    _, cursor = open_later(flush_interval_ms=10 * HOUR_MS, mark_delete_rate_limit=1)
+    instants = [
+        LATER_MS,
+        LATER_MS + 500,
+        EARLIER_MS,
+        EARLIER_MS + 500,
+        *range(EARLIER_MS + 1_000, EARLIER_MS + 5_001, 500),
+    ]
+    assert written_at(cursor, [instant for instant in instants if instant >= LATER_MS]) == [LATER_MS]
+    cursor.persist(now_ms=EARLIER_MS)
+    granted = []
+    for number, now_ms in enumerate(instant for instant in instants if instant < LATER_MS):
+        cursor.ack(Position(3, 101 + 2 * number), now_ms=now_ms)
+        if cursor.tick(now_ms=now_ms) is not None:
+            granted.append(now_ms - EARLIER_MS)
+    assert granted == [0, 1_000, 2_000, 3_000, 4_000, 5_000]
+
+
+@pytest.mark.parametrize("age", [2, AutoAge(seconds_min=2, seconds_max=2)])
+@pytest.mark.parametrize("delivered_ms", [LATER_MS, LATER_MS + HOUR_MS])
+def test_young_acks_become_old_within_their_age_after_a_clock_went_back(age, delivered_ms):
+    """Also if the clock was an hour ahead when they were sent."""
+    _, cursor = open_later(become_old_ack_record_seconds=age)
+    cursor.delivered(Position(3, 500), now_ms=delivered_ms)
+    before = cursor.ack(Position(3, 5), now_ms=delivered_ms)
+    assert cursor.persist(now_ms=EARLIER_MS).messages_held_back == 1
+    cursor.delivered(Position(3, 600), now_ms=EARLIER_MS + 1_000)
+    after = cursor.ack(Position(3, 600), now_ms=EARLIER_MS + 1_000)
+    assert cursor.persist(now_ms=EARLIER_MS + 1_999).messages_held_back == 2
+    cursor.persist(now_ms=EARLIER_MS + 2_000)
+    assert (cursor.durable(before), cursor.durable(after)) == (True, False)
+    cursor.persist(now_ms=EARLIER_MS + 2_999)
+    assert not cursor.durable(after)
+    cursor.persist(now_ms=EARLIER_MS + 3_000)
+    assert cursor.durable(after)
+
+
+def test_a_ledger_is_rolled_over_within_its_time_after_a_clock_went_back():
+    _, cursor = open_later(ledger_rollover_ms=60_000)
+    found = []
+    for number, now_ms in enumerate(range(EARLIER_MS, EARLIER_MS + 121_000, 30_000)):
+        cursor.ack(Position(3, 2 * number + 1), now_ms=now_ms)
+        cursor.persist(now_ms=now_ms)
+        found.append(cursor.stats().snapshot_count)
+    assert found == [2, 2, 3, 3, 4]
+
+
+@pytest.mark.parametrize(("back_ms", "is_tried"), [(0, False), (1_000, False), (120_000, True), (HOUR_MS, True)])
+def test_a_ledger_that_failed_is_tried_again_after_a_clock_went_back(back_ms, is_tried):
+    """A step back that is shorter than the longest pause may be waited for."""
+    store, cursor = open_later(ledger_retry_ms=1_000)
+    store.break_ledgers()
+    for number in range(3):
+        cursor.ack(Position(3, 2 * number + 1), now_ms=LATER_MS)
+        assert cursor.persist(now_ms=LATER_MS).route is Route.METADATA
+    store.mend_ledgers()
+    cursor.ack(Position(3, 9), now_ms=LATER_MS - back_ms)
+    route = cursor.persist(now_ms=LATER_MS - back_ms).route
+    assert route is (Route.SNAPSHOT if is_tried else Route.METADATA)

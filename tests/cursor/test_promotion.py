@@ -195,6 +195,15 @@ def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_open
     assert story.durable == [*range(1, 32, 2)]
 
 
+def test_a_failed_promotion_is_tried_again_though_the_clock_went_back():
+    story = YoungAcks()
+    story.fill()
+    story.break_store()
+    assert story.topic.dispatch("a", 1, now_ms=5) == []
+    story.mend_store()
+    assert story.topic.dispatch("a", 1, now_ms=-3_600_000) == [144]
+
+
 def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
     story = YoungAcks(promotes_young=False)
     story.fill()
