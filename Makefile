@@ -60,8 +60,10 @@ calibrate: setup ## kill real cursors beside the estimate, into benchmarks/calib
 kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
+RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
+
 pulsar-replay: setup ## what real Pulsar brokers redelivered beside its prediction, into docs/pulsar-replay.md
-	.venv/bin/python -P -m analysis.pulsar.replay_table tests/vectors/broker-redelivery.jsonl.gz docs/pulsar-replay.md
+	.venv/bin/python -P -m analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json

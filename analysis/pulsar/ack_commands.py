@@ -17,12 +17,13 @@ from ackstate.wire.pulsar import (
     encode_position_info,
 )
 from ackstate.wire.pulsar.records import NO_LEDGER
+from analysis.pulsar.recorded_run import AckType, mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from analysis.pulsar.policy import BrokerPolicy
-    from analysis.pulsar.recorded_run import AckCommand, RecordedRun
+    from analysis.pulsar.recorded_run import Ack, AckCommand, RecordedRun
 
 
 class AckState(NamedTuple):
@@ -31,7 +32,8 @@ class AckState(NamedTuple):
     Attributes:
         mark_delete: Every entry up to it, included, is acked.
         deleted: Entries acked above it.
-        batch: Unacked messages of partly acked batches.
+        batch: Unacked messages of partly acked batches. Batches up to the mark-delete position may be among them:
+            a broker that is told to ack past a batch keeps its words until the next write.
     """
 
     mark_delete: Position
@@ -47,7 +49,7 @@ class AckState(NamedTuple):
 class CursorMemory:
     """A cursor in a broker's memory, as its ACK commands change it.
 
-    Source: ``ManagedCursorImpl.asyncDelete`` of Apache Pulsar 4.2.
+    Source: ``ManagedCursorImpl.asyncDelete`` and ``asyncMarkDelete`` of Apache Pulsar 4.2.
     """
 
     def __init__(self, positions: Sequence[Position], *, batch_index_acks: bool) -> None:
@@ -58,16 +60,19 @@ class CursorMemory:
         self.state = AckState(before_all, DeletedRanges(), BatchIndexes())
 
     def ack(self, command: AckCommand) -> bool:
-        """Apply a command, and tell whether the broker then asks its limiter for a write.
+        """Apply a command and return whether the broker then requests a write from its limiter.
 
-        It does not while no entry is acked above the mark-delete position: acks of some messages of batches alone are
-        neither written nor remembered as not written (Apache Pulsar, issue 26498).
+        It requests none for individual acks while no entry is acked above the mark-delete position: acks of some
+        messages of batches alone are neither written nor remembered as not written (Apache Pulsar, issue 26498). It
+        requests one for every cumulative ack that it does not refuse, even for one inside a batch.
         """
+        if command.type is AckType.CUMULATIVE:
+            return self._ack_up_to(command.acks[0])
         for entry, unacked_words in command.acks:
             self._ack(self._positions[entry], unacked_words)
         if not self.state.deleted:
             return False
-        self._advance()
+        self._advance(self.state.mark_delete)
         return True
 
     def _ack(self, position: Position, unacked_words: tuple[int, ...]) -> None:
@@ -80,14 +85,42 @@ class CursorMemory:
         if is_acked:
             deleted.add(position)
 
-    def _advance(self) -> None:
-        """Move the mark-delete position over what is acked behind it, across the ends of ledgers too."""
-        mark_delete, deleted, batch = self.state
+    def _ack_up_to(self, ack: Ack) -> bool:
+        """Move the mark-delete position to an entry, or to the one before a batch that is partly acked."""
+        position = self._positions[ack.entry]
+        if ack.unacked_words:
+            self._ack_start_of_batch(position, ack.unacked_words)
+            position = self._ledgers.previous(position)
+        if position < self.state.mark_delete:
+            return False  # refused
+        self._advance(position)
+        return True
+
+    def _ack_start_of_batch(self, position: Position, unacked_words: tuple[int, ...]) -> None:
+        """Replace the words of a batch if the new ones ack more from its start, as a broker does."""
+        batch = self.state.batch
+        if not self._batch_index_acks:
+            return
+        if _first_unacked(unacked_words) > _first_unacked(batch.get(position, ())):
+            batch.discard(position)
+            batch.ack(position, unacked_words)
+        before = self._ledgers.previous(position)
+        # It forgets the batches below the new mark-delete position, but not that of this position.
+        batch.remove_at_most(Position(before.ledger_id, max(before.entry_id - 1, -1)))
+
+    def _advance(self, mark_delete: Position) -> None:
+        """Move the mark-delete position to one, and over what is acked behind it, across the ends of ledgers too."""
+        _, deleted, batch = self.state
         while (run := deleted.run_containing(self._ledgers.next_valid(mark_delete))) is not None:
             mark_delete = Position(run.ledger_id, run.end - 1)
         deleted.remove_at_most(mark_delete)
-        batch.remove_at_most(mark_delete)
         self.state = AckState(mark_delete, deleted, batch)
+
+
+def _first_unacked(words: Sequence[int]) -> int:
+    """Return the first message that words leave unacked, -1 for none."""
+    mask = mask_of(words)
+    return (mask & -mask).bit_length() - 1
 
 
 def from_cursor_ledger(state: AckState, policy: BrokerPolicy) -> AckState:
@@ -120,6 +153,5 @@ def _durable_messages(run: RecordedRun, durable: AckState) -> Iterator[int]:
         if position <= mark_delete or position in deleted:
             yield from range(first, end)
         elif batch and position in batch:
-            words = batch[position]
-            unacked = sum((word % 2**64) << (64 * number) for number, word in enumerate(words))
+            unacked = mask_of(batch[position])
             yield from (message for message in range(first, end) if not unacked >> (message - first) & 1)

@@ -10,14 +10,20 @@ entries            runs of entries in the order of publishing, ``[ledger, first 
                    the k-th entry of that list
 batch_sizes        messages in each entry; null or missing for 1 each. Message i is the i-th of that concatenation
 client_ack_order   numbers of the messages that the client acknowledged
-broker_acks_ms     the ACK commands in their order, ``[received, handled, [entry index | [entry index, [words]]]]``;
-                   words of the batch ack set, 1 is not acknowledged
+broker_acks_ms     the ACK commands in their order, ``[received, handled, [index | [index, [words]]], type]``: entry
+                   indexes; words of the batch ack set, 1 is not acknowledged; type ``Individual`` or ``Cumulative``
 cursor_opened_ms   ``[earliest, latest]`` time at which the cursor was opened
 broker_up_ms       the same of the broker
+cursor_ledger_ms   the same of the cursor's first ledger: when the broker logged ``Updated cursor ... with ledger id``;
+                   null or missing if it is not known
 t_end_ms           when the signal came
 =================  =====================================================================================================
 
 Times are ms of one clock, cut off to what is written. Whatever else a line has is not read here.
+
+A cumulative ack is of its last entry and of everything before it; entries listed before the last one are redundant.
+The type may be missing from all commands of a line. Then they are read as individual acks, and if they could all be
+cumulative, as cumulative acks too: `RecordedRun.cumulative_commands`.
 """
 
 from __future__ import annotations
@@ -54,6 +60,16 @@ class End(Enum):
     TERM = "term"
 
 
+class AckType(Enum):
+    """What an ACK command acknowledges, by Pulsar's names."""
+
+    INDIVIDUAL = "Individual"
+    """The entries that it lists."""
+
+    CUMULATIVE = "Cumulative"
+    """Everything up to the one entry that it lists."""
+
+
 class Window(NamedTuple):
     """When something happened, in ms: at `first` or later, and before `end`."""
 
@@ -68,11 +84,23 @@ class Ack(NamedTuple):
     unacked_words: tuple[int, ...]
 
 
+def mask_of(words: Sequence[int]) -> int:
+    """Return words, signed or not, as one number: bit 64 * i + j is bit j of word i."""
+    return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
+
+
 class AckCommand(NamedTuple):
-    """What one ACK command acked, and when the broker looked at its clock for it."""
+    """What one ACK command acked, and when the broker looked at its clock for it.
+
+    Attributes:
+        when: Between its receipt and the end of its handling.
+        acks: The entries that it lists; exactly one if it is cumulative.
+        type: What it acknowledges.
+    """
 
     when: Window
     acks: tuple[Ack, ...]
+    type: AckType = AckType.INDIVIDUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +114,13 @@ class RecordedRun:
         positions: Of each entry, rising.
         first_messages: Number of each entry's first message, and last the number of messages.
         acked_messages: What the client acknowledged.
-        commands: In the order in which the broker handled them.
+        commands: In the order in which the broker handled them; individual acks if the line has no types.
+        has_ack_types: Whether the line has the type of each command. True if there are no commands.
+        cumulative_commands: The same commands if all of them are cumulative acks. None if the line has types, or if
+            some command cannot be one.
         cursor_opened: When the cursor, and so its rate limiter, was made.
         broker_up: When the broker, and so its flush timer, began.
+        cursor_ledger: When the first ledger of the cursor could be written; None if it is not known.
         ended_ms: When the signal came.
     """
 
@@ -99,8 +131,11 @@ class RecordedRun:
     first_messages: Sequence[int]
     acked_messages: frozenset[int]
     commands: Sequence[AckCommand]
+    has_ack_types: bool
+    cumulative_commands: Sequence[AckCommand] | None
     cursor_opened: Window
     broker_up: Window
+    cursor_ledger: Window | None
     ended_ms: float
 
 
@@ -151,6 +186,8 @@ def parse_run(line: str) -> RecordedRun:
         end = End(_field(fields, "end"))
     except ValueError:
         raise TraceError(f"end is kill or term, found {fields['end']!r}") from None
+    commands, has_ack_types = _commands(fields, first_messages)
+    cursor_ledger = fields.get("cursor_ledger_ms")
     return RecordedRun(
         topic=_text(_field(fields, "topic"), "topic"),
         config=_config(fields),
@@ -158,9 +195,12 @@ def parse_run(line: str) -> RecordedRun:
         positions=positions,
         first_messages=first_messages,
         acked_messages=message_numbers(fields, "client_ack_order", first_messages[-1]),
-        commands=_commands(fields, first_messages),
+        commands=commands,
+        has_ack_types=has_ack_types,
+        cumulative_commands=None if has_ack_types else _as_cumulative(commands, first_messages),
         cursor_opened=_window(_field(fields, "cursor_opened_ms"), "cursor_opened_ms"),
         broker_up=_window(_field(fields, "broker_up_ms"), "broker_up_ms"),
+        cursor_ledger=None if cursor_ledger is None else _window(cursor_ledger, "cursor_ledger_ms"),
         ended_ms=_time(_field(fields, "t_end_ms"), "t_end_ms"),
     )
 
@@ -226,17 +266,58 @@ def _config(fields: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
 
 
-def _commands(fields: Mapping[str, Any], first_messages: Sequence[int]) -> list[AckCommand]:
+def _commands(fields: Mapping[str, Any], first_messages: Sequence[int]) -> tuple[list[AckCommand], bool]:
+    """Return the commands, and whether each has a type: either all of a line have one or none."""
     rows = _list(_field(fields, "broker_acks_ms"), "broker_acks_ms")
-    return [_command(row, f"broker_acks_ms[{index}]", first_messages) for index, row in enumerate(rows)]
+    sizes = {len(row) for row in rows if isinstance(row, list)}
+    commands = [_command(row, f"broker_acks_ms[{index}]", first_messages) for index, row in enumerate(rows)]
+    if len(sizes) > 1:
+        raise TraceError("broker_acks_ms must have the ack type of every command or of none")
+    return commands, 3 not in sizes
 
 
 def _command(row: Any, name: str, first_messages: Sequence[int]) -> AckCommand:
-    if len(_list(row, name)) != 3:
-        raise TraceError(f"{name} is [received, handled, entries], found {_shown(row)}")
+    if len(_list(row, name)) not in {3, 4}:
+        raise TraceError(f"{name} is [received, handled, entries, type], found {_shown(row)}")
     when = _window(row[:2], name)
-    acks = _list(row[2], f"{name}[2]")
-    return AckCommand(when, tuple(_ack(ack, f"{name}[2][{index}]", first_messages) for index, ack in enumerate(acks)))
+    kind = _ack_type(row[3], f"{name}[3]") if len(row) == 4 else AckType.INDIVIDUAL
+    listed = enumerate(_list(row[2], f"{name}[2]"))
+    acks = tuple(_ack(ack, f"{name}[2][{index}]", first_messages) for index, ack in listed)
+    if kind is AckType.CUMULATIVE:
+        if not acks or any(ack.unacked_words or ack.entry >= acks[-1].entry for ack in acks[:-1]):
+            raise TraceError(f"{name}[2] must end with the entry up to which is acked, found {_shown(row[2])}")
+        acks = acks[-1:]
+    return AckCommand(when, acks, kind)
+
+
+def _ack_type(value: Any, name: str) -> AckType:
+    for kind in AckType:
+        if isinstance(value, str) and value.lower() == kind.value.lower():
+            return kind
+    raise TraceError(f"{name} must be Individual or Cumulative, got {_shown(value)}")
+
+
+def _as_cumulative(commands: Sequence[AckCommand], first_messages: Sequence[int]) -> list[AckCommand] | None:
+    """Return the commands as cumulative acks, None if one of them lists something else than what is up to its last."""
+    found = []
+    acked = 0  # entries, from the first
+    for command in commands:
+        if not command.acks:
+            return None
+        *before, last = command.acks
+        batch_size = first_messages[last.entry + 1] - first_messages[last.entry]
+        if any(ack.unacked_words for ack in before) or not _is_end(mask_of(last.unacked_words), batch_size):
+            return None
+        if [ack.entry for ack in before] != list(range(acked, last.entry)):
+            return None
+        acked = max(acked, last.entry + (not last.unacked_words))
+        found.append(AckCommand(command.when, (last,), AckType.CUMULATIVE))
+    return found
+
+
+def _is_end(unacked: int, batch_size: int) -> bool:
+    """Whether no message of a batch is unacked, or those from some message on."""
+    return unacked in {0, (1 << batch_size) - (unacked & -unacked)}
 
 
 def _ack(value: Any, name: str, first_messages: Sequence[int]) -> Ack:

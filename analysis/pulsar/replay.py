@@ -1,4 +1,4 @@
-"""Which acked messages does a real Pulsar broker deliver again after its end? Predicted from its ACK commands alone.
+"""Predicts which acked messages a real Pulsar broker delivers again after its end, from its ACK commands alone.
 
 A pure function of one recorded run; `analysis.pulsar.replay_spark` spreads it over a cluster.
 """
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from analysis.pulsar.ack_commands import AckState, CursorMemory, from_cursor_ledger, from_metadata_store, redelivered
 from analysis.pulsar.policy import BrokerPolicy, PolicyName, broker_policy
-from analysis.pulsar.recorded_run import End, RecordedRun, Window
-from analysis.pulsar.writes import Clocks, LimiterCall, last_writes
+from analysis.pulsar.recorded_run import AckCommand, End, RecordedRun, Window
+from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX, Clocks, LastWrite, LimiterCall, last_writes
 from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CANDIDATE_COUNT_MAX = 64
 
@@ -36,20 +36,30 @@ class Prediction:
         high: The most.
         candidates: Distinct sets that may come back, each in order, the most plausible first; at most
             `CANDIDATE_COUNT_MAX` of them.
+        has_ack_types: Whether the run has the type of each ACK command. If it does not, and all of them may be
+            cumulative, the prediction covers both readings.
     """
 
     topic: str
     low: int
     high: int
     candidates: tuple[tuple[int, ...], ...]
+    has_ack_types: bool
 
 
-def predict(run: RecordedRun, name: PolicyName = PolicyName.PULSAR_4) -> Prediction:
+def predict(
+    run: RecordedRun,
+    name: PolicyName = PolicyName.PULSAR_4,
+    *,
+    ledger_creation_ms: float = LEDGER_CREATION_MS_MAX,
+) -> Prediction:
     """Predict which messages a broker delivers again although the client acknowledged them.
 
     Args:
         run: What the broker was given.
         name: The policy to assume; every one but `PULSAR_4` is wrong on purpose.
+        ledger_creation_ms: How long the creation of a cursor ledger may have taken; of no effect on a run that has the
+            time of its ledger.
 
     Raises:
         TraceError: The run's configuration cannot be read.
@@ -60,25 +70,40 @@ def predict(run: RecordedRun, name: PolicyName = PolicyName.PULSAR_4) -> Predict
         policy = broker_policy(run.config, name)
     except ValueError as error:
         raise TraceError(f"config: {error}") from None
-    durable = _after_term(run, policy) if run.end is End.TERM else _after_kill(run, policy)
+    durable: list[AckState] = []
+    for commands in filter(None, (run.commands, run.cumulative_commands)):
+        if run.end is End.TERM:
+            durable += _after_term(run, commands, policy)
+        else:
+            durable += _after_kill(run, commands, policy, ledger_creation_ms)
+    if not run.commands:
+        durable.append(CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state)
     candidates = tuple(dict.fromkeys(redelivered(run, state) for state in durable))
     sizes = [len(candidate) for candidate in candidates]
-    return Prediction(run.topic, min(sizes), max(sizes), candidates[:CANDIDATE_COUNT_MAX])
+    return Prediction(run.topic, min(sizes), max(sizes), candidates[:CANDIDATE_COUNT_MAX], run.has_ack_types)
 
 
-def _after_kill(run: RecordedRun, policy: BrokerPolicy) -> Iterator[AckState]:
+def _after_kill(
+    run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy, ledger_creation_ms: float
+) -> Iterator[AckState]:
     """Yield each state that may have been durable, the most plausible first."""
-    asks = [asks for asks, _ in _states(run, policy)]
-    calls = [LimiterCall(command.when, asks) for command, asks in zip(run.commands, asks, strict=True)]
-    order = _by_plausibility(Clocks(calls, run.cursor_opened, run.broker_up, run.ended_ms), policy)
-    wanted = set(order)
-    states = {number: state.copy() for number, (_, state) in enumerate(_states(run, policy), 1) if number in wanted}
+    calls = [
+        LimiterCall(command.when, asks)
+        for command, (asks, _) in zip(commands, _states(run, commands, policy), strict=True)
+    ]
+    clocks = Clocks(calls, run.cursor_opened, run.broker_up, run.ended_ms, run.cursor_ledger)
+    order = _by_plausibility(clocks, policy, ledger_creation_ms)
+    wanted = {number for write in order for number in write}
     nothing = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state
-    for covered in order:
-        yield from_cursor_ledger(states[covered], policy) if covered else nothing
+    states = {0: nothing} | {
+        number: state.copy() for number, (_, state) in enumerate(_states(run, commands, policy), 1) if number in wanted
+    }
+    for position, contents in order:
+        written = states[contents]._replace(mark_delete=states[position].mark_delete)
+        yield from_cursor_ledger(written, policy) if contents else nothing
 
 
-def _after_term(run: RecordedRun, policy: BrokerPolicy) -> Iterator[AckState]:
+def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[AckState]:
     """Yield each state that may have been durable after all was closed in order, the most plausible first.
 
     A broker that stops its bookie before its cursors cannot write to their ledgers, and falls back to the metadata
@@ -86,7 +111,7 @@ def _after_term(run: RecordedRun, policy: BrokerPolicy) -> Iterator[AckState]:
     """
     state = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state
     has_ledger = False
-    for asks, reached in _states(run, policy):
+    for asks, reached in _states(run, commands, policy):
         has_ledger, state = has_ledger or asks, reached
     limit = policy.limits.range_count_max
     keeps_ledger = has_ledger and limit != 0 and state.deleted.range_count > policy.metadata_range_count_max
@@ -95,23 +120,26 @@ def _after_term(run: RecordedRun, policy: BrokerPolicy) -> Iterator[AckState]:
         yield from_cursor_ledger(state, policy)
 
 
-def _states(run: RecordedRun, policy: BrokerPolicy) -> Iterator[tuple[bool, AckState]]:
-    """Yield after each command whether the limiter was asked, and the state, which the next command changes."""
+def _states(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[tuple[bool, AckState]]:
+    """Yield after each command whether a write was requested, and the state, which the next command changes."""
     memory = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks)
-    for command in run.commands:
+    for command in commands:
         asks = memory.ack(command)
         yield asks, memory.state
 
 
-def _by_plausibility(clocks: Clocks, policy: BrokerPolicy) -> list[int]:
-    """Order what the last write may hold: first by clocks in the middle, then by how many clocks agree, then nearby."""
-    possible = last_writes(clocks, policy)
+def _by_plausibility(clocks: Clocks, policy: BrokerPolicy, ledger_creation_ms: float) -> list[LastWrite]:
+    """Order the possible last writes: first by clocks in the middle, then by how many clocks agree, then nearby."""
+    possible = last_writes(clocks, policy, ledger_creation_ms=ledger_creation_ms)
     if len(possible) == 1:
         return list(possible)
     centre, *others = (_probe(clocks, policy, probe) for probe in _probes())
-    votes = Counter(covered for each in others for covered in each)
-    middle = min(centre)
-    return sorted(possible, key=lambda covered: (covered not in centre, -votes[covered], abs(covered - middle)))
+    votes = Counter(write for each in others for write in each)
+    middle = min(centre).contents
+    return sorted(
+        possible,
+        key=lambda write: (write not in centre, -votes[write], abs(write.contents - middle), write.position),
+    )
 
 
 def _probes() -> Iterator[tuple[float, float, float]]:
@@ -120,8 +148,8 @@ def _probes() -> Iterator[tuple[float, float, float]]:
         yield first, second, third
 
 
-def _probe(clocks: Clocks, policy: BrokerPolicy, at: tuple[float, float, float]) -> set[int]:
-    """Return what the last write holds if every clock is known."""
+def _probe(clocks: Clocks, policy: BrokerPolicy, at: tuple[float, float, float]) -> set[LastWrite]:
+    """Return the last writes that are possible if every clock is known."""
     call, opened, up = at
     known = Clocks(
         [LimiterCall(_moment(each.when, call), each.asks) for each in clocks.calls],

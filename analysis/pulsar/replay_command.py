@@ -1,4 +1,4 @@
-"""`ackstate pulsar replay`: which acked messages killed brokers delivered again, from their ACK commands."""
+"""`ackstate pulsar replay` predicts which acked messages killed brokers delivered again, from their ACK commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from analysis.path_argument import path_argument
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import for_each_line, parse_run
 from analysis.pulsar.replay import predict
-from analysis.pulsar.replay_table import judge, summary_line, verdict_table
+from analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 from analysis.store_commands import counted
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class ReplayCommand:
         policy: Annotated[
             PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
         ] = PolicyName.PULSAR_4,
+        ledger_creation_ms: Annotated[
+            int,
+            typer.Option(
+                metavar="MS",
+                min=0,
+                max=600_000,
+                help="Longest creation of a cursor ledger, where FILE has no time of it.",
+            ),
+        ] = LEDGER_CREATION_MS_MAX,
         json: Annotated[bool, typer.Option("--json", help="Print a JSON object a run, one a line.")] = False,
     ) -> None:
         """Predict which acked messages killed Pulsar 4.2 brokers delivered again.
@@ -54,17 +64,23 @@ class ReplayCommand:
         with the times of its receipt and its handling. What clocks leave open
         makes the prediction an interval, and a list of sets.
 
+        If FILE does not say which acks are cumulative, the answer says so, and
+        covers both readings.
+
         Where FILE says what really came back, the table says whether that was
         predicted, and the exit status is 1 if a number was not. The prediction
         never looks at it.
         """
         # All before the first is written: an error in the last line leaves no half of an answer.
         if json:
-            predictions = self._of_each(file, lambda line: predict(parse_run(line), policy))
+            predictions = self._of_each(
+                file, lambda line: predict(parse_run(line), policy, ledger_creation_ms=ledger_creation_ms)
+            )
             self.write("".join(f"{json_format.dumps(asdict(each))}\n" for each in predictions))
             return
-        verdicts = self._of_each(file, lambda line: judge(line, policy))
-        self.show(verdict_table(verdicts), summary_line(verdicts))
+        verdicts = self._of_each(file, lambda line: judge(line, policy, ledger_creation_ms=ledger_creation_ms))
+        remark = ack_type_remark([verdict.prediction for verdict in verdicts])
+        self.show(verdict_table(verdicts), summary_line(verdicts), *filter(None, [remark]))
         if any(verdict.measured is not None and not verdict.is_inside for verdict in verdicts):
             raise typer.Exit(1)
 

@@ -9,13 +9,14 @@ import pyarrow as pa
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import parse_run
 from analysis.pulsar.replay import predict
+from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
-PREDICTION_COLUMNS = "topic string, low bigint, high bigint, candidates array<array<bigint>>"
+PREDICTION_COLUMNS = "topic string, low bigint, high bigint, candidates array<array<bigint>>, has_ack_types boolean"
 """As the attributes of `Prediction`."""
 
 _SCHEMA = pa.schema([
@@ -23,28 +24,34 @@ _SCHEMA = pa.schema([
     ("low", pa.int64()),
     ("high", pa.int64()),
     ("candidates", pa.list_(pa.list_(pa.int64()))),
+    ("has_ack_types", pa.bool_()),
 ])  # fmt: skip
 
 
-def predict_frame(lines: DataFrame, name: PolicyName = PolicyName.PULSAR_4) -> DataFrame:
+def predict_frame(
+    lines: DataFrame, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
+) -> DataFrame:
     """Predict what killed brokers redelivered.
 
     Args:
         lines: ``value string``, a recorded run a row, as ``spark.read.text`` makes it.
         name: See `predict`.
+        ledger_creation_ms: See `predict`.
 
     Returns:
         `PREDICTION_COLUMNS`, a row a run, in any order. A line that is no run fails the job.
     """
-    return lines.select("value").mapInArrow(_predictions(name), PREDICTION_COLUMNS)
+    return lines.select("value").mapInArrow(_predictions(name, ledger_creation_ms), PREDICTION_COLUMNS)
 
 
-def _predictions(name: PolicyName) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _predictions(
+    name: PolicyName, ledger_creation_ms: float
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One run at a time: a worker holds the candidates of one, whatever the size of a batch.
         for batch in batches:
             for line in batch.column(0):
-                prediction = predict(parse_run(line.as_py()), name)
+                prediction = predict(parse_run(line.as_py()), name, ledger_creation_ms=ledger_creation_ms)
                 row = {column: getattr(prediction, column) for column in _SCHEMA.names}
                 yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 

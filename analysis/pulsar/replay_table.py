@@ -12,6 +12,7 @@ from rich.table import Table
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
 from analysis.pulsar.replay import Prediction, predict
+from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 from analysis.store_commands import counted
 from analysis.whole_file import write_whole
 
@@ -44,14 +45,21 @@ class Verdict(NamedTuple):
         return self.measured in self.prediction.candidates
 
 
-def judge(line: str, name: PolicyName = PolicyName.PULSAR_4) -> Verdict:
+def judge(
+    line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
+) -> Verdict:
     """Predict a recorded run, and only then look at what came of it.
+
+    Args:
+        line: The run.
+        name: See `predict`.
+        ledger_creation_ms: See `predict`.
 
     Raises:
         TraceError: The line is no run, or what it says of that is no list of its messages.
     """
     run = parse_run(line)
-    prediction = predict(run, name)
+    prediction = predict(run, name, ledger_creation_ms=ledger_creation_ms)
     fields = parse_object(line)
     if fields.get(MEASURED) is None:
         return Verdict(prediction, None)
@@ -78,13 +86,27 @@ def summary_line(verdicts: Sequence[Verdict]) -> str:
     return f"Of {len(known)} measured: {inside} inside the interval, {named} with the exact set among the predicted"
 
 
-def judge_all(path: Path) -> dict[PolicyName, list[Verdict]]:
-    """Judge each policy by each run of a file; raises as `for_each_line`."""
-    return {name: list(for_each_line(path, partial(judge, name=name))) for name in PolicyName}
+def ack_type_remark(predictions: Sequence[Prediction]) -> str:
+    """Return what the file does not say of ack types, empty if it has all of them."""
+    missing = sum(not prediction.has_ack_types for prediction in predictions)
+    if not missing:
+        return ""
+    return (
+        f"{counted(missing, 'run')} of {len(predictions)} without ack types: the acks are taken as individual, "
+        "and where all of them may be cumulative, as cumulative too"
+    )
+
+
+def judge_all(*paths: Path) -> dict[PolicyName, list[Verdict]]:
+    """Judge each policy by each run of some files; raises as `for_each_line`."""
+    return {
+        name: [verdict for path in paths for verdict in for_each_line(path, partial(judge, name=name))]
+        for name in PolicyName
+    }
 
 
 def replay_page(verdicts: Mapping[PolicyName, Sequence[Verdict]]) -> str:
-    """Return the page, made of what `judge_all` found in a file of measured runs."""
+    """Return the page, made of what `judge_all` found in files of measured runs."""
     rows = [
         (verdict.prediction.topic, *verdict_cells(verdict), *(_mark(verdicts[name][number]) for name in _WRONG))
         for number, verdict in enumerate(verdicts[PolicyName.PULSAR_4])
@@ -136,7 +158,7 @@ _PAGE = """\
 
 `ackstate pulsar replay FILE` reads the ACK commands that a real Apache Pulsar 4.2 broker was given until it was killed,
 and says which messages it delivers again after its restart although the client had acknowledged them. This page is made
-by `make pulsar-replay` from `tests/vectors/broker-redelivery.jsonl.gz`: twenty recorded runs of 4.2.4 brokers, most of
+by `make pulsar-replay` from forty recorded runs of 4.2.4 brokers (`tests/vectors/broker-redelivery*.jsonl.gz`), most of
 them ended by `kill -9`. What was measured stands beside the prediction and takes no part in it. Words as in the
 [glossary](glossary.md).
 
@@ -152,7 +174,18 @@ A broker keeps an ack in memory until it writes the cursor's state. When it does
 - **Partly acked batches.** Acks of some messages of batches alone are neither written nor due to be.
 - **The end.** SIGTERM closes the cursor: up to 1,000 ranges go to the metadata store, from which 4.2 reads no partly
   acked batches back; more go to the cursor ledger or, if that cannot be written any more, to the metadata store too.
-- **The first write** waits for a new cursor ledger, and holds what was acked by then.
+- **Cumulative acks** request a write whenever they are not refused, even inside a batch. Then the mark-delete position
+  is the one before the batch, and the messages acked in it are a partly acked batch.
+- **The first write** waits for a new cursor ledger. It holds the mark-delete position of the last command that was
+  granted a write by then, and every range and every partly acked batch of that moment. What later commands added to the
+  mark-delete position in between is not in it. So a first write of cumulative acks holds that position alone.
+
+The recording may say when the cursor ledger was ready (`cursor_ledger_ms`); a broker logs it: `Updated cursor ... with
+ledger id`. Otherwise the prediction covers a creation of up to 400 ms, or of `--ledger-creation-ms`. Brokers on a busy
+machine took up to 200 ms. The option matters to cursors that wrote once or twice before the end.
+
+An ACK command of the recording may have its type, `Individual` or `Cumulative`. If a run has no types, the answer says
+so: its acks are taken as individual, and if all of them may be cumulative, the prediction covers that reading too.
 
 No recording says to the microsecond when the limiter looked at its clock, only that it did so between the receipt of a
 command and the end of its handling. At a boundary that decides between two writes a second apart. So the prediction is
@@ -182,6 +215,7 @@ that really came back is not among it.
 | topic | the run's topic |
 | low, high | the fewest and the most acked messages that may come back, both included |
 | candidates | at most 64 distinct lists of rising message numbers, the most plausible first |
+| has_ack_types | false if the run does not have the type of each ACK command |
 
 What a line of FILE holds is described in `analysis/pulsar/recorded_run.py`. In Python: `analysis.pulsar.replay.predict`
 for one run, `analysis.pulsar.replay_spark.predict_frame` for a DataFrame of lines.
@@ -189,4 +223,5 @@ for one run, `analysis.pulsar.replay_spark.predict_frame` for a DataFrame of lin
 
 
 if __name__ == "__main__":
-    write_whole(Path(sys.argv[2]), replay_page(judge_all(Path(sys.argv[1]))))
+    *recorded, page = map(Path, sys.argv[1:])
+    write_whole(page, replay_page(judge_all(*recorded)))

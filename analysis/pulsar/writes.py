@@ -1,10 +1,14 @@
-"""Which writes may a Pulsar broker have made, when nobody knows to the microsecond what its clock showed?
+"""Which writes a Pulsar broker may have made, when its clocks are known only as windows.
 
 The broker decides at each ACK command, by a limiter, whether it writes the state of the cursor, and a timer writes what
 the limiter refused. Both go by clocks of which a recording says only the windows. So not one course of events is
 followed but all: courses that have written the same and differ only in when the limiter will grant again are one
 `_Course` with a set of such times, and every step maps intervals to intervals. Nothing is sampled, and only the last
 write matters for what is durable, as each holds the whole state.
+
+The first write waits for the cursor's ledger. It then has the mark-delete position of the last command that was granted
+a write by then, and the ranges and batches of that moment: commands after that one are in it but for what they added to
+the mark-delete position. Rarely it has that too.
 
 Source: ``ManagedCursorImpl`` (``asyncDelete``, ``flush``, ``createNewMetadataLedger``) and
 ``ManagedLedgerFactoryImpl.flushCursors`` of Apache Pulsar 4.2, and ``SmoothBursty`` of Guava.
@@ -23,9 +27,9 @@ if TYPE_CHECKING:
 
     from analysis.pulsar.policy import BrokerPolicy
 
-LEDGER_CREATION_MS_MAX = 100
-"""The first write has to wait for a new cursor ledger, and then holds all that was acked by then. Brokers that were
-watched took 10 to 60 ms for it."""
+LEDGER_CREATION_MS_MAX = 400
+"""How long the first write may wait for a new cursor ledger, if the run does not say when that was ready. Brokers on
+machines with other work took up to 200 ms."""
 
 WRITE_MS_MAX = 50
 """A write that began less than this before the end may not have been done."""
@@ -45,26 +49,44 @@ class LimiterCall(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """What is known of the clocks of a run."""
+    """What is known of the clocks of a run; when the cursor's ledger was ready may be unknown."""
 
     calls: Sequence[LimiterCall]
     cursor_opened: Window
     broker_up: Window
     ended_ms: float
+    cursor_ledger: Window | None = None
+
+
+class LastWrite(NamedTuple):
+    """What the last record holds.
+
+    Attributes:
+        position: Its mark-delete position is that after so many commands; 0 is the position at the opening.
+        contents: Its ranges and batches are those after so many commands; 0 is no record.
+    """
+
+    position: int
+    contents: int
+
+
+NO_WRITE = LastWrite(0, 0)
 
 
 class _Course(NamedTuple):
-    """What courses of events have in common that are told apart no more.
+    """What courses of events have in common that are no longer distinguished.
 
     Attributes:
-        covered: How many commands the last write holds; 0 is none, or no write.
+        written: The last write that is done. With `ready`, the first one, and what it would hold now.
         is_dirty: Whether the limiter refused something since the last flush.
-        waits_until: Until when the first write may still wait for its ledger; None before it.
+        ready: When the cursor's ledger is ready, as long as the first write waits for it.
+        has_ledger: Whether the cursor has its ledger.
     """
 
-    covered: int
+    written: LastWrite
     is_dirty: bool
-    waits_until: float | None
+    ready: Window | None
+    has_ledger: bool
 
 
 # When all permits that were granted are paid for, as half-open intervals that do not touch, in order.
@@ -74,33 +96,62 @@ _Courses = dict[_Course, _Paid]
 
 def last_writes(
     clocks: Clocks, policy: BrokerPolicy, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
-) -> set[int]:
-    """Return how many of the commands, from the first, the last write may hold: every number that is possible.
+) -> set[LastWrite]:
+    """Return every write that may have been the last one.
 
     Args:
         clocks: Windows in which each clock was read.
         policy: When the broker writes.
-        ledger_creation_ms: How long the first write may have to wait.
+        ledger_creation_ms: How long the first write may have to wait if `clocks` does not have the time of its ledger.
 
     Complexity: O(commands) for each phase of the flush timer that makes a difference: one, unless it ticks while
-    commands come in, and then at most four a command and `_PARTS_MAX` more.
+    commands come in, and then at most four a command and `_PARTS_MAX` more. Commands during the creation of the ledger
+    each add a course, until the second write.
     """
     rules = _Rules(clocks, policy, ledger_creation_ms)
-    found: set[int] = set()
+    found: set[LastWrite] = set()
     for phase in _phases(clocks, policy.flush_ms):
-        courses: _Courses = {_Course(0, is_dirty=False, waits_until=None): (clocks.cursor_opened,)}
+        courses: _Courses = {_Course(NO_WRITE, is_dirty=False, ready=None, has_ledger=False): (clocks.cursor_opened,)}
         for step in _steps(clocks, phase, policy.flush_ms):
             courses = _after(step, courses, rules)
             if step.handled == len(clocks.calls) and not any(course.is_dirty for course in courses):
                 break
-        found.update(course.covered for course in courses)
+        for course in courses:
+            found.update(_at_the_end(course, clocks))
     return found
+
+
+def _at_the_end(course: _Course, clocks: Clocks) -> Iterator[LastWrite]:
+    if course.ready is None:
+        yield course.written
+        return
+    handled = len(clocks.calls)
+    if course.ready.first < clocks.ended_ms:
+        yield from _first_writes(course, handled)
+    if course.ready.end + WRITE_MS_MAX > clocks.ended_ms:
+        yield NO_WRITE
+        # A new ledger begins with a record of its own, which has the position before.
+        yield LastWrite(0, handled)
+
+
+def _first_writes(course: _Course, handled: int) -> tuple[LastWrite, ...]:
+    """Return the first write of a course if its ledger is ready after so many commands.
+
+    A write that is done before the cursor has noted its new ledger makes it create another one, which begins with the
+    latest position. Of 70 cursors one did so.
+    """
+    return tuple({course.written._replace(contents=handled), LastWrite(handled, handled)})
 
 
 class _Rules(NamedTuple):
     clocks: Clocks
     policy: BrokerPolicy
     ledger_creation_ms: float
+
+    def ready(self, when: Window) -> Window:
+        """Return when the ledger is ready whose creation begins in a window."""
+        known = self.clocks.cursor_ledger
+        return Window(when.first, when.end + self.ledger_creation_ms) if known is None else known
 
 
 class _Step(NamedTuple):
@@ -184,42 +235,48 @@ def _after_command(step: _Step, courses: _Courses, rules: _Rules) -> _Courses:
     assert step.command is not None
     when, asks = rules.clocks.calls[step.command]
     reached: list[tuple[_Course, _Paid]] = []
-    for course, paid in courses.items():
-        if asks:
-            reached += _asked(course, paid, when, rules, handled=step.handled + 1)
-        else:
-            reached.append((course, paid))
-    reached += [
-        (course._replace(covered=step.handled + 1), paid)
-        for course, paid in reached
-        if course.waits_until is not None and when.first < course.waits_until
-    ]
+    for before, paid in courses.items():
+        for course in _until(when, before, handled=step.handled):
+            if asks:
+                reached += _asked(course, paid, when, rules, handled=step.handled + 1)
+            else:
+                reached.append((course, paid))
     return _merged(reached)
 
 
 def _after_tick(tick: Window, courses: _Courses, rules: _Rules, *, handled: int) -> _Courses:
     reached: list[tuple[_Course, _Paid]] = []
-    for course, paid in courses.items():
-        if course.is_dirty:
-            reached += _asked(course._replace(is_dirty=False), paid, tick, rules, handled=handled)
-        else:
-            reached.append((course, paid))
+    for before, paid in courses.items():
+        for course in _until(tick, before, handled=handled):
+            if course.is_dirty:
+                reached += _asked(course._replace(is_dirty=False), paid, tick, rules, handled=handled)
+            else:
+                reached.append((course, paid))
     return _merged(reached)
+
+
+def _until(when: Window, course: _Course, *, handled: int) -> Iterator[_Course]:
+    """Yield what may have come of a course by some time in a window: the first write is done, or waits, or either."""
+    if course.ready is None:
+        yield course
+        return
+    if course.ready.first < when.end:
+        for written in _first_writes(course, handled):
+            yield course._replace(written=written, ready=None)
+    if when.first < course.ready.end:
+        yield course
 
 
 def _asked(
     course: _Course, paid: _Paid, when: Window, rules: _Rules, *, handled: int
 ) -> Iterator[tuple[_Course, _Paid]]:
-    """Yield what may come of asking the limiter: a write, a refusal, or either."""
+    """Yield what may come of a request to the limiter: a write, a refusal, or either."""
     granted = _granted(paid, when, rules.policy)
     if granted:
-        waits_until = course.waits_until
-        delay: float = WRITE_MS_MAX
-        if waits_until is None:
-            waits_until, delay = when.end + rules.ledger_creation_ms, rules.ledger_creation_ms
-        yield course._replace(covered=handled, waits_until=waits_until), granted
-        if when.end + delay > rules.clocks.ended_ms:
-            yield course._replace(waits_until=waits_until), granted
+        ready = course.ready if course.has_ledger else rules.ready(when)
+        yield course._replace(written=LastWrite(handled, handled), ready=ready, has_ledger=True), granted
+        if course.has_ledger and ready is None and when.end + WRITE_MS_MAX > rules.clocks.ended_ms:
+            yield course, granted
     refused = _refused(paid, when, rules.policy)
     if refused:
         yield course._replace(is_dirty=True), refused

@@ -2,8 +2,9 @@
 
 A run is an object with `topic`, `subscription`, `entries` (what was published, runs of ledger, first and last entry),
 `batch_sizes` (messages in each entry, null for one each) and `broker_acks_ms` (a row for each command: received,
-handled, and what was acked: an entry's index, or that and the words of its batch ack set). Times are ms since the first
-command. `t_end_ms`, if there, is when the broker was killed. Other fields are not looked at.
+handled, and what was acked: an entry's index, or that and the words of its batch ack set; then maybe the type of the
+ack, `Individual` or `Cumulative`, which acks everything up to its last entry). Times are ms since the first command.
+`t_end_ms`, if there, is when the broker was killed. Other fields are not looked at.
 
 An ack counts from when the broker had handled it. Batches are taken apart: an event's entries are messages then,
 numbered from 0 in each ledger, so that what comes back is counted in messages.
@@ -82,9 +83,9 @@ class _BrokerRun:
             yield {**topic, **_entries(run)}
         event = {"topic": said["topic"], "subscription": said["subscription"]}
         ts_ms = 0
-        for _, handled, acked in commands:
+        for _, handled, acked, *kind in commands:
             ts_ms = max(ts_ms, handled)
-            for run in _gathered(run for entry in acked for run in self._acked(entry)):
+            for run in _gathered(run for entry in _listed(acked, *kind) for run in self._acked(entry)):
                 yield {**event, "ts_ms": ts_ms, "kind": "ack", **_entries(run)}
         if "t_end_ms" in said:
             yield {**event, "ts_ms": max(ts_ms, said["t_end_ms"]), "kind": "crash"}
@@ -108,6 +109,17 @@ class _BrokerRun:
         if not 0 <= index < len(self._messages):
             raise IndexError(f"entry index {index} of {len(self._messages)}")
         return self._messages[index]
+
+
+def _listed(acked: Sequence[Any], kind: str = "individual") -> Sequence[Any]:
+    """Return every entry that a command acks, as an index or with its words."""
+    match kind.lower():
+        case "individual":
+            return acked
+        case "cumulative":
+            last = acked[-1]
+            return [*range(last if isinstance(last, int) else last[0]), last]
+    raise ValueError(f"ack type must be Individual or Cumulative, got {kind[:40]!r}")
 
 
 def _numbered(entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[_Run]:

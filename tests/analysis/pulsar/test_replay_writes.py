@@ -9,7 +9,7 @@ import pytest
 from analysis.pulsar import writes
 from analysis.pulsar.policy import BrokerPolicy
 from analysis.pulsar.recorded_run import Window
-from analysis.pulsar.writes import Clocks, LimiterCall, last_writes
+from analysis.pulsar.writes import NO_WRITE, Clocks, LastWrite, LimiterCall, last_writes
 from cursor.rate_limiter import MarkDeleteRateLimiter
 
 EXACT = 1e-3
@@ -21,15 +21,22 @@ def at(time, until=None):
     return Window(time, time + EXACT if until is None else until)
 
 
-def clocks(*calls, opened=-5_000, up=-6_000, end=LATE_MS, asks=True):
+def clocks(*calls, opened=-5_000, up=-6_000, end=LATE_MS, asks=True, ledger=None):
     """A run whose commands come at times, or in windows given as pairs."""
     windows = [at(*call) if isinstance(call, tuple) else at(call) for call in calls]
     spans = (at(*time) if isinstance(time, tuple) else at(time) for time in (opened, up))
-    return Clocks([LimiterCall(window, asks) for window in windows], *spans, end)
+    return Clocks([LimiterCall(window, asks) for window in windows], *spans, end, ledger and at(*ledger))
 
 
-def covered(*calls, policy=NO_FLUSH, creation_ms=0, **more):
+def written(*calls, policy=NO_FLUSH, creation_ms=0, **more):
     return last_writes(clocks(*calls, **more), policy, ledger_creation_ms=creation_ms)
+
+
+def covered(*calls, **more):
+    """Return how many commands the last write may hold, of a cursor whose ledger is made at once."""
+    found = written(*calls, **more)
+    assert all(position == contents for position, contents in found)
+    return {write.contents for write in found}
 
 
 def test_an_idle_limiter_grants_two_at_once_and_then_one_a_second():
@@ -82,13 +89,36 @@ def test_a_command_that_does_not_ask_is_not_written():
 
 
 def test_the_first_write_holds_what_was_acked_while_its_ledger_was_made():
-    assert covered(0, 50, 500, opened=-1, creation_ms=100) == {1, 2}
-    assert covered(0, 50, 500, opened=-1, creation_ms=10) == {1}
+    """The mark-delete position is that of the command that was granted the write, or, if rarely, of the last one."""
+    found = written(0, 50, 500, opened=-1, creation_ms=100)
+    assert found == {LastWrite(1, 1), LastWrite(1, 2), LastWrite(2, 2)}
+    assert written(0, 50, 500, opened=-1, creation_ms=10) == {LastWrite(1, 1)}
+    assert written(0, 50, 350, 500, opened=-1) == {LastWrite(1, 1)}
+
+
+def test_a_command_that_is_granted_a_write_while_the_ledger_is_made_gives_its_position():
+    # An idle limiter grants two: the first write is that of the second, whatever waits before it.
+    assert written(0, 20, 40, creation_ms=50) >= {LastWrite(2, 2), LastWrite(2, 3)}
+    assert LastWrite(1, 3) not in written(0, 20, 40, creation_ms=50)
+    assert written(0, 20, 40, creation_ms=10) == {LastWrite(2, 2)}
+
+
+def test_a_ledger_whose_time_is_known_leaves_no_choice():
+    calls = range(0, 1_000, 100)
+    assert len(written(*calls, opened=-1, creation_ms=600)) > 10
+    known = written(*calls, opened=-1, creation_ms=600, ledger=(450, 460))
+    assert known == {LastWrite(1, 5), LastWrite(5, 5)}
+    # It counts even if it took longer than is assumed of others.
+    assert written(*calls, opened=-1, creation_ms=10, ledger=(450, 460)) == known
+    assert written(*calls, opened=-1, ledger=(450, 501)) > known
 
 
 def test_a_write_at_the_end_may_not_have_been_done():
     assert covered(0, 2_000, 4_000, end=4_010) == {2, 3}
-    assert covered(0, end=50, creation_ms=100) == {0, 1}
+    # A new ledger begins with a record of the position before the first write.
+    assert written(0, 10, opened=-1, end=50, creation_ms=100) >= {NO_WRITE, LastWrite(0, 2), LastWrite(1, 2)}
+    assert written(0, 10, opened=-1, end=170, creation_ms=100, policy=NO_FLUSH) >= {LastWrite(1, 1)}
+    assert NO_WRITE not in written(0, 10, opened=-1, end=170, creation_ms=100)
 
 
 def moment(window, chance):
@@ -97,7 +127,7 @@ def moment(window, chance):
     return chance.choice([first, end - 1, chance.randrange(first, end)])
 
 
-def simulate(run, policy, chance):
+def simulate(run, policy, chance, creation_ms=0):
     """One course of events, by a limiter that is not the one under test."""
     moments = [moment(call.when, chance) for call in run.calls]
     limiter = MarkDeleteRateLimiter(policy.writes_per_second, now_ms=moment(run.cursor_opened, chance))
@@ -105,14 +135,21 @@ def simulate(run, policy, chance):
     # Which of two that meet in a millisecond comes first is a matter of chance as well.
     events = [(time, chance.random(), number) for number, time in enumerate(moments, 1)]
     events += [(time, chance.random(), None) for time in ticks]
-    last, handled, dirty = 0, 0, False
-    for time, _, number in sorted(events):
-        if number is None and not dirty:
+    last, position, ready_ms = NO_WRITE, 0, None
+    handled, dirty = 0, False
+    for time, _, number in [*sorted(events), (run.ended_ms, 0, None)]:
+        if ready_ms is not None and ready_ms < time:
+            last, ready_ms, creation_ms = LastWrite(position, handled), None, 0
+        if time == run.ended_ms or (number is None and not dirty):
             continue
         handled = number or handled
         if limiter.try_acquire(time):
             # Only a flush forgets that something was refused.
-            last, dirty = handled, dirty and number is not None
+            position, dirty = handled, dirty and number is not None
+            if creation_ms and ready_ms is None:
+                ready_ms = time + chance.randrange(creation_ms) + 0.5
+            elif ready_ms is None:
+                last = LastWrite(handled, handled)
         else:
             dirty = True
     return last
@@ -136,9 +173,10 @@ def check_no_simulation_is_impossible(rounds):
         chance = random.Random(seed)
         run = random_run(chance)
         rate, flush_ms = chance.choice([0.5, 1, 2, 10]), chance.choice([300, 1_000, 2_500, 60_000])
+        creation_ms = chance.choice([0, 30, 700])
         policy = BrokerPolicy(writes_per_second=rate, flush_ms=flush_ms)
-        possible = last_writes(run, policy, ledger_creation_ms=0)
-        simulated = {simulate(run, policy, chance) for _ in range(30)}
+        possible = last_writes(run, policy, ledger_creation_ms=creation_ms)
+        simulated = {simulate(run, policy, chance, creation_ms) for _ in range(30)}
         assert simulated <= possible, (seed, simulated - possible)
 
 
@@ -147,12 +185,14 @@ def test_no_simulated_broker_does_what_is_impossible():
     check_no_simulation_is_impossible(rounds=80)
 
 
-@pytest.mark.parametrize("planted", ["_refused", "_granted", "_phases"])
+@pytest.mark.parametrize("planted", ["_refused", "_granted", "_phases", "_until"])
 def test_that_check_sees_a_course_that_was_forgotten(planted, monkeypatch):
     right = getattr(writes, planted)
 
-    def narrowed(*arguments):
-        found = tuple(right(*arguments))
+    def narrowed(*arguments, **more):
+        found = tuple(right(*arguments, **more))
+        if planted == "_until":
+            return found[-1:]
         return found[:1] if planted == "_phases" else tuple(Window(first, (first + end) / 2) for first, end in found)
 
     monkeypatch.setattr(writes, planted, narrowed)

@@ -53,6 +53,14 @@ def test_a_part_of_a_batch_is_ignored_where_the_broker_ignores_it(tmp_path):
     assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), Event(90, CRASH)]
 
 
+def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
+    acks = [[1, 2, [[1, [2**64 - 1 - 1, 63]]], "Cumulative"], [3, 4, [2], "Cumulative"], [5, 6, [4], "Individual"]]
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
+    assert found["t", "s"] == [
+        Event(2, ACK, 4, 0, 3), Event(4, ACK, 4, 0, 74), Event(6, ACK, 6, 5, 5), Event(90, CRASH),
+    ]  # fmt: skip
+
+
 def test_negative_words_are_those_of_java(tmp_path):
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]})
     assert found["t", "s"] == [Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
@@ -65,6 +73,9 @@ def test_negative_words_are_those_of_java(tmp_path):
         ({"broker_acks_ms": [[1, 2, [-1]]]}, Wrong.NOT_IN_THE_LOG),
         ({"broker_acks_ms": [[1, "2", [1]]]}, Wrong.WRONG_TYPE),
         ({"broker_acks_ms": 7}, Wrong.WRONG_TYPE),
+        ({"broker_acks_ms": [[1, 2, [1], "Cumulated"]]}, Wrong.WRONG_TYPE),
+        ({"broker_acks_ms": [[1, 2, [], "Cumulative"]]}, Wrong.NOT_IN_THE_LOG),
+        ({"broker_acks_ms": [[1, 2, [5], "Cumulative"]]}, Wrong.NOT_IN_THE_LOG),
         ({"batch_sizes": [1, 2]}, Wrong.WRONG_TYPE),
         ({"entries": None}, Wrong.WRONG_TYPE),
         ({"topic": None}, Wrong.MISSING),
