@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from analysis.admin.log_lines import LOG
 from cursor.policy_store import POLICIES_OF
 from cursor.store import StoreError, VersionMismatchError
 from limits import DelayPolicyRefusedError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
-
-LOG = logging.getLogger("ackstate.admin")
 
 _REASON_LENGTH_MAX = 500
 _WAY_OUT = "; DELETE one of its policies with If-Match: * to remove them all unread"

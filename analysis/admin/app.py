@@ -18,9 +18,11 @@ from analysis.admin.numbers import PolicyCollector, RequestCounter
 from analysis.admin.page import CONTENT_SECURITY_POLICY, render
 from analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from analysis.admin.tokens import OneToken
 from cursor.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
+    from analysis.admin.tokens import Tokens
     from cursor.store import Store
 
 _TITLE = "ackstate admin"
@@ -37,7 +39,8 @@ def create_app(
     store: Store,
     *,
     broker: BrokerPolicies | None = None,
-    token: bytes | None = None,
+    token: bytes | Tokens | None = None,
+    wrong_token_seconds: float = 0,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
     """Return the application; whoever runs it closes the store afterwards.
@@ -45,7 +48,8 @@ def create_app(
     Args:
         store: Holds the policies, and the topics whose internal stats are asked for. Must be thread-safe.
         broker: What holds where no policy says anything; Pulsar's defaults if not given.
-        token: What requests must bear; None to serve this machine without.
+        token: What requests must bear; None to serve this machine without. `Tokens` for several.
+        wrong_token_seconds: How long the answer to a wrong token is delayed.
         registry: Numbers to be exported beside those of the server, such as a `CursorCollector`'s.
     """
     own = CollectorRegistry()
@@ -57,7 +61,8 @@ def create_app(
     _StoreRoutes(store, policies, [own, *([registry] if registry else [])]).add_to(app)
     PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
     _add_documents(app, has_token=token is not None)
-    app.add_middleware(Guard, token=token)
+    tokens = OneToken(token) if isinstance(token, bytes) else token
+    app.add_middleware(Guard, tokens=tokens, wrong_token_seconds=wrong_token_seconds)
     app.add_middleware(RequestCounter, registry=own)
     return app
 

@@ -15,6 +15,8 @@ from analysis.path_argument import path_argument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from analysis.admin.tokens import Tokens
+
 TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
 
 
@@ -39,8 +41,26 @@ class ServeCommand:
         ),
         token_file: Annotated[
             Path | None,
-            typer.Option(metavar="F", parser=path_argument, help="Requests must bear the token in this file."),
+            typer.Option(metavar="F", parser=path_argument, help="Requests must bear a token in this file."),
         ] = None,
+        header_timeout: Annotated[
+            int, typer.Option(metavar="S", min=1, help="Seconds that the headers of a request may take.")
+        ] = 5,
+        idle_timeout: Annotated[
+            int, typer.Option(metavar="S", min=1, help="Seconds that a connection may be without a request.")
+        ] = 5,
+        answer_timeout: Annotated[
+            int, typer.Option(metavar="S", min=1, help="Seconds that a client may take to read an answer.")
+        ] = 60,
+        connections_per_client: Annotated[
+            int,
+            typer.Option(
+                metavar="N", min=0, help="Most open connections of one address, an IPv6 /64; 0 for any number."
+            ),
+        ] = 32,
+        wrong_token_delay: Annotated[
+            int, typer.Option(metavar="S", min=0, max=4, help="Seconds that the answer to a wrong token is delayed.")
+        ] = 1,
         conf: Annotated[
             Path | None, typer.Option(metavar="F", parser=path_argument, help="A broker.conf, for what no policy says.")
         ] = None,
@@ -55,7 +75,11 @@ class ServeCommand:
 
         The bearer token is in a file or in ACKSTATE_ADMIN_TOKEN, never among the
         arguments, where every process could read it. Without one, only this
-        machine can connect, and all its users can.
+        machine can connect, and all its users can. A line of the file is a token,
+        or a label, a blank and a token; a changed file is in force at once.
+
+        Standard error has a line for each change of a policy: who (the label of
+        the token), from where, what, and its value before and after.
 
         A topic may replace a delay or a maximum of its namespace by another, longer
         or shorter; to switch it off with a 0 it needs --topic-may-disable.
@@ -63,22 +87,26 @@ class ServeCommand:
         A store on a disk is open in one process at a time: not while a broker has it.
         """
         try:
-            from analysis.admin.guard import checked_token, read_token
+            from analysis.admin.connections import ConnectionLimits
             from analysis.admin.resolve import BrokerPolicies
             from analysis.admin.server import ServerSettings, serve
+            from analysis.admin.tokens import OneToken, TokenFile, checked_token
         except ImportError as error:
-            raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+            package = str(error.name).partition(".")[0]
+            raise AckStateError(f"{package} is missing: install ackstate[admin]") from error
         from cursor.pulsar_conf import read_properties
 
-        token = None
+        tokens: Tokens | None = None
         if token_file is not None:
-            token = read_token(token_file)
+            tokens = TokenFile(token_file)
         elif TOKEN_VARIABLE in os.environ:
             token = checked_token(os.fsencode(os.environ[TOKEN_VARIABLE]), where=TOKEN_VARIABLE)
+            tokens = OneToken(token, label=TOKEN_VARIABLE)
         try:
             properties = {} if conf is None else read_properties(conf)
             broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
         except ValueError as error:
             raise AckStateError(f"{conf}: {error}") from error
-        settings = ServerSettings(store, port, host, token, broker)
+        limits = ConnectionLimits(header_timeout, idle_timeout, answer_timeout, connections_per_client)
+        settings = ServerSettings(store, port, host, tokens, broker, limits, wrong_token_delay)
         serve(settings, announce=lambda line: self.write(f"{line}\n"))

@@ -3,80 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, final
+from urllib.parse import unquote
 
-from ackstate.errors import AckStateError
 from analysis.admin.answers import refusal
+from analysis.admin.log_lines import RepeatedWarning
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from analysis.admin.tokens import Tokens
 
 BODY_BYTES_MAX = 64 * 1024
 # Below the time that a server that is told to end gives to requests: each gets an answer of ours.
 BODY_SECONDS_MAX = 4.0
+WRONG_TOKEN_SECONDS_MAX = 4
+
+NO_TOKEN = "no token"  # noqa: S105 - who wrote where none is needed
+WHO = "ackstate.who"
+"""Where a request's scope has the label of its token."""
 
 # They tell nothing that is in the store.
 OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json"})
 _LOCAL_HOSTS = frozenset({"", "127.0.0.1", "localhost"})
-_TOKEN = re.compile(rb"[\x21-\x7e]+")
-_TOKEN_BYTES_MAX = 8 * 1024
-_FILE_BYTES_MAX = 64 * 1024
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _LENGTH_DIGITS_MAX = 20
-
-
-def read_token(path: Path) -> bytes:
-    """Return the token that a file holds; blanks and line ends around it do not count.
-
-    Raises:
-        AckStateError: There is none in it.
-        OSError: It cannot be read.
-    """
-    with path.open("rb") as file:
-        return checked_token(file.read(_FILE_BYTES_MAX + 1), where=str(path))
-
-
-def checked_token(text: bytes, *, where: str) -> bytes:
-    """Return a token without the blanks and line ends around it; the error never shows it.
-
-    Raises:
-        AckStateError: It is empty, too long, or has characters that no header carries.
-    """
-    token = text.strip()
-    if len(text) > _FILE_BYTES_MAX or len(token) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
-        raise AckStateError(f"{where} holds no token: one word of visible ASCII characters, up to {_TOKEN_BYTES_MAX}")
-    return token
 
 
 @final
 class Guard:
     """Refuses what has the wrong token, an encoded slash in its path, or too large a body; hands on the rest.
 
+    The answer to a wrong token is delayed, never the answer to a right one: a client that guesses delays no other. The
+    delay and the limit on connections per client, which count until they are answered, bound the guesses of a client.
+
     Bodies are read whole before they are handed on, so that their size is known without ``Content-Length`` too.
 
     Args:
         app: Gets what is not refused.
-        token: What requests must bear, except those for `OPEN_PATHS`. None if whoever reaches the server may use it:
+        tokens: What requests must bear, except those for `OPEN_PATHS`. None if whoever reaches the server may use it:
             then the Host must be this machine's, because a name that somebody else controls may resolve to it and would
             make a browser the way in.
+        wrong_token_seconds: How long the answer to a wrong token is delayed.
     """
 
-    def __init__(self, app: ASGIApp, *, token: bytes | None) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: Tokens | None, wrong_token_seconds: float = 0) -> None:
         self._app = app
-        self._token = token
+        self._tokens = tokens
+        self._wrong_token_seconds = wrong_token_seconds
+        self._wrong_tokens = RepeatedWarning()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = self._refusal(scope) or await self._handle(scope, receive, send)
-        if answer is not None:
-            await answer(scope, receive, send)
+        with scope.get("state", {}).get("slot") or nullcontext():
+            _use_origin_form(scope)
+            answer = self._refusal(scope) or await self._handle(scope, receive, send)
+            if answer is not None:
+                await answer(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
         """Hand a request on whole, or return what to answer instead."""
@@ -88,6 +77,10 @@ class Guard:
             await send(message)
 
         try:
+            if not self._is_authorized(scope):
+                return await self._unauthorized(scope)
+            if (answer := _unsuitable(scope)) is not None:
+                return answer
             body = await _read_body(receive, scope)
             if not isinstance(body, bytes):
                 return body
@@ -99,22 +92,40 @@ class Guard:
             return refusal(503, "the server is shutting down", headers={"Connection": "close"})
         return None
 
+    def _is_authorized(self, scope: Scope) -> bool:
+        """Find out who sent a request, and whether that is enough for it."""
+        scope[WHO] = NO_TOKEN
+        if self._tokens is None or scope["path"] in OPEN_PATHS:
+            return True
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        scope[WHO] = self._tokens.label_of(given.strip()) if scheme.lower() == b"bearer" else None
+        return scope[WHO] is not None
+
+    async def _unauthorized(self, scope: Scope) -> Response:
+        if b"authorization" in dict(scope["headers"]):
+            host, _ = scope.get("client") or ("a client", 0)
+            self._wrong_tokens.log(f"a wrong token from {host}")
+            await asyncio.sleep(self._wrong_token_seconds)
+        return refusal(401, "the bearer token is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
+
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._token is None:
-            if not _is_local(headers.get(b"host", b"")):
-                return refusal(
-                    400, "Host is not this machine's: without a token only 127.0.0.1 and localhost are served"
-                )
-        elif scope["path"] not in OPEN_PATHS and not _bears(headers.get(b"authorization", b""), self._token):
-            return refusal(401, "the bearer token is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
-        # Once decoded it could not be told from a slash that separates names.
-        if b"%2f" in scope.get("raw_path", b"").lower():
-            return refusal(400, "a slash in a name (%2F) is not supported")
-        if scope["method"] == "POST" and _media_type(headers) != b"application/json":
-            # A page of another origin can make a browser send other types unasked, but not this one.
-            return refusal(415, "Content-Type is not application/json")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy may have gone by the other one: then what follows is no request of the client that it is sent for.
+            return refusal(400, "both Content-Length and Transfer-Encoding are given", headers={"Connection": "close"})
+        if self._tokens is None and not _is_local(headers.get(b"host", b"")):
+            return refusal(400, "Host is not this machine's: without a token only 127.0.0.1 and localhost are served")
         return None
+
+
+def _unsuitable(scope: Scope) -> Response | None:
+    # Once decoded it could not be told from a slash that separates names.
+    if b"%2f" in scope.get("raw_path", b"").lower():
+        return refusal(400, "a slash in a name (%2F) is not supported")
+    if scope["method"] == "POST" and _media_type(dict(scope["headers"])) != b"application/json":
+        # A page of another origin can make a browser send other types unasked, but not this one.
+        return refusal(415, "Content-Type is not application/json")
+    return None
 
 
 def _is_local(host: bytes) -> bool:
@@ -122,9 +133,15 @@ def _is_local(host: bytes) -> bool:
     return name.lower() in _LOCAL_HOSTS
 
 
-def _bears(authorization: bytes, token: bytes) -> bool:
-    scheme, _, given = authorization.partition(b" ")
-    return hmac.compare_digest(given.strip(), token) and scheme.lower() == b"bearer"
+def _use_origin_form(scope: Scope) -> None:
+    """Take the host out of a target that is a whole URL: it counts instead of the header."""
+    found = _ABSOLUTE.fullmatch(scope.get("raw_path", b""))
+    if found is None:
+        return
+    host, path = found.groups()
+    scope["raw_path"] = path or b"/"
+    scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+    scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"host"] + [(b"host", host)]
 
 
 def _media_type(headers: dict[bytes, bytes]) -> bytes:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.admin.answers import LOG, invalid, refusals
+from analysis.admin.answers import invalid, refusals
+from analysis.admin.audit import log_change
+from analysis.admin.log_lines import LOG
 from analysis.admin.resolve import NumberPolicy
-from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, Policies, PolicyOwner, VersionedPolicies
+from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 from cursor.store import ABSENT
 from limits import DelayedDeliveryPolicies
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from analysis.admin.resolve import LevelledPolicies
+    from analysis.admin.resolve import LevelledPolicies, PolicyChange
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
@@ -134,21 +136,25 @@ class PolicyRoutes:
         delays = policies.delayed_delivery.to_json()
         return DelayedDelivery.model_validate(delays) if delays else None
 
-    def set_delays(self, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = None) -> Response:
+    def set_delays(
+        self, request: Request, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = None
+    ) -> Response:
         """Set the fields that are named and keep the others; an explicit 0 or false disables."""
         try:
             delays = DelayedDeliveryPolicies.from_json(update.model_dump(by_alias=True))
         except (ValueError, TypeError) as error:
             raise invalid(error) from None
         expected_version = self._expected_version(owner, if_match)
-        return _written(self._policies.update_delays(owner, delays, expected_version=expected_version))
+        return _delays_changed(
+            request, owner, self._policies.update_delays(owner, delays, expected_version=expected_version)
+        )
 
-    def remove_delays(self, owner: NamedOwner, if_match: _IfMatch = None) -> Response:
+    def remove_delays(self, request: Request, owner: NamedOwner, if_match: _IfMatch = None) -> Response:
         """Remove the delayed delivery policies of this level; with If-Match: *, all that cannot be read."""
-        if self._is_discarded(owner, if_match):
-            return _written(_NO_POLICIES)
+        if self._is_discarded(request, owner, if_match):
+            return _written(ABSENT)
         expected_version = self._expected_version(owner, if_match)
-        return _written(self._policies.remove_delays(owner, expected_version=expected_version))
+        return _delays_changed(request, owner, self._policies.remove_delays(owner, expected_version=expected_version))
 
     def number(self, owner: NamedOwner, policy: _Policy, response: Response, applied: _Applied = False) -> int | None:
         """The number of this level, null if it has none; with applied, the one in force."""
@@ -159,35 +165,43 @@ class PolicyRoutes:
         return policy.of(policies)
 
     def set_number(
-        self, owner: NamedOwner, policy: _Policy, number: Annotated[int, Body(strict=True)], if_match: _IfMatch = None
+        self,
+        request: Request,
+        owner: NamedOwner,
+        policy: _Policy,
+        number: Annotated[int, Body(strict=True)],
+        if_match: _IfMatch = None,
     ) -> Response:
         """Set the number: seconds, 0 for none; or bytes, at least 1024, below 1 for no limit."""
-        return self._put_number(owner, policy, number, if_match)
-
-    def remove_number(self, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = None) -> Response:
-        """Remove the number of this level; with If-Match: *, all policies that cannot be read."""
-        if self._is_discarded(owner, if_match):
-            return _written(_NO_POLICIES)
-        return self._put_number(owner, policy, None, if_match)
-
-    def _put_number(self, owner: PolicyOwner, policy: _Policy, number: int | None, if_match: str | None) -> Response:
         expected_version = self._expected_version(owner, if_match)
+        return self._put_number(request, owner, policy, number, expected_version)
+
+    def remove_number(
+        self, request: Request, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = None
+    ) -> Response:
+        """Remove the number of this level; with If-Match: *, all policies that cannot be read."""
+        if self._is_discarded(request, owner, if_match):
+            return _written(ABSENT)
+        return self._put_number(request, owner, policy, None, self._expected_version(owner, if_match))
+
+    def _put_number(
+        self, request: Request, owner: PolicyOwner, policy: _Policy, number: int | None, expected_version: int | None
+    ) -> Response:
         try:
-            return _written(
-                self._policies.store.update(
-                    owner, lambda policies: policy.put_into(policies, number), expected_version=expected_version
-                )
-            )
+            change = self._policies.put_number(owner, policy, number, expected_version=expected_version)
         except ValueError as error:
             raise invalid(error) from None
+        log_change(request, owner, policy, before=policy.of(change.before), after=policy.of(change.after))
+        return _written(change.version)
 
-    def _is_discarded(self, owner: PolicyOwner, if_match: str | None) -> bool:
+    def _is_discarded(self, request: Request, owner: PolicyOwner, if_match: str | None) -> bool:
         """Remove policies that nobody can read, for who asks for it; of nobody else is known that he knows of them."""
         is_discarded = (
             if_match is not None and "*" in _tags(if_match) and self._policies.store.discard_unreadable(owner)
         )
         if is_discarded:
             LOG.warning("removed the policies of %s, which could not be read", owner)
+            log_change(request, owner, "all", before="unreadable", after=None)
         return is_discarded
 
     def _expected_version(self, owner: PolicyOwner, if_match: str | None) -> int | None:
@@ -200,9 +214,6 @@ class PolicyRoutes:
         return version
 
 
-_NO_POLICIES = VersionedPolicies(Policies(), ABSENT)
-
-
 def _tags(if_match: str) -> list[str]:
     return [tag.strip() for tag in if_match.split(",")]
 
@@ -211,5 +222,11 @@ def _etag(version: int) -> str:
     return '"none"' if version == ABSENT else f'"{version}"'
 
 
-def _written(written: VersionedPolicies) -> Response:
-    return Response(status_code=204, headers={"ETag": _etag(written.version)})
+def _delays_changed(request: Request, owner: PolicyOwner, change: PolicyChange) -> Response:
+    before, after = (each.delayed_delivery.to_json() or None for each in (change.before, change.after))
+    log_change(request, owner, "delayedDelivery", before=before, after=after)
+    return _written(change.version)
+
+
+def _written(version: int) -> Response:
+    return Response(status_code=204, headers={"ETag": _etag(version)})

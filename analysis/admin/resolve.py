@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from analysis.admin.log_lines import LOG
 from cursor.config import CursorConfig
+from cursor.policy_store import Policies
 from cursor.pulsar_conf import check_spelling
 from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits, Rule
 from limits.policies import (
@@ -23,12 +24,10 @@ from limits.policies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from cursor.policy_store import Policies, PolicyOwner, PolicyStore, VersionedPolicies
+    from cursor.policy_store import PolicyOwner, PolicyStore
     from limits import EffectiveDelayedDelivery
-
-LOG = logging.getLogger("ackstate.admin")
 
 _NOTHING = DelayedDeliveryPolicies()
 # What `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read of a broker's properties.
@@ -101,6 +100,14 @@ class BrokerPolicies:
         return self.max_unpersisted_ack_record_bytes
 
 
+class PolicyChange(NamedTuple):
+    """The policies of an owner before and after a change, and their version now."""
+
+    before: Policies
+    after: Policies
+    version: int
+
+
 @final
 class LevelledPolicies:
     """The stored policies of namespaces and topics beside those of the broker.
@@ -156,7 +163,7 @@ class LevelledPolicies:
 
     def update_delays(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, *, expected_version: int | None
-    ) -> VersionedPolicies:
+    ) -> PolicyChange:
         """Set the fields that an update names and keep the others.
 
         Raises:
@@ -172,9 +179,9 @@ class LevelledPolicies:
             return replace(policies, delayed_delivery=stored.updated(update))
 
         with self._changes:
-            return self.store.update(owner, _changed, expected_version=expected_version)
+            return self._update(owner, _changed, expected_version=expected_version)
 
-    def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> VersionedPolicies:
+    def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> PolicyChange:
         """Let an owner say nothing of delays.
 
         Raises:
@@ -190,7 +197,32 @@ class LevelledPolicies:
             return replace(policies, delayed_delivery=_NOTHING)
 
         with self._changes:
-            return self.store.update(owner, _changed, expected_version=expected_version)
+            return self._update(owner, _changed, expected_version=expected_version)
+
+    def put_number(
+        self, owner: PolicyOwner, policy: NumberPolicy, number: int | None, *, expected_version: int | None
+    ) -> PolicyChange:
+        """Set a number, or remove it with None.
+
+        Raises:
+            ValueError: The number is out of its bounds.
+        """
+        return self._update(
+            owner, lambda policies: policy.put_into(policies, number), expected_version=expected_version
+        )
+
+    def _update(
+        self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None
+    ) -> PolicyChange:
+        before = Policies()
+
+        def noted(policies: Policies) -> Policies:
+            nonlocal before
+            before = policies
+            return change(policies)
+
+        policies, version = self.store.update(owner, noted, expected_version=expected_version)
+        return PolicyChange(before, policies, version)
 
     def _check_topic(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies

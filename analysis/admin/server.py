@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import errno
 import signal
 import socket
-import sys
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast, final
 
 import uvicorn
 
 from ackstate.errors import AckStateError
 from analysis.admin.app import create_app
+from analysis.admin.connections import ACCEPT_BATCH, BoundedConnection, ConnectionLimits, Connections
+from analysis.admin.guard import WRONG_TOKEN_SECONDS_MAX
+from analysis.admin.log_lines import LOG, log_to_stderr
 from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from cursor import PolicyStore, SqliteStore
 
@@ -22,9 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from analysis.admin.tokens import Tokens
+
 LOCAL_HOST = "127.0.0.1"
 _GRACE_SECONDS = 5
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 1024
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +43,33 @@ class ServerSettings:
         store: The directory of an SQLite store; made if it is missing.
         port: 0 for any that is free.
         host: The address to listen at; without a token, only this machine's own.
-        token: What requests must bear, None for nothing.
+        token: What requests must bear, None for nothing; `Tokens` for several, or for those of a file.
         broker: What holds where no policy says anything.
+        connections: What clients may hold.
+        wrong_token_seconds: How long the answer to a wrong token is delayed, 0 to 4 s.
 
     Raises:
-        AckStateError: There is no token, and others than this machine could connect; or the host is empty.
+        AckStateError: There is no token, and others than this machine could connect; the host is empty; or the delay is
+            out of its bounds.
     """
 
     store: Path
     port: int = 0
     host: str = LOCAL_HOST
-    token: bytes | None = field(default=None, repr=False)
+    token: bytes | Tokens | None = field(default=None, repr=False)
     broker: BrokerPolicies = field(default_factory=BrokerPolicies)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    wrong_token_seconds: int = 1
 
     def __post_init__(self) -> None:
         if not self.host.strip():
             raise AckStateError("the host to listen at is empty: for every address say 0.0.0.0 or ::")
         if self.token is None and self.host != LOCAL_HOST:
             raise AckStateError(f"without a token only {LOCAL_HOST} is listened at, not {self.host}: see --token-file")
+        if not 0 <= self.wrong_token_seconds <= WRONG_TOKEN_SECONDS_MAX:
+            raise AckStateError(
+                f"wrong_token_seconds must be from 0 to {WRONG_TOKEN_SECONDS_MAX}, got {self.wrong_token_seconds}"
+            )
 
 
 def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
@@ -66,30 +83,47 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
         AckStateError: The store cannot be opened.
         OSError: The port cannot be had.
     """
-    _log_to_stderr()
+    log_to_stderr()
     with _listening(settings) as listener, closing(SqliteStore(settings.store)) as store:
         LevelledPolicies(PolicyStore(store.metadata), settings.broker).log_not_kept()
-        app = create_app(store, broker=settings.broker, token=settings.token)
+        app = create_app(
+            store, broker=settings.broker, token=settings.token, wrong_token_seconds=settings.wrong_token_seconds
+        )
+        connections = Connections(settings.connections)
+        protocol = cast("type[asyncio.Protocol]", partial(BoundedConnection, connections=connections))
         config = uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-            server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+            app, http=protocol, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, backlog=ACCEPT_BATCH, timeout_graceful_shutdown=_GRACE_SECONDS,
         )  # fmt: skip
         line = _line(settings, listener.getsockname()[1])
-        _Server(config, on_ready=lambda: announce(line)).run(sockets=[listener])
+        _Server(config, connections, on_ready=lambda: announce(line)).run(sockets=[listener])
 
 
 @final
 class _Server(uvicorn.Server):
     """Says when it is ready, and returns on a signal, which uvicorn would raise again before the store is closed."""
 
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections, *, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._connections = connections
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         await super().startup(sockets)
+        for listener in sockets or ():
+            # uvicorn has set it to how many are accepted at once; this many more may wait for that.
+            listener.listen(_BACKLOG)
         self._on_ready()
+
+    def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
+            # It tries again in a second, and would log a traceback for each connection that waits.
+            self._connections.descriptors_warning.log(f"cannot accept connections: {error.strerror}; they wait")
+        else:
+            LOG.error("%s", context.get("message"), exc_info=error)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -121,13 +155,3 @@ def _line(settings: ServerSettings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     who = "no token: only this machine can connect" if settings.token is None else "bearer token required"
     return f"ackstate admin on http://{host}:{port} ({who}); read http://{host}:{port}/docs"
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    for name in ("uvicorn.error", "ackstate.admin"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(logging.WARNING)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import re
 import signal
+import socket
 import subprocess
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -57,11 +60,38 @@ class Server:
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors
 
+    def connect(self, host="127.0.0.1", source=None):
+        """Open a connection that gives up a wait after 20 s."""
+        return socket.create_connection((host, self.port), timeout=20, source_address=source)
+
+    def exchange(self, *requests, host="127.0.0.1"):
+        """Send bytes over one connection; return all that comes until the server closes it."""
+        with self.connect(host) as connection:
+            for each in requests:
+                connection.sendall(each)
+            return self.received(connection)
+
+    @staticmethod
+    def received(connection):
+        """Return all that comes until the other side closes the connection."""
+        pieces = []
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(1 << 20):
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    @staticmethod
+    def audited(errors):
+        """Return the entries of the audit log on standard error, and the lines that are none."""
+        lines = [line.partition(" ackstate.admin.audit INFO ") for line in errors.splitlines()]
+        return [json.loads(entry) for _, mark, entry in lines if mark], ["".join(line) for line in lines if not line[1]]
+
 
 @contextmanager
-def running(store, *options, env=None):
+def running(store, *options, env=None, descriptors=None):
     """Run `ackstate serve` on a store until the end of the block, at any free port unless told otherwise."""
-    command = [*ENTRY, "serve", "--port", "0", "--store", str(store), *map(str, options)]
+    limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
+    command = [*limit, *ENTRY, "serve", "--port", "0", "--store", str(store), *map(str, options)]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, env=env, **pipes)
     try:

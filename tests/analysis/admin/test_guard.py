@@ -8,10 +8,11 @@ import json
 import pytest
 
 from ackstate import AckStateError
-from analysis.admin import guard, server
+from analysis.admin import guard, server, tokens
 from analysis.admin.app import create_app
-from analysis.admin.guard import BODY_BYTES_MAX, Guard, checked_token, read_token
+from analysis.admin.guard import BODY_BYTES_MAX, Guard
 from analysis.admin.server import ServerSettings
+from analysis.admin.tokens import TokenFile, checked_token
 from cursor import MemoryStore
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
@@ -64,7 +65,7 @@ class TestTokens:
 
     def test_it_is_compared_in_constant_time(self, guarded, monkeypatch):
         compared = []
-        monkeypatch.setattr(guard.hmac, "compare_digest", lambda *pair: compared.append(pair))
+        monkeypatch.setattr(tokens.hmac, "compare_digest", lambda *pair: compared.append(pair))
         assert guarded("GET", PATH, headers={"Authorization": "Bearer x"}).status_code == 401
         assert compared == [(b"x", TOKEN)]
 
@@ -72,7 +73,7 @@ class TestTokens:
 class TestTokenFiles:
     def test_blanks_and_line_ends_around_it_do_not_count(self, tmp_path):
         (tmp_path / "token").write_bytes(b" " + TOKEN + b"\r\n")
-        assert read_token(tmp_path / "token") == TOKEN
+        assert TokenFile(tmp_path / "token").label_of(TOKEN) == "line 1"
 
     @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff", b"a\0b", b"x" * 8_193])
     def test_what_is_no_token_is_refused_and_not_shown(self, content):
@@ -97,12 +98,12 @@ class TestTokenFiles:
     @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n" * 100])
     def test_the_longest_token_may_end_in_blanks(self, tmp_path, ending):
         (tmp_path / "token").write_bytes(b"x" * 8_192 + ending)
-        assert read_token(tmp_path / "token") == b"x" * 8_192
+        assert TokenFile(tmp_path / "token").label_of(b"x" * 8_192) == "line 1"
 
     def test_a_file_that_is_no_tokens_is_not_read_in_part(self, tmp_path):
         (tmp_path / "token").write_bytes(b"token".ljust(65_537) + b"another")
         with pytest.raises(AckStateError, match="holds no token"):
-            read_token(tmp_path / "token")
+            TokenFile(tmp_path / "token")
 
 
 class TestHosts:
@@ -189,7 +190,7 @@ async def cancelled(app):
     async def send(message):
         sent.append(message)
 
-    task = asyncio.create_task(Guard(app, token=None)(scope, receive, send))
+    task = asyncio.create_task(Guard(app, tokens=None)(scope, receive, send))
     await asyncio.sleep(0.01)
     task.cancel()
     await task
@@ -224,7 +225,7 @@ def exchange(pieces, *, headers=(), is_endless=False, cancelled_after_s=None):
         await send({"type": "http.response.start", "status": 204, "headers": []})
 
     async def run():
-        task = asyncio.create_task(Guard(app, token=None)(scope, receive, send))
+        task = asyncio.create_task(Guard(app, tokens=None)(scope, receive, send))
         if cancelled_after_s is not None:
             await asyncio.sleep(cancelled_after_s)
             task.cancel()

@@ -240,7 +240,7 @@ class TestRefusals:
             for words in (["serve", "--store", str(tmp_path / "store")], ["serve", "--help"])
         )
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr == "ackstate: fastapi is missing: install ackstate[admin]\n"
+        assert refused.stderr == "ackstate: uvicorn is missing: install ackstate[admin]\n"
         assert helped.returncode == 0
         assert "--token-file" in helped.stdout
 
@@ -370,7 +370,8 @@ def test_of_eight_writers_at_once_none_loses_a_write(start, tmp_path):
         refused = race(server.url)
         assert refused > 0  # else they were never at it at the same time
         assert refused < 8 * WRITES
-        assert server.stop() == (0, "")
+        status, errors = server.stop()
+        assert (status, server.audited(errors)[1]) == (0, [])
 
 
 def last_one_wins(self, owner, change, *, expected_version=None):
@@ -396,7 +397,7 @@ def test_the_race_sees_a_server_that_loses_writes(tmp_path, monkeypatch):
         return servers[0]
 
     server_class = server._Server
-    monkeypatch.setattr(server, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(server, "log_to_stderr", lambda: None)
     monkeypatch.setattr(server, "_Server", kept)
     settings = server.ServerSettings(tmp_path)
     thread = threading.Thread(target=server.serve, args=(settings,), kwargs={"announce": lines.append})

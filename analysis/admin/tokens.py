@@ -1,0 +1,140 @@
+"""The bearer tokens that the server accepts, and their labels for the audit log."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from typing import TYPE_CHECKING, Protocol, final
+
+from ackstate.errors import AckStateError
+from analysis.admin.log_lines import LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_TOKEN = re.compile(rb"[\x21-\x7e]+")
+_TOKEN_BYTES_MAX = 8 * 1024
+_LABEL_BYTES_MAX = 64
+_FILE_BYTES_MAX = 64 * 1024
+
+
+class Tokens(Protocol):
+    """The tokens that are accepted at present."""
+
+    def label_of(self, given: bytes) -> str | None:
+        """Return the label of a token, None if the token is not accepted. Takes as long for one as for another."""
+        ...
+
+
+@final
+class OneToken:
+    """A token that stays the same while the server runs."""
+
+    def __init__(self, token: bytes, *, label: str = "token") -> None:
+        self._labels = {token: label}
+
+    def label_of(self, given: bytes) -> str | None:
+        """Return the label if it is the token."""
+        return _label_of(given, self._labels)
+
+
+@final
+class TokenFile:
+    """The tokens of a file, one a line, each alone or after a label and a blank.
+
+    The file is read again for each token that is checked, so that a changed file is in force at once. While the file
+    cannot be read or holds no tokens, the tokens read before stay in force, and the log says so once. Replace the file
+    by a rename, so that no half of it is read. A pipe is read once.
+
+    Raises:
+        AckStateError: The file holds no tokens.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_read_again = not path.is_fifo()
+        self._problem = ""
+        with path.open("rb") as file:
+            self._content = file.read(_FILE_BYTES_MAX + 1)
+        self._labels = parse_tokens(self._content, where=str(path))
+
+    def label_of(self, given: bytes) -> str | None:
+        """Return the label of a token of the file."""
+        if self._is_read_again:
+            self._read_again()
+        return _label_of(given, self._labels)
+
+    def _read_again(self) -> None:
+        try:
+            content = self._read_now()
+            labels = self._labels if content == self._content else parse_tokens(content, where=str(self._path))
+        except (OSError, AckStateError) as error:
+            if str(error) != self._problem:
+                LOG.error("the tokens in force stay: %s", error)
+                self._problem = str(error)
+            return
+        if content != self._content or self._problem:
+            LOG.info("tokens were read again from %s: %s", self._path, ", ".join(labels.values()))
+        self._content, self._labels, self._problem = content, labels, ""
+
+    def _read_now(self) -> bytes:
+        def opener(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NONBLOCK)  # a pipe in its place must not be waited for
+
+        with open(self._path, "rb", opener=opener) as file:
+            return file.read(_FILE_BYTES_MAX + 1)
+
+
+def parse_tokens(content: bytes, *, where: str) -> dict[bytes, str]:
+    """Return the labels of the tokens of a file's content; ``line N`` for a token without one.
+
+    >>> parse_tokens(b"ops s3cret", where="tokens")
+    {b's3cret': 'ops'}
+
+    Raises:
+        AckStateError: There is no token, or a line is none; the text never shows one.
+    """
+    if len(content) > _FILE_BYTES_MAX:
+        raise AckStateError(f"{where} holds no token: it is larger than {_FILE_BYTES_MAX} bytes")
+    labels: dict[bytes, str] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        label, _, word = line.strip().rpartition(b" ")
+        if not word:
+            continue
+        token, label = checked_token(word, where=f"{where}, line {number},"), label.strip()
+        if label and (not _TOKEN.fullmatch(label) or len(label) > _LABEL_BYTES_MAX):
+            raise AckStateError(
+                f"{where}, line {number}, holds no token: a label is one word of up to {_LABEL_BYTES_MAX} visible "
+                "ASCII characters, and there is one token a line"
+            )
+        name = label.decode("ascii") or f"line {number}"
+        if token in labels or name in labels.values():
+            raise AckStateError(f"{where}, line {number}, has a token or a label for the second time")
+        labels[token] = name
+    if not labels:
+        raise AckStateError(f"{where} holds no token: it is empty")
+    return labels
+
+
+def checked_token(text: bytes, *, where: str) -> bytes:
+    """Return a token without the blanks and line ends around it; the error never shows it.
+
+    Raises:
+        AckStateError: It is empty, too long, or has characters that no header carries.
+    """
+    token = text.strip()
+    if len(token) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+        raise AckStateError(f"{where} holds no token: one word of visible ASCII characters, up to {_TOKEN_BYTES_MAX}")
+    return token
+
+
+def _label_of(given: bytes, labels: Mapping[bytes, str]) -> str | None:
+    found = None
+    for token, label in labels.items():
+        # All of them, whichever it is.
+        if hmac.compare_digest(given, token):
+            found = label
+    return found
