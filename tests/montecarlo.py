@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from traces import runs_of
 
 NAMES = {"topic": "t", "subscription": "s"}
 RESTARTS = {EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER}
+NOTHING = (-1, -1)
 
 
 class Observed(NamedTuple):
@@ -61,16 +63,29 @@ class _Broker:
         )
         self.acked = {position for position in self.acked if self.cursor.is_acked(Position(*position))}
 
-    def begin_anew(self, said, recorded, now_ms):
-        """Recover, or reset the cursor; what the recording has acked and the cursor has not is acked again."""
-        if any(event.kind == EventKind.RESET for event in said):
-            prefix = Position(*max(recorded, default=(min(self.log), -1)))
-            self._grow(Event(now_ms, EventKind.DELIVER, *prefix, prefix.entry_id))
-            self.cursor.reset(self.ledgers.next_valid(prefix), now_ms=now_ms)
-            self.acked, self.writes_since_reset = set(recorded), 0
-            return
+    def recover(self, recorded, now_ms):
+        """Open the cursor again; what the recording has acked and the cursor has not is acked again."""
+        self._grow_to_last(recorded, now_ms)
         self.open(now_ms)
-        for position in sorted(recorded - self.acked):
+        self._ack_all(recorded - self.acked, now_ms)
+
+    def put_where(self, recorded, now_ms):
+        """Put the cursor where the recording has it, and make that durable as far as the policy can."""
+        self._grow_to_last(recorded, now_ms)
+        prefix = Position(min(self.log), -1)
+        for ledger_id, count in self.log.items():
+            held = next((entry for entry in range(count) if (ledger_id, entry) not in recorded), count)
+            prefix = Position(ledger_id, held - 1)
+            if held < count:
+                break
+        self.cursor.reset(self.ledgers.next_valid(prefix), now_ms=now_ms)
+        self.acked, self.writes_since_reset = set(), 0
+        self._ack_all(recorded, now_ms)
+        with suppress(StoreError):
+            self.cursor.persist(now_ms=now_ms)
+
+    def _ack_all(self, positions, now_ms):
+        for position in sorted(positions):
             self.cursor.ack(Position(*position), now_ms=now_ms)
             self.acked.add(position)
 
@@ -101,6 +116,10 @@ class _Broker:
                     self.cursor.mark_delete(Position(ledger_id, last), now_ms=event.ts_ms)
                 self.acked |= {(ledger_id, entry) for entry in range(last + 1)}
 
+    def _grow_to_last(self, positions, now_ms):
+        last = max(positions, default=(min(self.log), -1))
+        self._grow(Event(now_ms, EventKind.DELIVER, *last, last[1]))
+
     def _grow(self, event):
         while self.ledgers.current_ledger_id < event.ledger_id:
             current = self.ledgers.current_ledger_id
@@ -121,26 +140,28 @@ def observe(events, policy, log, *, end_ms):
     """Run a trace, and crash at every instant of it up to one, included."""
     broker, peak, at_end, alive, lost = _Broker(policy, log), 0, {}, True, 0
     broker.open(events[0].ts_ms)
-    waiting, recorded = list(events), set()
+    statements, recorded = _statements(events), set()
+    is_first = True
     for now_ms in range(events[0].ts_ms, end_ms + 1):
-        while waiting and waiting[0].ts_ms == now_ms:
-            event = waiting.pop(0)
-            _record(event, recorded)
-            if event.kind == EventKind.CRASH:
+        while statements and statements[0][0].ts_ms == now_ms:
+            said = statements.pop(0)
+            kinds = {event.kind for event in said}
+            for event in said:
+                _record(event, recorded)
+            if kinds & {EventKind.CRASH}:
                 alive, lost = False, 0
-            elif event.kind in RESTARTS:
-                said = [event]
-                while waiting and waiting[0].kind in RESTARTS:
-                    said.append(waiting.pop(0))
-                    _record(said[-1], recorded)
-                broker.begin_anew(said, recorded, now_ms)
+            elif kinds & RESTARTS and (alive or kinds != {EventKind.REDELIVER}):
+                # What the first of all events say is where the trace begins.
+                begin = broker.put_where if EventKind.RESET in kinds or is_first else broker.recover
+                begin(recorded, now_ms)
                 alive, lost = True, broker.lost_in_a_crash()
                 peak = max(peak, lost)
             elif alive:
-                broker.follow(event)
-                if event.kind != EventKind.DELIVER:
+                broker.follow(said[0])
+                if said[0].kind != EventKind.DELIVER:
                     lost = broker.lost_in_a_crash()
                 peak = max(peak, lost)
+            is_first = False
         if alive and now_ms % policy.tick_ms == 0 and broker.tick(now_ms):
             lost = broker.lost_in_a_crash()
         at_end[now_ms] = lost
@@ -148,6 +169,24 @@ def observe(events, policy, log, *, end_ms):
         at_end, peak, broker.bytes_written, broker.write_count,
         broker.cursor.stats().journal_bytes if broker.writes_since_reset else None,
     )  # fmt: skip
+
+
+def _statements(events):
+    """Take events together that say one thing: a recovery or reset with its entries, and what it redelivers.
+
+    All of it is said in one millisecond. Two recoveries or resets in a row are two, unless each names entries.
+    """
+    found = []
+    for event in events:
+        before = found[-1][-1] if found else None
+        goes_on = before is not None and before.ts_ms == event.ts_ms and {before.kind, event.kind} <= RESTARTS
+        if goes_on and event.kind != EventKind.REDELIVER:
+            goes_on = event.kind == before.kind and NOTHING not in {event[2:4], before[2:4]}
+        if goes_on:
+            found[-1].append(event)
+        else:
+            found.append([event])
+    return found
 
 
 def _record(event, recorded):
@@ -158,16 +197,31 @@ def _record(event, recorded):
         recorded -= run
 
 
-def _reset(chance, acked, positions, ts_ms):
-    """Return what a recording says of a cursor that is put to a position."""
-    prefix = set(positions[: chance.randrange(len(positions) // 2 + 1)])
-    found = [Event(ts_ms, EventKind.RESET, *run) for run in runs_of(prefix - acked)] or [Event(ts_ms, EventKind.RESET)]
-    return [*found, *(Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(acked - prefix))]
+def _restart(chance, acked, positions, ts_ms, *, is_open):
+    """Return what a recording may say of a cursor that begins anew, and whether it is open after it."""
+    choice = chance.random()
+    if choice < 0.15:
+        return [Event(ts_ms, EventKind.CRASH)], False
+    if choice < 0.25 and acked:
+        lost = {position for position in acked if chance.random() < 0.2} or acked
+        return [Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(lost)], is_open
+    # What is dead is opened before it is put elsewhere.
+    kind = EventKind.RESET if choice < 0.55 and is_open else EventKind.RECOVER
+    kept = set(acked) if chance.random() < 0.3 else {each for each in acked if chance.random() < 0.8}
+    if kind == EventKind.RESET and chance.random() < 0.5:
+        kept = set(positions[: chance.randrange(len(positions) // 2 + 1)])
+    if chance.random() < 0.3:
+        kept |= {chance.choice(positions[: len(positions) // 2 + 1]) for _ in range(chance.choice((1, 6)))}
+    found = [Event(ts_ms, kind, *run) for run in runs_of(kept - acked)] or [Event(ts_ms, kind)]
+    return [*found, *(Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(acked - kept))], True
 
 
 @st.composite
 def small_traces(draw, *, crashes=True):
-    """Events of one subscription and its log: deliveries in order, acks of some, sometimes of stretches."""
+    """Events of one subscription and its log: deliveries in order, acks of some, sometimes of stretches.
+
+    Crashes, recoveries, resets and redeliveries come in any order, often several in a row, and a trace may begin so.
+    """
     chance = draw(st.randoms(use_true_random=False))
     log = {
         ledger_id: chance.randrange(1, 30) for ledger_id in sorted(chance.sample(range(1, 300), chance.randint(1, 3)))
@@ -175,34 +229,30 @@ def small_traces(draw, *, crashes=True):
     log[max(log) + 1] = 60
     positions = [(ledger_id, entry) for ledger_id, count in log.items() for entry in range(count)]
     ts_ms, events, sent, alive = chance.randrange(1_000), [], 0, True
+    restart_share = crashes and chance.choice((0.03, 0.03, 0.1))
+    is_restarting = crashes and chance.random() < 0.2
     for _ in range(draw(st.integers(1, 60))):
         ts_ms += chance.choice((0, 0, 0, 1, 1, 3, 20, 300))
         choice = chance.random()
-        acked = set()
-        for event in events:
-            _record(event, acked)
-        if not alive:
-            lost = {position for position in acked if chance.random() < 0.2}
-            events.append(Event(ts_ms, EventKind.RECOVER))
-            events += [Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(lost)]
-            alive = True
-        elif crashes and choice > 0.99 and events:
-            events += _reset(chance, acked, positions, ts_ms)
+        if is_restarting or not alive or choice > 1 - restart_share:
+            acked = set()
+            for event in events:
+                _record(event, acked)
+            said, alive = _restart(chance, acked, positions, ts_ms, is_open=alive)
+            events += said
+            is_restarting = chance.random() < 0.4
         elif choice < 0.35 and sent < len(positions):
             taken = positions[sent : sent + chance.choice((1, 1, 4))]
             events += [Event(ts_ms, EventKind.DELIVER, ledger, entry, entry, 1) for ledger, entry in taken]
             sent += len(taken)
-        elif choice < 0.9 and sent:
+        elif choice < 0.85 and sent:
             ledger, entry = positions[chance.randrange(max(0, sent - 12), sent)]
             last = min(entry + chance.choice((0, 0, 0, 2)), log[ledger] - 1)
             events.append(Event(ts_ms, EventKind.ACK, ledger, entry, last, 1))
-        elif choice < 0.95 and sent:
+        elif choice < 0.9 and sent:
             ledger, entry = positions[chance.randrange(sent)]
             events += [Event(ts_ms, EventKind.MARK_DELETE, each, 0, log[each] - 1) for each in log if each < ledger]
             events.append(Event(ts_ms, EventKind.MARK_DELETE, ledger, 0, entry))
-        elif crashes and choice > 0.97:
-            events.append(Event(ts_ms, EventKind.CRASH))
-            alive = False
     return events or [Event(ts_ms, EventKind.DELIVER, min(log), 0, 0)], log
 
 

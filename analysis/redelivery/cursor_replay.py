@@ -7,7 +7,6 @@ are ticks at which it would do nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -16,7 +15,6 @@ from pyroaring import BitMap
 from ackstate.ledger_map import LedgerMap
 from analysis.redelivery.age_feed import AgeFeed
 from analysis.redelivery.last_records import StoreOfLastRecords
-from analysis.redelivery.mark_delete import mark_delete_of
 from analysis.redelivery.replay import Epochs
 from analysis.redelivery.schedule import Schedule
 from analysis.redelivery.wrong_route import StoreWithoutLedgers
@@ -148,18 +146,22 @@ class CursorReplay:
         # The tick of that millisecond is still to come.
         self._note_left_out(result, now_ms - 1)
 
-    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
         """See `Replay.reset`."""
-        mark_delete = mark_delete_of(acked, self._ledgers.counts())
-        self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
+        result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
-        if self._cursor.redelivery_if_crashed:
-            with suppress(StoreError):
-                self._cursor.persist(now_ms=now_ms)
         self._schedule.settled(now_ms)
         self._sent_ms.clear()
-        self._asked_ms, self._left_out = now_ms - 1, False
+        # What was acked after the reset itself is not durable yet.
+        if self._cursor.redelivery_if_crashed:
+            try:
+                result = self._cursor.persist(now_ms=now_ms)
+            except StoreError:
+                self._schedule.acked_at(now_ms)
+        # The tick of that millisecond is still to come.
+        self._note_left_out(result, now_ms - 1)
+        return Epochs.of([self.row(now_ms, result)])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         """See `Replay.restart`."""

@@ -214,10 +214,11 @@ class GatedReplay(PersistWatcher):
         self._begin()
         return acked
 
-    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
         """See `Replay.reset`; nothing is on its way after it."""
-        self._replay.reset(acked, now_ms=now_ms)
+        epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)
         self._begin()
+        return epochs
 
     def record_bytes_max(self) -> int | None:
         """See `PersistWatcher`."""

@@ -63,6 +63,17 @@ class JournalSize:
         self._pending = {}
         self._entry_count = self._config.ledger_entry_count_max
 
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> None:
+        """Take note that a new ledger was begun with a mark-delete position, and what is acked above it persisted."""
+        self._pending = {}
+        self._snapshot_bytes, self._delta_bytes, self._entry_count, self._begun_ms = _BASE_BYTES, 0, 1, now_ms
+        above = DeletedRanges.from_bitmaps((each, acked[each].copy()) for each in sorted(acked) if acked[each])
+        above.remove_at_most(mark_delete)
+        if above and self._config.ledger_entry_count_max == 1:
+            self._snapshot_bytes = record_bytes(above)
+        elif above:
+            self._delta_bytes, self._entry_count = record_bytes(above), 2
+
     def take(
         self, placed: PlacedRuns, acked: Mapping[int, BitMap], *, ends: Int64s, at_ms: Int64s
     ) -> tuple[Int64s, Int64s]:

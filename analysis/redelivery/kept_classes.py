@@ -29,7 +29,14 @@ from analysis.redelivery.mark_delete import MarkDeleteFold
 from analysis.redelivery.on_their_way import OnTheirWay
 from analysis.redelivery.plain_replay import PlainReplay
 from analysis.redelivery.schedule import Schedule
-from analysis.redelivery.subscription_replay import Costs, PolicyCurve, RecordedCurve, SubscriptionReplay, _Life
+from analysis.redelivery.subscription_replay import (
+    NO_EVENTS,
+    Costs,
+    PolicyCurve,
+    RecordedCurve,
+    SubscriptionReplay,
+    _Life,
+)
 from analysis.redelivery.thinned_curve import ThinnedCurve
 from analysis.redelivery.waiting_line import Times, TimesKept, WaitingLine
 from analysis.redelivery.wrong_route import StoreWithoutLedgers
@@ -138,6 +145,7 @@ LOCKS: Mapping[str, Callable[[], Any]] = {"lock": threading.Lock, "RLock": threa
 # Who is told of something is no part of a state: nobody waits at a gate between two chunks.
 _NOT_KEPT = {
     "NativeFormat": {"_resolve"}, "Waiters": {"_held", "_numbers", "_waiting"}, "ConsumerStates": {"_when_opened"},
+    "SubscriptionReplay": {"latest_of_restart"},
 }  # fmt: skip
 
 
@@ -155,6 +163,8 @@ def complete(value: object) -> None:
     match value:
         case NativeFormat():
             NativeFormat.__init__(value)
+        case SubscriptionReplay():
+            value.latest_of_restart = NO_EVENTS
         case Waiters():
             Waiters.__init__(value)
         case DispatchGate():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
+    from ackstate.position import Position
     from analysis.redelivery.policy import Policy
     from analysis.redelivery.replay import Piece
 
@@ -55,11 +56,12 @@ class PlainReplay:
         """Take what is acked for what the last piece led to."""
         self._acked = acked
 
-    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
         """See `Replay.reset`."""
         self._acked = acked
         self._schedule.settled(now_ms)
-        self._size = JournalSize(self._policy.cursor, opened_ms=now_ms)
+        self._size.reset(acked, mark_delete, now_ms=now_ms)
+        return Epochs.of([(now_ms, *[0] * (len(Epochs._fields) - 1))])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         """See `Replay.restart`."""

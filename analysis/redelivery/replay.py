@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Chunk, Int64s, NewRuns
+    from ackstate.position import Position
+    from analysis.redelivery.acked import Bools, Chunk, Int64s, NewRuns
     from analysis.redelivery.mark_delete import PlacedRuns
 
 
@@ -98,33 +99,56 @@ class Replay(Protocol):
         """Open the cursor again after a crash, and return what is acked then, by ledger: the caller's to change."""
         ...
 
-    def reset(self, acked: Mapping[int, BitMap], *, now_ms: int) -> None:
-        """Put the cursor elsewhere: what is acked then is durable at once, and nothing else is acked.
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
+        """Put the cursor elsewhere, and persist at once what is acked then, as far as the policy can; return how.
 
         Args:
-            acked: What is, by ledger: to be read, not changed.
+            acked: All that is acked then, by ledger: to be read, not changed.
+            mark_delete: Up to where everything is, included.
             now_ms: Not before any event so far, nor a persist; no tick before it is still to come.
+
+        Returns:
+            One row, the state right after the reset, before anything else of its millisecond.
         """
         ...
 
 
 _RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
+_OPENINGS = (EventKind.RECOVER, EventKind.RESET)
 
 
 def is_restart(part: Chunk) -> bool:
-    """Whether a part that `pieces` made says how a cursor began anew, after a crash or a reset."""
+    """Whether a part made by `pieces` describes how a cursor restarted, after a crash or a reset."""
     return len(part.kind) > 0 and part.kind[0] in _RESTARTS
 
 
+def is_same_restart(before: Chunk, after: Chunk) -> Bools:
+    """Return for each pair of consecutive events whether both describe one restart.
+
+    One restart is described within one millisecond: first by its openings, events that are all RECOVER or all RESET and
+    all have entries, or by one without entries; then by its REDELIVER events. Any other opening is another restart.
+
+    Args:
+        before: The first event of each pair.
+        after: The second one.
+    """
+    continues: Bools = (after.kind == EventKind.REDELIVER) & before.is_any_of(_RESTARTS)
+    continues |= after.is_any_of(_OPENINGS) & (after.kind == before.kind) & (before.first_entry >= 0)
+    continues &= (before.ts_ms == after.ts_ms) & ((after.first_entry >= 0) | (after.kind == EventKind.REDELIVER))
+    return continues
+
+
 def pieces(chunk: Chunk) -> list[Chunk]:
-    """Cut a chunk after each crash, and before and after what says how the cursor began anew.
+    """Cut a chunk after each crash, and before and after the events that describe one restart.
 
     A part may be empty of acks, never of events.
     """
     cuts = {0, len(chunk.ts_ms)}
     cuts.update((np.flatnonzero(chunk.kind == EventKind.CRASH) + 1).tolist())
-    begins_anew = chunk.is_any_of(_RESTARTS)
-    cuts.update((np.flatnonzero(begins_anew[1:] != begins_anew[:-1]) + 1).tolist())
+    restarts = chunk.is_any_of(_RESTARTS)
+    if restarts.any():
+        continues = is_same_restart(chunk.part(0, -1), chunk.part(1, len(restarts)))
+        cuts.update((np.flatnonzero((restarts[1:] | restarts[:-1]) & ~continues) + 1).tolist())
     bounds = sorted(cuts)
     if len(bounds) == 2:
         return [chunk]

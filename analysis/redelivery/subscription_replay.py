@@ -12,10 +12,10 @@ from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.curve_sum import CAUSES, CurveSum, Points
 from analysis.redelivery.fold import RedeliveryFold, complete_until
 from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.mark_delete import MarkDeleteFold
+from analysis.redelivery.mark_delete import MarkDeleteFold, mark_delete_of
 from analysis.redelivery.plain_replay import PlainReplay
 from analysis.redelivery.policy import AS_RECORDED
-from analysis.redelivery.replay import Piece, is_restart, pieces
+from analysis.redelivery.replay import Piece, is_restart, is_same_restart, pieces
 from analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from analysis.redelivery.replay import Epochs
 
 _AnyReplay = PlainReplay | CursorReplay | GatedReplay
-_NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
+NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
+"""A chunk without events."""
 
 
 class Costs(NamedTuple):
@@ -106,6 +107,11 @@ class PolicyCurve:
         self._durable = 0
         self._causes = np.zeros((len(CAUSES), 1), np.int64)
 
+    def reset(self, epochs: Epochs) -> None:
+        """Begin again with a cursor that was put elsewhere, after what its last persist left out."""
+        self._durable = -int(epochs.undurable[-1])
+        self._causes = np.array([getattr(epochs, name)[-1:] for name in CAUSES])
+
     def take(self, piece: Piece, epochs: Epochs) -> Points:
         """Take the next events and persists in, and return their points."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
@@ -132,7 +138,7 @@ class SubscriptionReplay:
     A process that died comes back with what is durable under the policy. What comes back then and did not in the
     recording is sent and acked again at once, when the cursor is opened; what came back in the recording and does not
     under the policy stays acked. A reset is that of the recording. A trace may begin with what a cursor found when it
-    was opened: that is durable.
+    was opened: that is persisted at once, as after a reset, as far as the policy allows.
 
     Args:
         policies: The grid; None is the recording itself.
@@ -150,9 +156,11 @@ class SubscriptionReplay:
         # What is acked in the recording; before the first recovery or reset that is what is acked under all policies.
         blocks = any(policy is not AS_RECORDED and policy.blocks for policy in policies)
         self._recorded = AckedFold() if blocks else None
-        # Since when how the cursor began anew is being said, and whether that is not the end of a crash.
+        # The restart being described: when it is, whether it is a reset, and its latest event as a chunk of one. It is
+        # over at the end of a day, so that no state has it.
         self._anew_ms: int | None = None
         self._is_reset = False
+        self.latest_of_restart = NO_EVENTS
 
     def take(self, chunk: Chunk) -> list[Points]:
         """Take the next chunk in, and return the points of each policy's curve.
@@ -173,10 +181,9 @@ class SubscriptionReplay:
     def end(self, end_ms: int) -> list[Points]:
         """Let the broker tick up to a time, included, with nothing more happening; return the points of that."""
         found: list[list[Points]] = [[] for _ in self._policies]
-        if self._anew_ms is not None:
-            self._begin_anew(self._anew_ms, found)
+        self._end_restart(found)
         if self._is_alive:
-            self._replay(_NO_EVENTS, end_ms + 1, found)
+            self._replay(NO_EVENTS, end_ms + 1, found)
         for curve in self.curves:
             curve.sum.end(end_ms)
         return [_concatenated(points) for points in found]
@@ -216,10 +223,9 @@ class SubscriptionReplay:
         parts = pieces(chunk)
         for number, part in enumerate(parts):
             if is_restart(part):
-                self._follow_restart(part)
+                self._follow_restart(part, found)
                 continue
-            if self._anew_ms is not None:
-                self._begin_anew(self._anew_ms, found)
+            self._end_restart(found)
             if self._recorded is not None:
                 self._recorded.take(part)
             if self._is_alive:
@@ -246,18 +252,26 @@ class SubscriptionReplay:
                 points.append(dead)
                 self.curves[index].sum.add(dead)
 
-    def _follow_restart(self, part: Chunk) -> None:
-        """Take in what the recording says of how the cursor began anew; more may follow."""
+    def _follow_restart(self, part: Chunk, found: list[list[Points]]) -> None:
+        """Take in what the recording says of one restart; the next chunk may say more of it."""
+        if not is_same_restart(self.latest_of_restart, part.part(0, len(self.latest_of_restart.kind))).any():
+            self._end_restart(found)
         if self._recorded is None:
             self._recorded = self._lives[0].acked_fold.copy()
         self._recorded.take(part)
+        if self._anew_ms is None and not self._is_alive and part.kind[0] == EventKind.REDELIVER:
+            # The cursor stays closed until it is recovered.
+            return
         self._is_reset |= EventKind.RESET in part.kind
-        if self._anew_ms is None:
-            self._anew_ms = int(part.ts_ms[0])
+        self._anew_ms, self.latest_of_restart = int(part.ts_ms[0]), part.part(-1, len(part.kind))
 
-    def _begin_anew(self, now_ms: int, found: list[list[Points]]) -> None:
+    def _end_restart(self, found: list[list[Points]]) -> None:
+        """Restart all cursors, if the recording has described a restart."""
+        now_ms = self._anew_ms
+        if now_ms is None:
+            return
         if self._is_alive:
-            self._replay(_NO_EVENTS, now_ms, found)
+            self._replay(NO_EVENTS, now_ms, found)
         self._is_alive = True
         for curve in self.curves:
             if isinstance(curve, PolicyCurve):
@@ -266,7 +280,7 @@ class SubscriptionReplay:
             self._reset(now_ms)
         else:
             self._lives = [each for life in self._lives for each in life.recovered(self._log, now_ms=now_ms)]
-        self._anew_ms, self._is_reset = None, False
+        self._anew_ms, self._is_reset, self.latest_of_restart = None, False, NO_EVENTS
         assert self._recorded is not None
         for life in self._lives:
             life.replay(life.missing(self._recorded, now_ms=now_ms), now_ms, self.curves, found)
@@ -280,8 +294,11 @@ class SubscriptionReplay:
                 "again, with another --state"
             )
         acked = self._recorded.spelled_out(self._log)
-        for replay in replays.values():
-            replay.reset(acked, now_ms=now_ms)
+        mark_delete = mark_delete_of(acked, self._log)
+        for index, replay in replays.items():
+            curve = self.curves[index]
+            assert isinstance(curve, PolicyCurve)
+            curve.reset(replay.reset(acked, mark_delete, now_ms=now_ms))
         self._lives = [_Life(self._log, self._recorded.copy(), each) for each in _agreeing(replays)]
         for life in self._lives:
             life.follow()
