@@ -13,6 +13,9 @@ CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
 """Why a persist left out what it did; everything else is not yet flushed."""
 
 _DISTINCT_MAX = 65_536
+_INT64_MAX = 2**63 - 1
+_PART_MASK = 2**21 - 1
+_PART_SHIFTS = (0, 21, 42)
 
 
 class Points(NamedTuple):
@@ -73,7 +76,7 @@ class CurveSum:
         self.histogram = Histogram()
         self.peak = 0
         self.peak_ts_ms: int | None = None
-        self.cause_sums = np.zeros(len(CAUSES), np.int64)
+        self.cause_sums = [0] * len(CAUSES)
         self._last: Points | None = None
 
     @property
@@ -109,7 +112,8 @@ class CurveSum:
         duration_ms = np.where(points.is_alive[:-1], np.diff(points.ts_ms), 0)
         self.histogram.add(points.value[:-1], duration_ms)
         if points.causes is not None:
-            self.cause_sums += points.causes[:, :-1] @ duration_ms
+            sums = [weight_of(cause, duration_ms) for cause in points.causes[:, :-1]]
+            self.cause_sums = [int(before) + more for before, more in zip(self.cause_sums, sums, strict=True)]
 
 
 def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
@@ -126,6 +130,15 @@ def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
     ordered = value[order]
     begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     return ordered[begins], np.add.reduceat(duration_ms[order], begins)
+
+
+def weight_of(value: Int64s, duration_ms: Int64s) -> int:
+    """Return the sum of values, none negative, times their durations, which 64 bits may be too few for."""
+    if int(value.max(initial=0)) * int(duration_ms.sum()) <= _INT64_MAX:
+        return int(value @ duration_ms)
+    # Each part of 21 bits times a duration of up to a century takes less than 63 bits, as does the sum of them all.
+    parts = (((value >> shift) & _PART_MASK) @ duration_ms for shift in _PART_SHIFTS)
+    return sum(int(part) << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True))
 
 
 def quantile(value: Int64s, duration_ms: Int64s, share: float) -> int | None:

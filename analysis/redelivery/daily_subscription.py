@@ -13,7 +13,7 @@ from analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
 from analysis.redelivery.curve_sum import Histogram, Points
 from analysis.redelivery.kept_classes import DailyState
 from analysis.redelivery.one_cursor import OneCursor
-from analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of
+from analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of, narrow_sums
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from analysis.redelivery.subscription_replay import SubscriptionReplay
 from analysis.redelivery.thinned_curve import ThinnedCurve
@@ -123,8 +123,9 @@ class DailySubscription:
             for change in self._writers[policy].end():
                 yield from _passed_on(Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None))
             peak, peak_ts_ms, *sums = self._sums(policy)
-            grown = np.array(sums) - np.array(self._before[policy][2:])
-            yield from self._histogram(policy, [peak, peak_ts_ms, *grown.tolist()])
+            before = self._before[policy][2:]
+            grown = [(now or 0) - (then or 0) for now, then in zip(sums, before, strict=True)]
+            yield from self._histogram(policy, narrow_sums([peak, peak_ts_ms, *grown]))
         if self._is_published:
             self._replay.forget_complete()
         values = dict.fromkeys(RUN.names) | {"topic": self.key[0], "subscription": self.key[1]}
@@ -141,7 +142,7 @@ class DailySubscription:
 
     def _sums(self, policy: int) -> list[int | None]:
         curve = self._replay.curves[policy]
-        return [curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums.tolist(), *curve.costs]
+        return [curve.sum.peak, curve.sum.peak_ts_ms, *map(int, curve.sum.cause_sums), *curve.costs]
 
     def _histogram(self, policy: int, sums: Sequence[int | None] | None) -> Iterator[pa.RecordBatch]:
         curve = self._replay.curves[policy]

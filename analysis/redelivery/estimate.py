@@ -70,8 +70,10 @@ def summary(steps: DataFrame) -> DataFrame:
     ranked = by_value.withColumn(
         "share", F.try_divide(F.sum("duration_ms").over(upwards), F.sum("duration_ms").over(every))
     )
+    # A century of millions of messages takes more than 64 bits.
+    weight = F.col("redelivery").cast("decimal(19,0)") * F.col("duration_ms").cast("decimal(19,0)")
     return ranked.groupBy(*_SUBSCRIPTION).agg(
-        F.try_divide(F.sum(F.col("redelivery") * F.col("duration_ms")), F.sum("duration_ms")).alias("expected"),
+        F.try_divide(F.sum(weight).cast("double"), F.sum("duration_ms")).alias("expected"),
         F.min(F.when(F.col("share") >= 0.50, F.col("redelivery"))).alias("p50"),
         F.min(F.when(F.col("share") >= 0.99, F.col("redelivery"))).alias("p99"),
         F.max("redelivery_max").alias("max"),

@@ -30,6 +30,7 @@ from analysis.redelivery.parts import (
     Part,
     add_slices,
     batches_of,
+    narrow_sums,
     put_together,
 )
 from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
@@ -156,7 +157,7 @@ class _Subscription:
             for change in (*changes.changes(points), *changes.end()):
                 yield Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None)
             curve = self._replay.curves[policy]
-            sums = [curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums.tolist(), *curve.costs]
+            sums = narrow_sums([curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums, *curve.costs])
             yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), sums)
 
     def _large_histogram(self, policy: int) -> Iterator[Part]:

@@ -114,12 +114,13 @@ class GatedReplay(PersistWatcher):
         self._rows: list[tuple[int, ...]] = []
         self._admission.observe(now_ms=0)
 
-    def take(self, events: Chunk, *, until_ms: int) -> tuple[Chunk, Epochs]:
+    def take(self, events: Chunk, *, until_ms: int, blocked_until_ms: int) -> tuple[Chunk, Epochs]:
         """Take the next events in, and return what happens before a time: events when they do, and persists.
 
         Args:
             events: As `Replay.take` has them in a piece.
             until_ms: The same.
+            blocked_until_ms: Up to when time counts as blocked; not after `until_ms`.
         """
         costs = np.append(0, np.cumsum(delivery_costs(events)))
         begin, count = 0, len(events.ts_ms)
@@ -136,8 +137,8 @@ class GatedReplay(PersistWatcher):
             begin = end
         self._pass(until_ms, persists_until_ms=until_ms)
         if self._waiting:
-            self.blocked_ms += max(0, until_ms - self._blocked_since_ms)
-            self._blocked_since_ms = max(until_ms, self._blocked_since_ms)
+            self.blocked_ms += max(0, blocked_until_ms - self._blocked_since_ms)
+            self._blocked_since_ms = max(blocked_until_ms, self._blocked_since_ms)
         happened, epochs = _in_order([_NO_EVENTS, *self._events]), Epochs.of(self._rows)
         self._events, self._rows = [], []
         return happened, epochs

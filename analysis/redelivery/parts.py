@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.redelivery.arrow_rows import lists_of
-from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile
+from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile, weight_of
 from analysis.redelivery.slices import Slices, sum_slices
 from analysis.redelivery.subscription_replay import Costs
 
@@ -32,6 +32,8 @@ PART_SCHEMA = (
 )
 _COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
 _COSTS = Costs._fields
+_CAUSES = slice(2, 2 + len(CAUSES))
+_LOW_BITS = 62
 ESTIMATE_SCHEMA = (
     "policy int, scope string, namespace string, topic string, subscription string, expected double, "
     + "".join(f"{name} bigint, " for name in _COUNTS)
@@ -63,7 +65,7 @@ class Part(NamedTuple):
         begin: Of changes, the number at the slice's begin; of a result, nothing.
         first: Of changes, when; of a result, values, each once.
         second: Of changes, by how much; of a result, for how long each value held.
-        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`; None in all parts of a result but one.
+        sums: As `narrow_sums` returns them; None in all parts of a result but one.
     """
 
     policy: int
@@ -76,6 +78,31 @@ class Part(NamedTuple):
     first: Int64s
     second: Int64s
     sums: Sequence[int | None] | None
+
+
+def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
+    """Return sums as a part has them, each in 64 bits.
+
+    Args:
+        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`.
+
+    Returns:
+        The same, but if one of the causes takes more than 62 bits: then these bits of each, and the others at the end.
+    """
+    causes = [each or 0 for each in sums[_CAUSES]]
+    highs = [each >> _LOW_BITS for each in causes]
+    if not any(highs):
+        return list(sums)
+    lows = [each & (1 << _LOW_BITS) - 1 for each in causes]
+    return [*sums[: _CAUSES.start], *lows, *sums[_CAUSES.stop :], *highs]
+
+
+def whole_sums(sums: Sequence[int | None]) -> list[int | None]:
+    """Return what `narrow_sums` was given."""
+    end = _CAUSES.stop + len(_COSTS)
+    highs = sums[end:] or [0] * len(CAUSES)
+    causes = [((high or 0) << _LOW_BITS) + (low or 0) for low, high in zip(sums[_CAUSES], highs, strict=True)]
+    return [*sums[: _CAUSES.start], *causes, *sums[_CAUSES.stop : end]]
 
 
 def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
@@ -153,14 +180,14 @@ class _Result:
         self._part = part
         self._histogram = Histogram()
         self._peak: tuple[int, int] | None = None
-        self._sums = np.zeros(len(CAUSES) + len(_COSTS), np.int64)
+        self._sums = [0] * (len(CAUSES) + len(_COSTS))
 
     def add(self, part: Part) -> None:
         """Take a part in."""
         self._histogram.add(part.first, part.second)
         if part.sums is not None:
-            peak, peak_ts_ms, *sums = part.sums
-            self._sums += np.array(sums, np.int64)
+            peak, peak_ts_ms, *sums = whole_sums(part.sums)
+            self._sums = [before + (more or 0) for before, more in zip(self._sums, sums, strict=True)]
             # Where nothing ever comes back there is no time at which most does.
             if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
                 self._peak = (-peak, peak_ts_ms)
@@ -169,7 +196,9 @@ class _Result:
         """Return what was found so far as one part, to which more can be added."""
         peak, peak_ts_ms = self._peak or (0, None)
         first, second = self._histogram.columns()
-        return self._part._replace(begin=0, first=first, second=second, sums=[-peak, peak_ts_ms, *self._sums.tolist()])
+        return self._part._replace(
+            begin=0, first=first, second=second, sums=narrow_sums([-peak, peak_ts_ms, *self._sums])
+        )
 
     def row(self, duration_ms: int) -> dict[str, object]:
         """Return it."""
@@ -177,14 +206,14 @@ class _Result:
         # When nothing of it was there, nothing could come back.
         self._histogram.add(np.zeros(1, np.int64), np.array([duration_ms - int(durations.sum())]))
         values, durations = self._histogram.columns()
-        weight = int(values @ durations)
-        causes = self._sums[: len(CAUSES)].tolist()
+        weight = weight_of(values, durations)
+        causes = self._sums[: len(CAUSES)]
         by_cause = dict(zip(("not_flushed", *CAUSES), (weight - sum(causes), *causes), strict=True))
         means = {name: number / duration_ms if duration_ms else None for name, number in by_cause.items()}
         shares = {name: quantile(values, durations, int(name[1:]) / 100) for name in ("p50", "p90", "p99")}
         peak, peak_ts_ms = self._peak or (0, None)
         names = {name: getattr(self._part, name) for name in RESULT_KEY}
-        costs = dict(zip(_COSTS, self._sums[len(CAUSES) :].tolist(), strict=True))
+        costs = dict(zip(_COSTS, self._sums[len(CAUSES) :], strict=True))
         expected = weight / duration_ms if duration_ms else None
         return {
             **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,

@@ -183,7 +183,8 @@ class SubscriptionReplay:
         found: list[list[Points]] = [[] for _ in self._policies]
         self._end_restart(found)
         if self._is_alive:
-            self._replay(NO_EVENTS, end_ms + 1, found)
+            # The tick of the last millisecond is part of the trace, the time after it is not.
+            self._replay(NO_EVENTS, end_ms + 1, found, blocked_until_ms=end_ms)
         for curve in self.curves:
             curve.sum.end(end_ms)
         return [_concatenated(points) for points in found]
@@ -239,9 +240,11 @@ class SubscriptionReplay:
             if part.kind[-1] == EventKind.CRASH:
                 self._die(found)
 
-    def _replay(self, part: Chunk, until_ms: int, found: list[list[Points]]) -> None:
+    def _replay(
+        self, part: Chunk, until_ms: int, found: list[list[Points]], *, blocked_until_ms: int | None = None
+    ) -> None:
         for life in self._lives:
-            life.replay(part, until_ms, self.curves, found)
+            life.replay(part, until_ms, self.curves, found, blocked_until_ms=blocked_until_ms)
 
     def _die(self, found: list[list[Points]]) -> None:
         self._is_alive = False
@@ -374,15 +377,25 @@ class _Life:
         return Chunk(np.full(len(runs), now_ms), kind, *columns.T)
 
     def replay(
-        self, part: Chunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]]
-    ) -> None:
-        """Replay the next events, and add to what each policy's curve comes to."""
+        self, part: Chunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
+        *, blocked_until_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        """Replay the next events, and add to what each policy's curve comes to.
+
+        Args:
+            part: The events.
+            until_ms: As `Replay.take` has it.
+            curves: Of all policies.
+            found: Gets their points.
+            blocked_until_ms: Up to when time counts as blocked; None for `until_ms`.
+        """
+        counted_ms = until_ms if blocked_until_ms is None else blocked_until_ms
         piece = None
         for index, replay in self.replays.items():
             curve = curves[index]
             assert isinstance(curve, PolicyCurve)
             if isinstance(replay, GatedReplay):
-                events, epochs = replay.take(part, until_ms=until_ms)
+                events, epochs = replay.take(part, until_ms=until_ms, blocked_until_ms=counted_ms)
                 piece = self._take(events)
                 curve.costs = curve.costs._replace(blocked_ms=replay.blocked_ms)
             else:

@@ -30,6 +30,7 @@ class Wrong(Enum):
     SEQ_AGAIN = "a seq that was there before"
     SEQ_LATE = "a seq out of order"
     SEQ_GAP = "a gap in seq before it"
+    TIME_OUTSIDE = "a time outside 2000 to 2100"
     TIME_BACK = "a time before that of the event before"
     NEVER_PUBLISHED = "entries that were never published"
     TWO_CURSORS = "two cursors under one name"

@@ -19,6 +19,7 @@ from analysis.trace.order import EventOrder
 from analysis.trace.parquet import check_trace, trace_files
 from analysis.trace.published import PublishedEntries
 from analysis.trace.rows import Events, count_wrong
+from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def check_events(
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read.
     """
-    chunk_count = check_trace(path).chunk_count
+    chunk_count = check_trace(path, is_timed=False).chunk_count
     check = _TraceCheck()
     for done, chunk in enumerate(_chunks(path), start=1):
         check.take(chunk)
@@ -154,6 +155,7 @@ class _TraceCheck:
         self.first_ms, self.last_ms = 2**63 - 1, -(2**63)
         self._bad_rows = BadRows()
         self._published = PublishedEntries()
+        self._clock = TraceClock()
 
     def take(self, chunk: _Chunk) -> None:
         """Take the next chunk of a file."""
@@ -171,15 +173,18 @@ class _TraceCheck:
     def _judge(self, followed: _Followed, chunk: _Chunk) -> None:
         events = chunk.events
 
-        def shown(_: Wrong, row: int) -> str:
+        def shown(problem: Wrong, row: int) -> str:
             kind = int(events.kind[row])
             name = EventKind(kind).name.lower() if kind in _KINDS else f"kind {kind}"
             run = f"{events.ledger_id[row]}:{events.first_entry[row]}..{events.last_entry[row]}"
             where = " of ".join(filter(None, reversed(chunk.key)))
+            if problem is Wrong.TIME_OUTSIDE:
+                return f"seq {chunk.first_seq + row} of {where} ({self._clock.wrong(int(events.ts_ms[row]))})"
             return f"seq {chunk.first_seq + row} of {where} ({name} {run} at {events.ts_ms[row]})"
 
         self._bad_rows.rows += len(events.kind)
         wrong = _wrong_alone(events)
+        wrong[Wrong.TIME_OUTSIDE] = self._clock.judge(events.ts_ms)
         wrong[Wrong.TIME_BACK] = followed.order.judge_times(events.ts_ms)
         wrong[Wrong.TWO_CURSORS] = followed.order.judge_lives(events)
         wrong[Wrong.SEQ_GAP] = np.arange(len(events.kind)) < (chunk.first_seq > followed.next_seq)

@@ -14,6 +14,7 @@ from analysis.trace.parquet import FIRST_FILE, new_trace, write_trace
 from analysis.trace.recorder import read_recording, segments
 from analysis.trace.rows import checked_rows
 from analysis.trace.sorter import EventSorter
+from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,6 +108,7 @@ class _Conversion:
         self._bad_rows = bad_rows
         self._bad_rows_max = bad_rows_max
         self._progress = progress
+        self._clock = TraceClock()
         self._sorter = EventSorter(writer, bad_rows, self._place)
         is_known = all(str(file) != jsonl.STANDARD_INPUT for file in files)
         self._total = sum(file.stat().st_size for file in files) if is_known else None
@@ -150,7 +152,10 @@ class _Conversion:
                     self._take(source, table, numbers, done=block.done)
 
     def _take(self, source: int, table: pa.Table, numbers: Int64s, *, done: int) -> None:
-        rows = checked_rows(table, numbers, bad_rows=self._bad_rows, place=lambda number: self._place(source, number))
+        rows = checked_rows(
+            table, numbers, clock=self._clock, bad_rows=self._bad_rows,
+            place=lambda number: self._place(source, number),
+        )  # fmt: skip
         self._sorter.add(rows, source=source)
         self._check(finished=False)
         self._progress(self._done + done, self._total)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from analysis.trace.events import (
     Event,
     TraceError,
 )
+from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -164,8 +166,12 @@ class Span(NamedTuple):
     row_groups_max: int = 1
 
 
-def check_trace(path: Path) -> Span:
+def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     """Read the footers of a Parquet trace and which chunks it has, and return what they cover.
+
+    Args:
+        path: A file or a directory.
+        is_timed: Whether to refuse times that no trace may have; `check_events` names the very event.
 
     Raises:
         TraceError: It is missing, empty, cut short, has other columns, or lacks a chunk.
@@ -176,10 +182,13 @@ def check_trace(path: Path) -> Span:
     found: dict[tuple[str, str], BitMap] = defaultdict(BitMap)
     begins: list[int] = []
     ends: list[int] = []
+    clock = TraceClock()
     row_groups_max = 0
     for file in trace_files(path):
         rows, row_groups = _scalars(file)
         row_groups_max = max(row_groups_max, row_groups)
+        if is_timed:
+            _check_times(file, rows, clock)
         if rows.num_rows:
             begins.append(pc.min(rows["first_ts_ms"]).as_py())
             ends.append(pc.max(rows["last_ts_ms"]).as_py())
@@ -217,6 +226,17 @@ def _scalars(file: Path) -> tuple[pa.Table, int]:
     # Arrow meets damage with errors of many kinds.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
+
+
+def _check_times(file: Path, rows: pa.Table, clock: TraceClock) -> None:
+    """Refuse times that no trace may have; within a chunk they rise from the first to the last."""
+    ends = [rows[name].to_numpy() for name in _TIMES]
+    wrong = [clock.judge(each) for each in ends]
+    for row in np.flatnonzero(wrong[0] | wrong[1])[:1].tolist():
+        ts_ms = int(ends[0 if wrong[0][row] else 1][row])
+        topic, subscription, chunk = (rows[name][row].as_py() for name in _CHUNK)
+        where = f"chunk {chunk} of " + (f"subscription {subscription!r} of {topic}" if subscription else topic)
+        raise TraceError(f"{file}: row {row + 1}, {where}: {clock.wrong(ts_ms)}")
 
 
 def _check_schema(file: Path, parquet: pq.ParquetFile) -> None:
@@ -284,8 +304,12 @@ def _chunks(frames: Iterable[Frame]) -> Iterator[tuple[dict[str, object], int]]:
     """Cut each subscription's events into chunks, in order; yield each row with its number of events."""
     open_chunks: dict[tuple[str, str], list[Event]] = {}
     begun: dict[tuple[str, str], int] = {}
+    clock = TraceClock()
     for topic, subscription, events in frames:
         key = (topic, subscription)
+        ts_ms = np.array([event.ts_ms for event in events], np.int64)
+        for at in np.flatnonzero(clock.judge(ts_ms))[:1].tolist():
+            raise TraceError(f"an event of {' of '.join(filter(None, reversed(key)))}: {clock.wrong(int(ts_ms[at]))}")
         pending = open_chunks.setdefault(key, [])
         pending += events
         while len(pending) >= CHUNK_EVENTS:

@@ -21,6 +21,8 @@ from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from analysis.trace.times import TraceClock
+
 Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -64,12 +66,15 @@ class Rows(NamedTuple):
     values: Int64s
 
 
-def checked_rows(table: pa.Table, numbers: Int64s, *, bad_rows: BadRows, place: Callable[[int], str]) -> Rows:
+def checked_rows(
+    table: pa.Table, numbers: Int64s, *, clock: TraceClock, bad_rows: BadRows, place: Callable[[int], str]
+) -> Rows:
     """Take the rows of a table that are right by themselves, and count the others.
 
     Args:
         table: Columns as `ROW_SCHEMA`, which may be missing, or the kind a number.
         numbers: Where each row stood.
+        clock: Of the trace.
         bad_rows: Gets the bad rows, and the number of all.
         place: Names the place of a row by its number.
     """
@@ -87,9 +92,12 @@ def checked_rows(table: pa.Table, numbers: Int64s, *, bad_rows: BadRows, place: 
         **_out_of_bounds(events),
         Wrong.NEGATIVE: _negative(table, events),
     }
+    wrong[Wrong.TIME_OUTSIDE] = clock.judge(events.ts_ms)
     wrong[Wrong.BACKWARDS] = events.last_entry < events.first_entry
 
     def shown(problem: Wrong, row: int) -> str:
+        if problem is Wrong.TIME_OUTSIDE:
+            return f"{place(int(numbers[row]))} ({clock.wrong(int(events.ts_ms[row]))})"
         return f"{place(int(numbers[row]))} ({_what(problem, table, row, kind_text)})"
 
     good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))

@@ -136,7 +136,7 @@ def observe(events, policy, *, end_ms):
         has_persisted = consumer.cursor.stats().persist_count > before
         at_end[now_ms] = consumer.cursor.redelivery_if_crashed
     if consumer.blocked_since_ms is not None and consumer.due:
-        consumer.blocked_ms += end_ms + 1 - consumer.blocked_since_ms
+        consumer.blocked_ms += end_ms - consumer.blocked_since_ms
     return Observed(at_end, consumer.cursor.stats().persist_count - 1, consumer.blocked_ms)
 
 
@@ -328,6 +328,20 @@ def test_what_waits_when_the_process_dies_is_acked_when_it_is_back():
     at_crash = [value for each in points for ts_ms, value in zip(each.ts_ms, each.value, strict=True) if ts_ms == 1_100]
     assert at_crash[-1] <= 2
     assert replay.curves[0].costs.blocked_ms >= 190
+
+
+@pytest.mark.parametrize("last_ms", [1_000, 1_001, 3_000])
+def test_dispatch_is_not_blocked_for_longer_than_the_trace(last_ms):
+    """Two messages fill the limit in the first millisecond, and nothing is ever acked."""
+    policy = Policy.from_mapping({"max_unpersisted_ack_record_bytes": 40, "flush_interval_ms": 10_000})
+    events = [Event(1_000, EventKind.DELIVER, 3, each, each) for each in range(9)]
+    replay = SubscriptionReplay([policy], {3: 9})
+    replay.take(chunk_of([*events, Event(last_ms, EventKind.DELIVER, 3, 8, 8)]))
+    replay.end(last_ms)
+    assert replay.curves[0].costs.blocked_ms == last_ms - 1_000
+    # Another day goes on where it was left.
+    replay.end(last_ms + 500)
+    assert replay.curves[0].costs.blocked_ms == last_ms - 500
 
 
 def test_an_ack_without_a_delivery_is_delivered_when_it_is_acked():
