@@ -200,6 +200,11 @@ class MemoryStore:
         self._session.faults.clear()
 
     @property
+    def fired_fault_count(self) -> int:
+        """How many scripted faults have happened on this store."""
+        return self._session.fired_fault_count
+
+    @property
     def is_over(self) -> bool:
         """Whether every later call is refused: after a crash, a failed sync, or `close`."""
         return self._session.is_over
@@ -228,7 +233,7 @@ class _Session:
 
     def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
         self.disk = disk
-        self.mutation_count = 0
+        self.mutation_count = self.fired_fault_count = 0
         self.faults = {fault.mutation: fault.kind for fault in faults}
         if len(self.faults) != len(faults):
             raise ValueError("two faults are scripted for one mutation")
@@ -261,6 +266,7 @@ class _Session:
         kind = self.faults.get(number)
         if kind is None:
             return change()
+        self.fired_fault_count += 1
         if kind in _REACHES_DISK:
             change()
         error, reason = _ERROR_OF.get(kind, StoreError), f"mutation {number}: {kind.value}"

@@ -84,7 +84,8 @@ class Schedule:
         self._fault_share = self.settings.fault_share
         self._lines: list[_Line] = []
         self._interleaved: Sequence[Side] = ()
-        self._is_faulty = False
+        self._stores_at_begin: Sequence[MemoryStore] = ()
+        self._fired_before = 0
         self.cursor_disk = MemoryDisk()
         self.cursor_store: WatchedStore = WatchedStore(self.cursor_disk)
         self._log_disk = _copied(_disk_with_a_long_ledger()) if self.settings.starts_high else MemoryDisk()
@@ -197,6 +198,9 @@ class Schedule:
         self.step_count += 1
         self._lines.append(_Line(self.now_ms, side.name, []))
         self.at_work = side
+        # An event may leave them for others.
+        self._stores_at_begin = [each.store for each in self.sides]
+        self._fired_before = _fired(self._stores_at_begin)
         if self.random.random() < self._fault_share:
             self._script_fault(side)
         try:
@@ -207,7 +211,6 @@ class Schedule:
             EVENTS["crash"].happen(self, side)
         for each in self.sides:
             each.store.forget_faults()
-        self._is_faulty = False
         self.check()
 
     def _asked(self) -> Sequence[Side]:
@@ -216,7 +219,7 @@ class Schedule:
         return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
 
     def excuse(self, error: StoreError, side: Side, *others: Side) -> None:
-        """Note an error that a fault or a limit explains, and raise any other.
+        """Note an error that a fault of this event or a limit explains, and raise any other.
 
         Args:
             error: What a write of a subscription ended with.
@@ -224,7 +227,8 @@ class Schedule:
             others: Those that were written together with it.
         """
         self.note(f"-> {error}")
-        if self._is_faulty:
+        # A fault that was scripted and did not happen explains nothing.
+        if _fired(self._stores_at_begin) > self._fired_before:
             return
         # Where no ledger can be written, the metadata store is used, unless the state has no room there.
         refusal = error.__cause__ if any(each.store.has_broken_ledgers for each in (side, *others)) else None
@@ -241,7 +245,6 @@ class Schedule:
         """Let some of the next writes of the event under way fail, one after the other."""
         for number in range(ahead, ahead + count):
             side.store.inject(Fault(side.store.mutation_count + number, kind))
-        self._is_faulty = True
         self.fault_count += count
         self.note(f"[{kind.name} at write {ahead}{f' and {count - 1} more' if count > 1 else ''}]")
 
@@ -302,6 +305,10 @@ class Schedule:
         """Return what has happened, a line for each event that did anything."""
         *others, last = self._lines
         return tuple(line.text(self) for line in (*(each for each in others if each.tells), last))
+
+
+def _fired(stores: Iterable[MemoryStore]) -> int:
+    return sum(store.fired_fault_count for store in stores)
 
 
 class judged:  # noqa: N801 - reads as a statement

@@ -90,7 +90,7 @@ class Side(PersistWatcher):
         try:
             self._open_cursor(faults)
         except StoreError:
-            if not faults:
+            if not self.store.fired_fault_count:
                 raise
             # To take a cursor over changes no acks, unless Pulsar's format moves the mark-delete position.
             is_certain = self.is_certain and self.config.format is not Format.PULSAR

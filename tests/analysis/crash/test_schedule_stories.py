@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -19,7 +19,7 @@ from cursor.journal import Journal
 from cursor.log_ownership import LogOwnership, log_path
 from cursor.pulsar_format import PulsarFormat
 from cursor.store import StoreError
-from cursor.stores.memory import _MemoryLedgers
+from cursor.stores.memory import FaultKind, _MemoryLedgers
 from delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
@@ -346,3 +346,34 @@ def test_a_planted_bug_breaks_its_promise(planted, monkeypatch):
     with pytest.raises(PromiseBrokenError) as caught, judged():
         planted(monkeypatch.setattr)
     assert caught.value.promise is PLANTED[planted]
+
+
+@pytest.mark.parametrize(("ahead", "is_excused"), [(0, True), (50, False)])
+def test_a_fault_excuses_an_error_only_where_it_happened(ahead, is_excused, monkeypatch):
+    persist = ManagedCursor.persist
+
+    def failing(self, **named):
+        """A planted bug: a persist reports a failure that no store had, after one that a store may have had."""
+        with suppress(StoreError):
+            persist(self, **named)
+        raise StoreError("planted")
+
+    story = Story()
+    story.sent(2)
+    story.ack(1)
+    story.schedule.script_faults(story.side, FaultKind.FAIL_BEFORE, ahead=ahead, count=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ManagedCursor, "persist", failing)
+        if is_excused:
+            story("persist")
+        else:
+            with judged_as(Promise.ERRORS):
+                story("persist")
+    story.end()
+
+
+@contextmanager
+def judged_as(promise):
+    with pytest.raises(PromiseBrokenError) as caught, judged():
+        yield
+    assert caught.value.promise is promise
