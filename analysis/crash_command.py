@@ -1,28 +1,38 @@
-"""`ackstate crash`: run crash layers on our cursor, or on yours, and say whether every promise held."""
+"""`ackstate crash` runs crash layers on our cursor, or on yours, and reports whether every promise held."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from analysis.crash.campaign import OURS, Budget, CampaignError, Totals, read_totals, run_layer, write_totals
+from ackstate.errors import AckStateError
+from analysis.crash.campaign import (
+    OURS,
+    RECEIPTS_MIN,
+    Budget,
+    CampaignError,
+    Seen,
+    Totals,
+    read_totals,
+    run_layer,
+    write_totals,
+)
+from analysis.crash.campaign_report import as_json, remarks, table
 from analysis.trace.recorder import segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from rich.progress import Progress
 
@@ -34,17 +44,29 @@ _RANGE = re.compile(r"L(\d)\.\.L(\d)")
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What a layer may be told."""
+    """The options that a layer may take; the subject is None unless the user named one."""
 
-    subject: str
+    subject: str | None
     trace: Path | None
+
+    @property
+    def subject_or_ours(self) -> str:
+        return self.subject or OURS
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """A layer: whether it crashes subjects, and whether it crashes ours as one of them."""
+
     title: str
     make: Callable[[_Options], Layer]
     takes_subject: bool = False
+    takes_ours: bool = True
+
+    def fits(self, options: _Options) -> bool:
+        if options == _Options(None, None):
+            return True
+        return self.takes_subject and (self.takes_ours or options.subject_or_ours != OURS)
 
 
 def _schedules(_: _Options) -> Layer:
@@ -59,7 +81,11 @@ def _crash_states(_: _Options) -> Layer:
     return crash_states
 
 
-def _system_calls(_: _Options) -> Layer:
+def _system_calls(options: _Options) -> Layer:
+    if (subject := options.subject_or_ours) != OURS:
+        from analysis.crash.layers.call_kills import call_kills
+
+        return partial(call_kills, subject=subject, recording=options.trace)
     from analysis.crash.layers.system_calls import system_calls
 
     return system_calls
@@ -68,13 +94,13 @@ def _system_calls(_: _Options) -> Layer:
 def _kills(options: _Options) -> Layer:
     from analysis.crash.layers.kills import kills
 
-    return partial(kills, subject=options.subject, recording=options.trace)
+    return partial(kills, subject=options.subject_or_ours, recording=options.trace)
 
 
 def _power_cuts(options: _Options) -> Layer:
     from analysis.crash.layers.power_cuts import power_cuts
 
-    return partial(power_cuts, subject=options.subject, recording=options.trace)
+    return partial(power_cuts, subject=options.subject_or_ours, recording=options.trace)
 
 
 def _damage(_: _Options) -> Layer:
@@ -92,7 +118,7 @@ def _zookeeper(_: _Options) -> Layer:
 _LAYERS = {
     "L0": _Entry("schedules on a faulty memory store", _schedules),
     "L1": _Entry("crash states of a simulated disk", _crash_states),
-    "L2": _Entry("the n-th system call fails or kills", _system_calls),
+    "L2": _Entry("the n-th system call fails or kills", _system_calls, takes_subject=True, takes_ours=False),
     "L3": _Entry("SIGKILL at random moments", _kills, takes_subject=True),
     "L4": _Entry("power cuts of a real file system", _power_cuts, takes_subject=True),
     "L5": _Entry("damaged media", _damage),
@@ -100,17 +126,35 @@ _LAYERS = {
 }
 
 
-def _chosen(text: str) -> list[str]:
-    """Return the layers that a name, a range or ``all`` stands for."""
-    if text == "all":
-        return list(_LAYERS)
+def _chosen(text: str | None, options: _Options) -> list[str]:
+    """Return the layers that a name, a range or ``all`` stands for; by default all that fit the other options.
+
+    Raises:
+        BadParameter: There is no such layer.
+        ValueError: A layer cannot do what the other options require.
+    """
+    if text is None:
+        return [name for name in _LAYERS if name != "ZK" and _LAYERS[name].fits(options)]
     match = _RANGE.fullmatch(text)
-    names = [f"L{number}" for number in range(int(match[1]), int(match[2]) + 1)] if match else [text]
+    names = list(_LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
     if not names or not set(names) <= _LAYERS.keys():
         raise typer.BadParameter(
             f"{text!r} is no layer; there are {', '.join(_LAYERS)}, ranges such as L0..L5, and all"
         )
+    if unfit := [name for name in names if not _LAYERS[name].fits(options)]:
+        fit = " and ".join(name for name, entry in _LAYERS.items() if entry.fits(options))
+        raise ValueError(f"--subject and --trace are for {fit} here; {', '.join(unfit)} looks inside our own")
     return names
+
+
+def _numbered(first: int, last: int) -> list[str]:
+    return [f"L{number}" for number in range(first, last + 1)]
+
+
+def _share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"must be above 0 and at most 1, got {share:g}")
+    return share
 
 
 def _budget(text: str) -> str:
@@ -138,24 +182,38 @@ class CrashCommand:
     def crash(  # noqa: PLR0913, PLR0917 - one for each option
         self,
         layer: Annotated[
-            str, typer.Option(metavar="L0..L5|ZK|all", help="Which layer: a name, a range such as L0..L5, or all.")
-        ] = "L0..L5",
+            str | None,
+            typer.Option(
+                metavar="L0..L5|ZK|all",
+                help="Which layer: a name, a range such as L0..L5, or all. "
+                "By default L0..L5; with --subject those that crash any subject, L2..L4.",
+            ),
+        ] = None,
         seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the first run; 1 by default.")] = None,
         budget: Annotated[
             str, typer.Option(metavar="TIME", callback=_budget, help="For each layer: 500ms, 60s, 5m, 2h.")
         ] = "10s",
         runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
         subject: Annotated[
-            str,
+            str | None,
             typer.Option(
                 metavar="WHAT",
-                help="L3, L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
+                help="L2 to L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
             ),
-        ] = OURS,
+        ] = None,
+        receipts_min: Annotated[
+            float,
+            typer.Option(
+                metavar="SHARE",
+                callback=_share,
+                help="L2 to L4: the share of acks before a persist that need a receipt, or nothing was tested. "
+                "Lower it for a subject that holds acks back.",
+            ),
+        ] = RECEIPTS_MIN,
         trace: Annotated[
             Path | None,
             typer.Option(
-                metavar="DIR", parser=Path, help="L3, L4: record what happened, for `ackstate trace` and Spark."
+                metavar="DIR", parser=Path, help="L2 to L4: record what happened, for `ackstate trace` and Spark."
             ),
         ] = None,
         totals: Annotated[
@@ -170,42 +228,79 @@ class CrashCommand:
         the same layer with that seed begins with it. docs/crash-testing.md
         tells how to test your own.
 
-        Exit status: 0 every promise held, or the layer cannot run here and says
-        why; 1 a promise was broken; 2 it could not be done, or not be tested.
+        Exit status: 0 every promise held; 1 a promise was broken; 2 it could
+        not be done, or nothing was tested: no run was completed, no layer can
+        run here, or the subject gave too few receipts. One layer of several
+        that cannot run here is skipped, with the reason.
         """
-        names, options = _chosen(layer), _Options(subject, trace)
-        _check_subject(names, options)
+        options = _Options(subject, trace)
+        names = _chosen(layer, options)
         _check_trace(trace)
         campaign = _Campaign(
             {name: _LAYERS[name].make(options) for name in names},
             Budget.parse(budget, run_count_max=runs),
             totals,
-            subject,
+            options.subject_or_ours,
             self.progress,
         )
         _open_standard_descriptors()
+        ending: BaseException | None = None
         with _terminated_as_interrupted() as check:
-            found, is_clean = campaign.run(seed, check)
+            try:
+                campaign.run(seed, check)
+            except (KeyboardInterrupt, AckStateError, OSError) as error:
+                for line in getattr(error, "complaint", ()):
+                    typer.echo(f"| {line}", err=True)
+                # What was found until then is reported all the same.
+                if not campaign.found:
+                    raise
+                ending = error
+        self._report(campaign, receipts_min, json=json)
+        self._end(campaign, receipts_min, ending)
+
+    def _report(self, campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
+        untested = {name: seen.untested(receipts_min=receipts_min) for name, seen in campaign.seen.items()}
         if json:
-            self.write_json(_json(found))
-        else:
-            self.show(_table(found), *_remarks(found, options))
-        if not is_clean:
+            self.write_json(as_json(campaign.found, untested))
+            return
+        titles = {name: entry.title for name, entry in _LAYERS.items()}
+        self.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject))
+
+    def _end(self, campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
+        """End with the status that fits what was seen: a broken promise outweighs all else."""
+        seen = campaign.seen.values()
+        if any(each.has_failed for each in seen):
+            if ending is not None:
+                reason = "interrupted" if isinstance(ending, KeyboardInterrupt) else " ".join(str(ending).split())
+                typer.echo(f"ackstate: {reason}", err=True)
             raise typer.Exit(1)
-        if any(each.untested for each in found.values()):
+        if ending is not None:
+            raise ending
+        if all(each.skipped for each in seen):
+            raise CampaignError("nothing was tested: no layer that was chosen can run here")
+        if any(each.untested(receipts_min=receipts_min) for each in seen):
             raise typer.Exit(2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Campaign:
+    """The layers that were chosen, run one after the other.
+
+    Attributes:
+        found: Totals of the layers that were begun.
+        seen: What this campaign saw of them.
+    """
+
     layers: dict[str, Layer]
     budget: Budget
     totals_file: Path | None
     subject: str
     progress: Callable[[], Progress]
+    found: dict[str, Totals] = field(default_factory=dict)
+    seen: dict[str, Seen] = field(default_factory=dict)
 
-    def run(self, seed: int | None, check: Callable[[], None]) -> tuple[dict[str, Totals], bool]:
-        """Run each layer for its budget; return their totals, and whether this campaign saw no promise broken.
+    def run(self, seed: int | None, check: Callable[[], None]) -> None:
+        """Run each layer for its budget.
 
         Args:
             seed: Of the first run.
@@ -219,29 +314,33 @@ class _Campaign:
             kept.setdefault(name, Totals(1 if seed is None else seed))
         # Hours of runs are not to end where they cannot be written.
         self._keep(kept)
-        failed_before = {name: kept[name].failed_runs for name in self.layers}
         with self.progress() as progress:
             for name, layer in self.layers.items():
                 self._run_one(name, layer, kept, progress, check)
-        found = {name: kept[name] for name in self.layers}
-        return found, all(each.failed_runs == failed_before[name] for name, each in found.items())
 
     def _run_one(
         self, name: str, layer: Layer, kept: dict[str, Totals], progress: Progress, check: Callable[[], None]
     ) -> None:
         task = progress.add_task(name, total=1.0)
-        last_kept_s = time.monotonic()
+        self.found[name], self.seen[name] = kept[name], (seen := Seen())
+        last_kept_s, failures_kept = time.monotonic(), kept[name].failed_runs
 
         def watch(totals: Totals, share: float) -> None:
-            nonlocal last_kept_s
+            nonlocal last_kept_s, failures_kept
+            # Whatever ends this process now, a failure is not forgotten.
+            if time.monotonic() - last_kept_s > _KEEP_EVERY_S or totals.failed_runs > failures_kept:
+                self._keep(kept)
+                last_kept_s, failures_kept = time.monotonic(), totals.failed_runs
             check()
             progress.update(task, description=_line(name, totals), completed=share, refresh=True)
-            if time.monotonic() - last_kept_s > _KEEP_EVERY_S:
-                self._keep(kept)
-                last_kept_s = time.monotonic()
 
         try:
-            run_layer(layer, kept[name], self.budget, watch=watch)
+            run_layer(layer, kept[name], self.budget, seen=seen, watch=watch)
+        except BaseException:
+            # A layer that could not even begin has nothing to report.
+            if not (seen.has_failed or seen.counts or seen.runs):
+                del self.found[name], self.seen[name]
+            raise
         finally:
             self._keep(kept)
 
@@ -297,57 +396,6 @@ def _check_trace(trace: Path | None) -> None:
         raise CampaignError(f"{trace} holds a recording already: name another directory, or remove this one")
 
 
-def _check_subject(names: Sequence[str], options: _Options) -> None:
-    if options.subject == OURS and options.trace is None:
-        return
-    strangers = [name for name in names if not _LAYERS[name].takes_subject]
-    if strangers:
-        raise ValueError(f"--subject and --trace are for L3 and L4; {', '.join(strangers)} looks inside our own")
-
-
 def _line(name: str, totals: Totals) -> str:
     failed = f"{totals.failed_runs} failed runs" if totals.failed_runs else "clean"
     return f"{name} {_LAYERS[name].title}: {totals.cycles:,} cycles, {failed}"
-
-
-def _table(found: dict[str, Totals]) -> Table:
-    table = Table("layer", "", box=None, header_style="bold")
-    for title in ("runs", "cycles", "a second", "lost\ndurable", "invented", "gauge\nwrong", "failed\nruns"):
-        table.add_column(title, justify="right")
-    for name, totals in found.items():
-        numbers = (totals.runs, totals.cycles, _rate(totals), totals.lost_durable, totals.invented)
-        more = (totals.gauge_mismatch, totals.failed_runs)
-        table.add_row(name, _LAYERS[name].title, *(f"{number:,}" for number in (*numbers, *more)))
-    return table
-
-
-def _rate(totals: Totals) -> int:
-    return round(totals.cycles / totals.seconds) if totals.seconds else 0
-
-
-def _remarks(found: dict[str, Totals], options: _Options) -> list[str]:
-    lines = []
-    for name, totals in found.items():
-        if totals.skipped:
-            lines.append(f"{name} was skipped: {totals.skipped}")
-        if totals.untested:
-            lines.append(f"{name}: {totals.untested}")
-        for failure in totals.failures:
-            lines += ["", f"{name}, seed {failure['seed']}: {failure['promise']}: {failure['found']}"]
-            lines += [f"  {line}" for line in failure["story"]]
-            lines.append(f"  again: {_again(name, failure['seed'], options)}")
-    return lines
-
-
-def _again(name: str, seed: int, options: _Options) -> str:
-    subject = [] if options.subject == OURS else ["--subject", options.subject]
-    return shlex.join(["ackstate", "crash", "--layer", name, "--seed", str(seed), "--runs", "1", *subject])
-
-
-def _json(found: dict[str, Totals]) -> dict[str, Any]:
-    sums = ("runs", "cycles", "lost_durable", "invented", "gauge_mismatch", "failed_runs", "seconds")
-    layers = [
-        {"layer": name, "cycles_per_second": _rate(each), **asdict(each), "untested": each.untested}
-        for name, each in found.items()
-    ]
-    return {name: sum(layer[name] for layer in layers) for name in sums} | {"layers": layers}

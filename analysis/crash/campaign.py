@@ -1,7 +1,8 @@
-"""How often was a layer run, and what did it find? A campaign asks for runs until its budget is over, and adds up.
+"""A campaign runs a layer until its budget is over, and adds up what it finds.
 
-Totals may be kept in a file. A campaign that finds one there goes on with the seed after the last and adds to it, so
-hours of runs survive interruptions, and the evidence is one file.
+Totals may be stored in a file. A campaign that finds such a file continues with the seed after the last and adds to
+it, so hours of runs survive interruptions, and the evidence is one file. A run that was interrupted is repeated from
+its beginning: what was counted of it is not counted again, and a promise that it broke is not forgotten.
 """
 
 from __future__ import annotations
@@ -25,31 +26,46 @@ if TYPE_CHECKING:
     from analysis.crash.layer import Layer, RunOutcome
 
 FAILURES_MAX = 20
-"""Of a layer's failed runs, this many are kept with their stories; all are counted."""
+"""At most this many different failures of a layer are stored with a story; all failed runs are counted."""
+RECEIPTS_MIN = 0.25
+"""The share of acks that need a receipt, unless another is given: with fewer, durability was not tested."""
 
 OURS = "ours"
 """The subject whose totals are kept, unless another is named."""
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
-_VERSION = 1
+_VERSION = 2
+# Version 1 had no `unfinished_pieces`, and an entry for each failed run.
+_OLD_VERSION = 1
+_ENTRIES = re.compile(r"\d+:\[\d+, \d+\)(?: \d+:\[\d+, \d+\))*(?: \.\.\.)?")
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class CampaignError(AckStateError):
-    """A file of totals that is not one, or that does not fit what is asked; it was left as it is."""
+    """A file of totals cannot be read, or does not fit the options; it was left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop asking for runs; one that has begun is always finished.
+    """When to stop asking for runs. A run that reports in pieces is cut short between two of them.
 
     Attributes:
-        seconds: After this time.
-        run_count_max: After this many runs; None for any number.
+        seconds: After this time; above 0.
+        run_count_max: After this many runs, at least 1; None for any number.
+
+    Raises:
+        ValueError: One of them is out of its range.
     """
 
     seconds: float
     run_count_max: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"seconds must be above 0 and finite, got {self.seconds}")
+        if self.run_count_max is not None and self.run_count_max < 1:
+            raise ValueError(f"run_count_max must be at least 1, got {self.run_count_max}")
 
     @classmethod
     def parse(cls, text: str, *, run_count_max: int | None = None) -> Budget:
@@ -63,6 +79,49 @@ class Budget:
         if not 0 < seconds < float("inf"):
             raise ValueError(f"not a budget: {text!r}; expected a number and ms, s, m or h, such as 60s")
         return cls(seconds, run_count_max)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one campaign saw of a layer; this, not the totals, decides its exit status.
+
+    Attributes:
+        runs: Seeds that were run to their end.
+        has_failed: Whether a promise was broken, be it in a run that an earlier campaign began and did not end.
+        counts: As `RunOutcome`, summed by name.
+        skipped: Why the layer could not run; empty if it could.
+    """
+
+    runs: int = 0
+    has_failed: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: str = ""
+
+    def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
+        """Return what was not tested, and why; empty if the layer was skipped or failed, or all was tested.
+
+        Args:
+            receipts_min: The share of acks before an accepted persist that need a receipt; above 0, at most 1.
+        """
+        if self.has_failed:
+            return ""
+        if not self.runs:
+            return "" if self.skipped else "nothing was tested: no run was completed, give a longer --budget"
+        # The other layers have no subject.
+        return self._without_receipts(receipts_min) if "accepted_persists" in self.counts else ""
+
+    def _without_receipts(self, receipts_min: float) -> str:
+        if not self.counts["accepted_persists"]:
+            return "nothing was tested: the subject never accepted a persist"
+        if not self.counts["durable_receipts"]:
+            return "the subject never reported that an ack is durable: I2 was not tested"
+        due, given = self.counts["receipts_due"], self.counts["receipts_given"]
+        if given < receipts_min * due:
+            return (
+                f"the subject gave receipts for {given:,} of {due:,} acks that it was asked to persist "
+                f"({given / due:.1%}; --receipts-min requires {receipts_min:.1%}): I2 was not tested"
+            )
+        return ""
 
 
 @dataclass(slots=True)
@@ -80,8 +139,10 @@ class Totals:
         last_failed_seed: The last of these; -1 without any.
         seconds: How long they took.
         counts: As `RunOutcome`, summed by name.
-        failures: The first `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story``.
+        failures: At most `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story`` of the run with
+            the shortest story, ``count`` of the runs that broke it equally, and the ``last_seed`` of these.
         skipped: Why the layer could not run when it was asked last; empty if it could.
+        unfinished_pieces: How many outcomes of `next_seed` are in the sums already.
     """
 
     next_seed: int
@@ -96,30 +157,54 @@ class Totals:
     counts: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     skipped: str = ""
+    unfinished_pieces: int = 0
 
     @property
-    def untested(self) -> str:
-        """What could not be tested, because the subject did not do its part; empty if all could."""
-        # Not a word of runs in which nothing was persisted: they were too short.
-        if self.counts.get("accepted_persists") and not self.counts.get("durable_receipts"):
-            return "it never said that anything is durable: I2 was not tested"
-        return ""
+    def has_failed_unfinished(self) -> bool:
+        """Whether the run that comes next was begun before, and broke a promise."""
+        return self.last_failed_seed == self.next_seed
 
-    def add(self, outcome: RunOutcome) -> None:
-        """Take one more run in."""
-        if outcome.is_last:
-            self.next_seed = outcome.seed + 1
-            self.runs += 1
-        self.cycles += outcome.cycles
-        self.lost_durable += outcome.lost_durable
-        self.invented += outcome.invented
-        self.gauge_mismatch += outcome.gauge_mismatch
+    def add(self, outcome: RunOutcome, *, is_counted: bool = False) -> None:
+        """Add an outcome of a run.
+
+        Args:
+            outcome: Of the seed `next_seed`.
+            is_counted: Whether it repeats a piece that is in the sums already; what it breaks is still noted.
+        """
+        if not is_counted:
+            self.unfinished_pieces += 1
+            self.cycles += outcome.cycles
+            self.lost_durable += outcome.lost_durable
+            self.invented += outcome.invented
+            self.gauge_mismatch += outcome.gauge_mismatch
+            self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
         if not is_clean(outcome) and outcome.seed != self.last_failed_seed:
             self.failed_runs += 1
             self.last_failed_seed = outcome.seed
-        self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
-        for broken in _told(outcome)[: FAILURES_MAX - len(self.failures)]:
-            self.failures.append({"seed": outcome.seed, **asdict(broken)})
+        for broken in _told(outcome):
+            self._note(outcome.seed, broken)
+        if outcome.is_last:
+            self.next_seed = outcome.seed + 1
+            self.runs += 1
+            self.unfinished_pieces = 0
+
+    def _note(self, seed: int, broken: BrokenPromise) -> None:
+        """Count a failure with those that are equal to it, or store it if it is new and there is room."""
+        kind = failure_kind(broken.promise, broken.found)
+        for known in self.failures:
+            if failure_kind(known["promise"], known["found"]) == kind:
+                known["count"] += known["last_seed"] != seed
+                known["last_seed"] = seed
+                if len(broken.story) < len(known["story"]):
+                    known.update(seed=seed, found=broken.found, story=broken.story)
+                return
+        if len(self.failures) < FAILURES_MAX:
+            self.failures.append({"seed": seed, **asdict(broken), "count": 1, "last_seed": seed})
+
+
+def failure_kind(promise: str, found: str) -> tuple[str, str]:
+    """Return what two equal failures have in common: all but the numbers and entries in what was found."""
+    return promise, _NUMBER.sub("N", _ENTRIES.sub("ENTRIES", found))
 
 
 def is_clean(outcome: RunOutcome) -> bool:
@@ -128,37 +213,53 @@ def is_clean(outcome: RunOutcome) -> bool:
 
 
 def run_layer(
-    layer: Layer, totals: Totals, budget: Budget, *, watch: Callable[[Totals, float], None] = lambda *_: None
-) -> None:
+    layer: Layer,
+    totals: Totals,
+    budget: Budget,
+    *,
+    seen: Seen | None = None,
+    watch: Callable[[Totals, float], None] = lambda *_: None,
+) -> Seen:
     """Ask a layer for runs until the budget is over, and add them up as they come.
 
     Args:
         layer: Begins with the seed `totals.next_seed`.
         totals: Goes on from what it holds.
-        budget: At least one run is made, whatever it is.
-        watch: Told, after each run, the totals and which share of the time is over. What it raises ends the campaign.
+        budget: At least one run is begun, whatever it is.
+        seen: Is given what this campaign sees, also where it ends with an exception; a new one by default.
+        watch: Called after each outcome with the totals and the share of the time that is over. What it raises ends the
+            campaign.
+
+    Returns:
+        What this campaign saw.
     """
-    begun, earlier, runs = time.monotonic(), totals.seconds, 0
+    seen = Seen() if seen is None else seen
+    seen.has_failed = totals.has_failed_unfinished
+    begun, earlier, counted = time.monotonic(), totals.seconds, totals.unfinished_pieces
     try:
         with closing(layer(totals.next_seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
             totals.skipped = ""
             for outcome in outcomes:
-                totals.add(outcome)
-                runs += outcome.is_last
+                totals.add(outcome, is_counted=counted > 0)
+                counted = 0 if outcome.is_last else max(counted - 1, 0)
+                seen.runs += outcome.is_last
+                seen.has_failed = seen.has_failed or not is_clean(outcome)
+                seen.counts.update(outcome.counts)
                 lasted = time.monotonic() - begun
                 totals.seconds = round(earlier + lasted, 3)
                 watch(totals, min(lasted / budget.seconds, 1.0))
-                if lasted >= budget.seconds or runs == budget.run_count_max:
-                    return
+                if lasted >= budget.seconds or seen.runs == budget.run_count_max:
+                    break
     except LayerSkippedError as error:
-        totals.skipped = str(error)
+        totals.skipped = seen.skipped = str(error)
+    return seen
 
 
 def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
-    """Read what earlier campaigns have written; nothing if there is no file.
+    """Read what earlier campaigns have written, also those of version 1; nothing if there is no file.
 
     Raises:
-        CampaignError: It is not such a file, or of a newer version, or of another subject.
+        CampaignError: It is not such a file, or of an unknown version, or of another subject.
         OSError: It cannot be read.
     """
     try:
@@ -167,12 +268,13 @@ def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
         return {}
     try:
         found = json.loads(data)
-        if found["version"] != _VERSION:
-            raise CampaignError(f"{path}: version {found['version']!r}; this release reads version {_VERSION}")
+        if (version := found["version"]) not in {_OLD_VERSION, _VERSION}:
+            raise CampaignError(f"{path}: version {version!r}; this release reads versions 1 and {_VERSION}")
         if (crashed := found.get("subject", OURS)) != subject:
             raise CampaignError(f"{path}: totals of the subject {crashed!r}, not of {subject!r}: name another file")
-        return {name: _totals(plain) for name, plain in found["layers"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {name: _totals(_upgraded(plain, version)) for name, plain in found["layers"].items()}
+    # A RecursionError is what deep nesting brings.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CampaignError(f"{path}: not the totals of a crash campaign ({error!r})") from error
 
 
@@ -194,9 +296,39 @@ def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
     return (BrokenPromise("I1, I2 or I3", found),)
 
 
+def _upgraded(plain: dict[str, Any], version: int) -> dict[str, Any]:
+    """Return the totals of a layer as this version writes them."""
+    if version == _VERSION:
+        return plain
+    failures = [{**failure, "count": 1, "last_seed": failure["seed"]} for failure in plain["failures"]]
+    return {**plain, "failures": failures, "unfinished_pieces": 0}
+
+
 def _totals(plain: dict[str, Any]) -> Totals:
-    kinds: dict[str, type] = {"counts": dict, "failures": list, "skipped": str, "seconds": float}
     for each in fields(Totals):
-        if not isinstance(plain[each.name], kinds.get(each.name, int)):
-            raise TypeError(f"{each.name} is {plain[each.name]!r}")
+        value = plain[each.name]
+        match each.name:
+            case "skipped":
+                is_valid = isinstance(value, str)
+            case "seconds":
+                is_valid = isinstance(value, float) and 0 <= value < float("inf")
+            case "counts":
+                is_valid = isinstance(value, dict) and all(map(_is_count, value.values()))
+            case "failures":
+                is_valid = isinstance(value, list) and all(map(_is_failure, value))
+            case name:
+                is_valid = _is_count(value) or (name, value) == ("last_failed_seed", -1)
+        if not is_valid:
+            raise TypeError(f"{each.name} is {value!r}")
     return Totals(**plain)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_failure(value: Any) -> bool:
+    match value:
+        case {"seed": seed, "promise": str(), "found": str(), "story": list(story), "count": count, "last_seed": last}:
+            return all(map(_is_count, (seed, count, last))) and all(isinstance(line, str) for line in story)
+    return False

@@ -22,7 +22,7 @@ The subject may take its time, and may say that operations are durable before it
 hold answers back, at most until the next persist: then it says that all were accepted that were asked until then. Each
 request has one answer, and each operation becomes durable once; what nobody asked for, or is said twice, breaks the
 conversation (`Turns`). It must write a line out before it counts as said: what is in a buffer when the process dies was
-never said. What it writes to standard error is not read, but is quoted if it ends by itself.
+never said. What it writes to standard error is not read; the last ten lines are quoted if it fails.
 """
 
 from __future__ import annotations
@@ -47,11 +47,21 @@ _TOLD_MAX = 1_000
 
 
 class SubjectError(AckStateError):
-    """A subject said what the conversation has no room for, fell silent, or ended by itself; the message quotes it."""
+    """A subject said what the conversation has no room for, fell silent, or ended by itself; the message quotes it.
+
+    Attributes:
+        complaint: The last lines that it wrote to standard error, at most ten.
+    """
+
+    complaint: tuple[str, ...] = ()
 
 
 class OutOfTurnError(SubjectError):
     """A subject answered what nobody had asked, or the same twice."""
+
+
+class CrashedError(SubjectError):
+    """A subject was killed at a system call, as it was planned; nothing of that is its fault."""
 
 
 class Start(NamedTuple):
@@ -245,7 +255,7 @@ def tell(life: Life, answer: Answer) -> None:
             case Accepted(number, gauge):
                 life.accepted(number)
                 if gauge is not None:
-                    life.gauged(gauge)
+                    life.gauged(gauge, number=number)
             case Durable(numbers):
                 life.durable(numbers)
             case Failure(text):

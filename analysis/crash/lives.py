@@ -5,8 +5,9 @@ What the crash is, the caller says: SIGKILL, or a power cut.
 
 from __future__ import annotations
 
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
 from random import Random
@@ -16,15 +17,16 @@ from analysis.crash import workload
 from analysis.crash.conversation import (
     Accepted,
     AskReport,
+    CrashedError,
     Durable,
     OutOfTurnError,
-    Ready,
     Recover,
     Start,
     SubjectError,
     tell,
 )
 from analysis.crash.layer import BrokenPromise, RunOutcome
+from analysis.crash.lives_story import complaint, ledgers, told
 from analysis.crash.subject import Operation, OperationKind, Report
 from analysis.crash.subject_process import PATIENCE_S
 from analysis.crash.subject_trace import Lived
@@ -32,11 +34,12 @@ from analysis.crash.verdict import DIFFERING, Life, add_operation, entries, list
 from analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from analysis.crash.conversation import Answer
-    from analysis.crash.subject_process import Launch, SubjectProcess
+    from analysis.crash.subject_launch import Launch
+    from analysis.crash.subject_process import SubjectProcess
     from analysis.crash.verdict import Verdict
 
 RECOVERABLE = "I5: what a crash left can be opened, a crash while it is opened included"
@@ -45,6 +48,7 @@ _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
 _CRASHED_AFTERWARDS_SHARE = 0.5
+_QUIET_REPORT_SHARE = 0.3
 # Only so far ahead that what was asked is about what it can have seen. A subject may hold answers back until a persist:
 # when it has said nothing for so long, it is asked more.
 _SENT_AHEAD = 64
@@ -53,6 +57,10 @@ _PAUSE_S = 0.02
 
 class Crash(Protocol):
     """Ends processes."""
+
+    def prepare(self) -> None:
+        """Note that a process begins that is to be crashed; it may then be ended at any time (`CrashedError`)."""
+        ...
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """End a process; return what it had said that counts and was not read yet.
@@ -71,6 +79,9 @@ class Crash(Protocol):
 class Sigkill:
     """The crash of a process alone: the kernel goes on, and keeps all that it was given."""
 
+    def prepare(self) -> None:
+        """See `Crash`; this one comes when it is called."""
+
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """See `Crash`; all that it has said counts, because nothing was lost when it had said it."""
         return process.kill()
@@ -84,12 +95,13 @@ class LivesSettings:
     """When the crashes come.
 
     Attributes:
-        early_s: While it starts or recovers: up to so much after it was asked to.
+        early_s: While it starts or recovers: up to so much after it was asked to. None for a crash that comes by
+            itself: then a life goes to its end, unless it is crashed before.
         delay_mean_s: Else after so many answers, and then so much later on average, or at once.
         patience_s: How long a subject may take for an answer when it is its turn.
     """
 
-    early_s: float = 0.004
+    early_s: float | None = 0.004
     delay_mean_s: float = 0.0003
     patience_s: float = PATIENCE_S
 
@@ -135,7 +147,11 @@ class Lives:
         self._died_ms = 0
         self._verdict: Verdict | None = None
         self._counts = dict.fromkeys(
-            ("accepted_persists", "crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"), 0
+            (
+                *("accepted_persists", "crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"),
+                *("receipts_due", "receipts_given"),
+            ),
+            0,
         )
         self.broken: tuple[BrokenPromise, ...] = ()
         self.lived: list[Lived] = []
@@ -144,53 +160,70 @@ class Lives:
         """Return what became of all lives."""
         if (verdict := self._verdict) is None:
             return RunOutcome(self._seed, self._crashes, broken=self.broken, counts=self._counts)
-        found = (len(verdict.lost_durable), len(verdict.invented), int(verdict.is_gauge_passed))
+        found = (len(verdict.lost_durable), len(verdict.invented), int(verdict.is_gauge_wrong))
         return RunOutcome(self._seed, self._crashes, *found, self.broken, self._counts)
 
     def live_once(self, length: int) -> None:
         """Start, judge the life before, be asked up to so many operations, be crashed."""
         chance = _chance("moment", self._seed, self._number)
-        with self._blamed(), self._launch() as process:
+        self._crash.prepare()
+        with self._blamed() as process:
             process.send(Start(self._directory, self._log), AskReport())
-            if chance.random() < _EARLY_SHARE:
+            if self._settings.early_s is not None and chance.random() < _EARLY_SHARE:
                 self._crash_early(process, chance, "while it starts")
                 return
-            _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
-            self._opened(report)
-            if not self.broken:
-                moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
-                self._talk(process, self._operations(length), moment)
-                time.sleep(moment.delay_s)
-                self._crashed(process)
-        self._died_ms = _now_ms()
+            try:
+                self._live(process, chance, length)
+            except CrashedError:
+                self._counts["crashed_early"] += not self._is_open
+                self._crashed(process, "" if self._is_open else "while it starts")
+        if self._is_open:
+            due, given = self._life.receipts_due()
+            self._counts["receipts_due"] += due
+            self._counts["receipts_given"] += given
+            self._died_ms = _now_ms()
         self._number += 1
+
+    def _live(self, process: SubjectProcess, chance: Random, length: int) -> None:
+        _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+        self._opened(report)
+        if self.broken:
+            return
+        moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
+        if self._settings.early_s is None:
+            moment = _Moment(sys.maxsize, is_after_durable=False, delay_s=0.0)
+        if self._talk(process, self._operations(length), moment) and chance.random() < _QUIET_REPORT_SHARE:
+            self._report_quietly(process)
+        time.sleep(moment.delay_s)
+        self._crashed(process)
 
     def recover(self) -> None:
         """Have a process of its own recover, sometimes after another was crashed doing so; judge the life before."""
         chance = _chance("recovery", self._seed, self._number)
-        with self._blamed():
-            if chance.random() < _CRASHED_RECOVERY_SHARE:
-                with self._launch() as process:
-                    process.send(Recover(self._directory, self._log))
-                    self._counts["crashed_recoveries"] += 1
-                    self._crash_early(process, chance, "while it recovers")
-            if not self.broken:
-                with self._launch() as process:
-                    process.send(Recover(self._directory, self._log))
-                    _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
-                    self._opened(report)
-                    if chance.random() < _CRASHED_AFTERWARDS_SHARE:
-                        self._crashed(process)
+        if chance.random() < _CRASHED_RECOVERY_SHARE:
+            self._crash.prepare()
+            with self._blamed() as process:
+                process.send(Recover(self._directory, self._log))
+                self._counts["crashed_recoveries"] += 1
+                self._crash_early(process, chance, "while it recovers")
+        if not self.broken:
+            with self._blamed() as process:
+                process.send(Recover(self._directory, self._log))
+                _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+                self._opened(report)
+                if chance.random() < _CRASHED_AFTERWARDS_SHARE:
+                    self._crashed(process)
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """Hold errors of a subject against it."""
+    def _blamed(self) -> Iterator[SubjectProcess]:
+        """Begin the subject, end it with the block, and hold its errors against it."""
         self._is_open = False
         try:
-            yield
+            with self._launch() as process:
+                yield process
         except SubjectError as error:
             promise = TALKING if self._is_open or isinstance(error, OutOfTurnError) else RECOVERABLE
-            self.broken = (BrokenPromise(promise, str(error), self._told(str(error))),)
+            self.broken = (BrokenPromise(promise, str(error), self._told(*complaint(error), str(error))),)
 
     def _crashed(self, process: SubjectProcess, when: str = "") -> Sequence[Answer]:
         self._crashes += 1
@@ -202,9 +235,14 @@ class Lives:
         return answers
 
     def _crash_early(self, process: SubjectProcess, chance: Random, when: str) -> None:
-        time.sleep(chance.uniform(0, self._settings.early_s))
         self._counts["crashed_early"] += 1
-        for answer in self._crashed(process, when):
+        answers: Sequence[Answer] = ()
+        if self._settings.early_s is None:
+            with suppress(CrashedError):
+                answers = [process.wait_for(Report, patience_s=self._settings.patience_s)[1]]
+        else:
+            time.sleep(chance.uniform(0, self._settings.early_s))
+        for answer in (*answers, *self._crashed(process, when)):
             if isinstance(answer, Report):
                 self._opened(answer)
                 self._story.append(f"{when}: {self._crash}")
@@ -245,8 +283,8 @@ class Lives:
         asked = workload.operations(chance, self._log, length=length - 1, known=self._known)
         return [*asked, Operation(length - 1, OperationKind.PERSIST)]
 
-    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment) -> None:
-        """Ask until the moment has come, or everything was answered."""
+    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment) -> bool:
+        """Ask until the moment has come, or everything was answered; tell whether that is so."""
         sent = heard = accepted = 0
         ahead, patience_s = _SENT_AHEAD, self._settings.patience_s
         until = time.monotonic() + patience_s
@@ -255,7 +293,7 @@ class Lives:
             sent += self._ask(process, operations[sent : max(heard + ahead, sent)])
             waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
-                return
+                return accepted == len(operations)
             timeout_s = until - time.monotonic() if sent == len(operations) else _PAUSE_S
             # Receipts for nothing could be given for ever.
             answers = [answer for answer in process.events(timeout_s) if answer != Durable(())]
@@ -268,6 +306,15 @@ class Lives:
                 ahead += _SENT_AHEAD
             elif time.monotonic() >= until:
                 raise process.silence(patience_s)
+
+    def _report_quietly(self, process: SubjectProcess) -> None:
+        """Have it report while nothing is under way: its gauge cannot count what had a receipt by then."""
+        process.send(AskReport())
+        answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+        self._story.append(told(report))
+        if report.redelivery_if_crashed is not None:
+            self._life.gauged(report.redelivery_if_crashed)
+        self._hear(answers)
 
     def _ask(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
         self._note(asked)
@@ -295,8 +342,8 @@ class Lives:
         self._steps += zip(repeat(_now_ms()), steps)
         self._story += steps
 
-    def _told(self, end: str) -> tuple[str, ...]:
-        return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_told, self._story), end)
+    def _told(self, *end: str) -> tuple[str, ...]:
+        return (f"life {self._number} on a log of {ledgers(self._log)}", *map(told, self._story), *end)
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
@@ -320,32 +367,6 @@ def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _Moment:
     return _Moment(
         chance.randint(1, length), is_after_durable, chance.choice((0.0, chance.expovariate(1 / delay_mean_s)))
     )
-
-
-def _told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
-    """Return one step of a life as a line of its story."""
-    match step:
-        case str():
-            return step
-        case Operation(number, OperationKind.PERSIST):
-            return f"asked {number}: persist"
-        case Operation(number, kind, ledger_id, entry_id):
-            return f"asked {number}: {kind.value} {ledger_id}:{entry_id}"
-        case Ready():
-            return "it is ready"
-        case Accepted(number, None):
-            return f"it accepted {number}"
-        case Accepted(number, gauge):
-            return f"it accepted {number}; a crash would bring back {gauge}"
-        case Durable(numbers):
-            return f"durable: {' '.join(map(str, numbers))}"
-        case Report():
-            return f"it holds {listed(entries(step.acked))}"
-    raise AssertionError(step)
-
-
-def _ledgers(log: Mapping[int, int]) -> str:
-    return ", ".join(f"ledger {ledger_id} with {entry_count} entries" for ledger_id, entry_count in log.items())
 
 
 def _chance(*what: str | int) -> Random:

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from operator import index
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from analysis.crash.conversation import Answer, Request
-    from analysis.crash.subject import CrashSubject
+    from analysis.crash.subject import CrashSubject, Report
 
 SUBJECTS = {
     "ours": "analysis.crash.subjects.ours:OursOnFiles",
@@ -182,9 +183,9 @@ class _Service:
                 self._subject.start(directory, ledgers)
                 self._say(Ready())
             case Recover(directory, ledgers):
-                self._say(self._subject.recover(directory, ledgers))
+                self._say_report(self._subject.recover(directory, ledgers))
             case AskReport():
-                self._say(self._subject.report())
+                self._say_report(self._subject.report())
             case Operation(kind=OperationKind.PERSIST) if self._subject.persists_in_background:
                 self._persist_in_background(request)
             case Operation():
@@ -214,9 +215,19 @@ class _Service:
 
     def _say_accepted(self, operation: Operation) -> None:
         with self._saying:
-            gauge = getattr(self._subject, "redelivery_if_crashed", None)
-            # A number with a fraction is no number of entries.
-            self._write(answer_line(Accepted(operation.number, None if gauge is None else index(gauge))))
+            self._write(answer_line(Accepted(operation.number, self._gauge())))
+
+    def _say_report(self, report: Report) -> None:
+        """Say what is acked, with the gauge of the subject if the report has none."""
+        with self._saying:
+            if report.redelivery_if_crashed is None:
+                report = replace(report, redelivery_if_crashed=self._gauge())
+            self._write(answer_line(report))
+
+    def _gauge(self) -> int | None:
+        gauge = getattr(self._subject, "redelivery_if_crashed", None)
+        # A number with a fraction is no number of entries.
+        return None if gauge is None else index(gauge)
 
     def _say_durable(self) -> None:
         numbers = self._subject.receipts()

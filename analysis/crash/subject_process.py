@@ -5,31 +5,43 @@ from __future__ import annotations
 import gc
 import os
 import selectors
-import shlex
-import shutil
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, final
 
-from analysis.crash.conversation import Failure, SubjectError, Turns, printable, quoted, read_answer, request_line
+from analysis.crash.conversation import (
+    CrashedError,
+    Failure,
+    SubjectError,
+    Turns,
+    printable,
+    quoted,
+    read_answer,
+    request_line,
+)
 from analysis.crash.dying import die_with
-from analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
+from analysis.crash.serve import end_with_traceback, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from analysis.crash.call_tracer import CallTracer
     from analysis.crash.conversation import Answer, Request
     from analysis.crash.subject import CrashSubject
 
 PATIENCE_S = 60.0
 """How long a subject may take for an answer when it is its turn; a busy machine needs seconds."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
-_COMPLAINT_BYTES_MAX = 4096
+_COMPLAINT_BYTES_MAX = 1 << 14
+_COMPLAINT_LINES = 10
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.0002
 # For the rest of its process group to die.
 _DYING_S = 5.0
+# For a process that has closed its answers to end by itself.
+_ENDING_S = 1.0
 
 _A = TypeVar("_A")
 
@@ -42,8 +54,11 @@ class SubjectProcess:
     it when the thread that made it ends, however that ends.
     """
 
-    def __init__(self, pid: int, requests: int, answers: int, complaints: int) -> None:
+    def __init__(
+        self, pid: int, requests: int, answers: int, complaints: int, *, tracer: CallTracer | None = None
+    ) -> None:
         self.pid = pid
+        self._tracer = tracer
         self._requests, self._answers, self._complaints = requests, answers, complaints
         self._turns = Turns()
         self._unsent = bytearray()
@@ -59,8 +74,12 @@ class SubjectProcess:
             self._selector.register(descriptor, selectors.EVENT_READ)
 
     @classmethod
-    def fork(cls, make_subject: Callable[[], CrashSubject]) -> SubjectProcess:
+    def fork(cls, make_subject: Callable[[], CrashSubject], *, tracer: CallTracer | None = None) -> SubjectProcess:
         """Serve a Python subject in a copy of this process, with whatever code was patched in it.
+
+        Args:
+            make_subject: Called in the copy.
+            tracer: Kills it at a system call; None for a process that is not traced.
 
         Raises:
             OSError: There is no room for another process.
@@ -72,15 +91,22 @@ class SubjectProcess:
             with os.fdopen(requests, "rb") as lines:
                 serve(make_subject(), lines, answers)
 
-        return cls._begin(child)
+        return cls._begin(child, tracer)
 
     @classmethod
-    def spawn(cls, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> SubjectProcess:
+    def spawn(
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        tracer: CallTracer | None = None,
+    ) -> SubjectProcess:
         """Run any program that speaks `analysis.crash.conversation` on standard input and output.
 
         Args:
             command: The program and its arguments.
             environment: Instead of this process's.
+            tracer: As of `fork`.
 
         Raises:
             OSError: There is no room for another process. A program that is not there is one that ends by itself.
@@ -95,10 +121,10 @@ class SubjectProcess:
                 os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="backslashreplace"))
                 os._exit(127)
 
-        return cls._begin(child)
+        return cls._begin(child, tracer)
 
     @classmethod
-    def _begin(cls, child: Callable[[int, int], None]) -> SubjectProcess:
+    def _begin(cls, child: Callable[[int, int], None], tracer: CallTracer | None) -> SubjectProcess:
         request_end, requests = os.pipe()
         answers, answer_end = os.pipe()
         complaints, complaint_end = os.pipe()
@@ -107,16 +133,22 @@ class SubjectProcess:
         if pid == 0:
             for descriptor in (requests, answers, complaints):
                 os.close(descriptor)
-            _run_child(child, request_end, answer_end, complaint_end, parent_pid=parent_pid)
+            ends = (request_end, answer_end, complaint_end)
+            if tracer is None:
+                _run_child(lambda: child(request_end, answer_end), complaint_end, parent_pid=parent_pid)
+            traced = partial(tracer.run, lambda: child(request_end, answer_end), unneeded=ends)
+            _run_child(traced, complaint_end, parent_pid=parent_pid)
         for descriptor in (request_end, answer_end, complaint_end):
             os.close(descriptor)
-        return cls(pid, requests, answers, complaints)
+        return cls(pid, requests, answers, complaints, tracer=tracer)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, _type: object, error: object, _traceback: object) -> None:
         self._end()
+        if isinstance(error, SubjectError):
+            error.complaint = self._complaint_lines()
 
     def send(self, *requests: Request) -> None:
         """Ask. Never waits: what the pipe has no room for is sent while `events` and the like wait."""
@@ -323,8 +355,18 @@ class SubjectProcess:
 
     def _ended(self) -> SubjectError:
         """Return the error that says how it ended."""
+        # Its answers end a moment before it does, or before its tracer does.
+        until = time.monotonic() + _ENDING_S
+        while self._status is None and time.monotonic() < until:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = status
+            else:
+                time.sleep(_POLL_S)
         self._end()
         assert self._status is not None
+        if self._is_killed and self._tracer is not None and self._tracer.met:
+            return CrashedError(f"the subject was killed at its call {self._tracer.kill_at}, {self._tracer.met}")
         if self._is_killed:
             return SubjectError(f"the subject closed its answers, or was killed{self._quoted_complaint()}")
         return SubjectError(f"the subject {_how(self._status)}{self._quoted_complaint()}")
@@ -333,38 +375,13 @@ class SubjectProcess:
         lines = self._complaint.strip().splitlines()
         return f": {quoted(lines[-1])}" if lines else ""
 
-
-Launch: TypeAlias = "Callable[[], SubjectProcess]"
-"""Begins a subject in a new process."""
-
-
-def subject_launch(text: str) -> Launch:
-    """Return how to begin the subject that a user names.
-
-    Args:
-        text: ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
-            or a command line.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
-    if is_class_name(text):
-        make_subject = subject_class(text)
-        return lambda: SubjectProcess.fork(make_subject)
-    try:
-        command = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"subject {text!r}: {error}") from None
-    if not command or shutil.which(command[0]) is None:
-        raise ValueError(
-            f"subject {text!r}: neither one of {', '.join(SUBJECTS)}, nor module:Class, nor the command of a program"
-        )
-    return lambda: SubjectProcess.spawn(command)
+    def _complaint_lines(self) -> tuple[str, ...]:
+        """Return the last lines that it wrote to standard error, as a terminal shows them."""
+        lines = self._complaint.decode(errors="backslashreplace").rstrip().splitlines()
+        return tuple(printable(line.expandtabs(4)) for line in lines[-_COMPLAINT_LINES:])
 
 
-def _run_child(
-    child: Callable[[int, int], None], requests: int, answers: int, complaints: int, *, parent_pid: int
-) -> NoReturn:
+def _run_child(child: Callable[[], object], complaints: int, *, parent_pid: int) -> NoReturn:
     """Be the subject's process until it ends; nothing of the parent is cleaned up in it."""
     try:
         os.setsid()
@@ -375,7 +392,7 @@ def _run_child(
         os.dup2(complaints, 2)
         # Its collector would touch, and so copy, every page of the parent's objects.
         gc.freeze()
-        child(requests, answers)
+        child()
         os._exit(0)
     except BaseException:
         end_with_traceback()

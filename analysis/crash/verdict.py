@@ -1,4 +1,11 @@
-"""What a subject was asked and what it said, and whether what it holds after a crash agrees: sets against sets."""
+"""Compares what a subject was asked and what it said with what it holds after a crash: sets against sets.
+
+A gauge is judged from both sides. Too low is one that said less than a crash brought back. Too high is one that counted
+entries that cannot come back by the subject's own receipts: at most those that had been asked when it was read, without
+those that were known at the start or had a receipt before. Receipts that came while the operation that the gauge was
+said with was under way do not count against it, because another thread may have read the gauge before them. A crash
+alone proves no gauge too high: bytes that were written and not synced survive SIGKILL, and often a power cut.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +25,7 @@ INVENTED = "I1: an unacked entry is never treated as acked"
 LOST = "I2: a durable receipt survives any crash"
 DIFFERING = "I5: two recoveries of what a crash left hold the same"
 GAUGE = "I3: no more comes again than the gauge said"
+GAUGE_TOO_HIGH = "I3: a gauge counts nothing that cannot come again"
 _LISTED_MAX = 8
 
 
@@ -29,12 +37,19 @@ class Verdict(NamedTuple):
         invented: Entries that are known as acked and that nobody had asked to ack.
         redelivered: Entries whose ack had been accepted and is not known: they come again.
         redelivery_max: The most that may come again by the subject's own gauge; None if it told none.
+        overstated: The gauge that was too high by most, and how many could come again at most; None if none was.
     """
 
     lost_durable: EntrySet
     invented: EntrySet
     redelivered: EntrySet
     redelivery_max: int | None
+    overstated: tuple[int, int] | None = None
+
+    @property
+    def is_gauge_wrong(self) -> bool:
+        """Whether the gauge was too low or too high."""
+        return self.is_gauge_passed or self.overstated is not None
 
     @property
     def is_gauge_passed(self) -> bool:
@@ -44,7 +59,7 @@ class Verdict(NamedTuple):
     @property
     def is_clean(self) -> bool:
         """Whether nothing was lost or invented, and the gauge held."""
-        return not (len(self.lost_durable) or len(self.invented) or self.is_gauge_passed)
+        return not (len(self.lost_durable) or len(self.invented) or self.is_gauge_wrong)
 
     def broken(self, story: tuple[str, ...] = ()) -> tuple[BrokenPromise, ...]:
         """Return the promises that this shows broken, each with the same story."""
@@ -56,6 +71,9 @@ class Verdict(NamedTuple):
         if self.is_gauge_passed:
             again = f"{len(self.redelivered)} come again: {listed(self.redelivered)}"
             found.append((GAUGE, f"at most {self.redelivery_max} by the gauge, {again}"))
+        if self.overstated is not None:
+            gauge, possible = self.overstated
+            found.append((GAUGE_TOO_HIGH, f"{gauge} by the gauge, and at most {possible} without a receipt"))
         return tuple(BrokenPromise(promise, what, story) for promise, what in found)
 
 
@@ -72,8 +90,14 @@ class Life:
         self._ledgers = ledgers
         known = EntrySet() if known is None else known
         self._operations: list[Operation] = []
-        self._asked, self._accepted, self._durable = known.copy(), known.copy(), known.copy()
+        self._known, self._asked, self._accepted = known, known.copy(), known.copy()
+        # Replaced and never changed, because operations refer to it.
+        self._durable = known
+        # For each operation, what was durable when it was asked.
+        self._durable_before: list[EntrySet] = []
+        self._last_persist = -1
         self._gauge: int | None = None
+        self._overstated: tuple[int, int] | None = None
         self._accepted_since_gauge = 0
 
     @property
@@ -85,6 +109,7 @@ class Life:
         """Note a request; before it is sent."""
         assert operation.number == len(self._operations)
         self._operations.append(operation)
+        self._durable_before.append(self._durable)
         add_operation(self._asked, operation, self._ledgers)
 
     def operation(self, number: int) -> Operation:
@@ -104,6 +129,8 @@ class Life:
             IndexError: It was never asked for.
         """
         operation = self.operation(number)
+        if operation.kind is OperationKind.PERSIST:
+            self._last_persist = max(self._last_persist, number)
         covered = EntrySet()
         add_operation(covered, operation, self._ledgers)
         # What had been accepted before was in that gauge, or was durable.
@@ -116,13 +143,42 @@ class Life:
         Raises:
             IndexError: One was never asked for.
         """
+        durable = self._durable.copy()
         for operation in [self.operation(number) for number in numbers]:
-            add_operation(self._durable, operation, self._ledgers)
+            add_operation(durable, operation, self._ledgers)
+        self._durable = durable
 
-    def gauged(self, redelivery_if_crashed: int) -> None:
-        """Note what the subject's gauge said; what is accepted later may come on top of it."""
+    def gauged(self, redelivery_if_crashed: int, *, number: int | None = None) -> None:
+        """Note what the subject's gauge said; what is accepted later may come on top of it.
+
+        Args:
+            redelivery_if_crashed: The gauge.
+            number: The operation that it was said with; None for a report that was requested when no operation was
+                under way.
+        """
+        durable = self._durable if number is None else self._durable_before[number]
+        possible = len(self._asked - durable)
+        excess = redelivery_if_crashed - possible
+        if excess > 0 and (self._overstated is None or excess > self._overstated[0] - self._overstated[1]):
+            self._overstated = (redelivery_if_crashed, possible)
         self._gauge = redelivery_if_crashed
         self._accepted_since_gauge = 0
+
+    def receipts_due(self) -> tuple[int, int]:
+        """Return how many acks were to be persisted, and how many of them are durable by the receipts.
+
+        An ack counts that covers an entry which none before it covered and which was not known at the start, if it was
+        asked before a persist that was accepted.
+        """
+        covered, due, given = self._known.copy(), 0, 0
+        for operation in self._operations[: self._last_persist + 1]:
+            own = EntrySet()
+            add_operation(own, operation, self._ledgers)
+            if len(own - covered):
+                add_operation(covered, operation, self._ledgers)
+                due += 1
+                given += not len(own - self._durable)
+        return due, given
 
     def judge(self, recovered: Report) -> Verdict:
         """Compare with what a recovery after the crash holds."""
@@ -136,6 +192,7 @@ class Life:
             invented=acked - self._asked,
             redelivered=self._accepted - acked,
             redelivery_max=None if gauge is None else gauge + self._accepted_since_gauge,
+            overstated=self._overstated,
         )
 
 

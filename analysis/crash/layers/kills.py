@@ -9,30 +9,51 @@ killed doing so; where nothing was asked in between, the next must recover the s
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, final
 
 from analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
 from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shortest
 from analysis.crash.scratch import scratch_directory
-from analysis.crash.subject_process import PATIENCE_S, subject_launch
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from analysis.crash.layer import RunOutcome
-    from analysis.crash.subject_process import Launch
+    from analysis.crash.lives import Crash
+    from analysis.crash.subject_launch import Launch
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
 """Crashed in turn, by seed."""
 SIZE = RunSize(lives=10, operations=120)
 """Of a run."""
-# Short lives make many kills, long ones a large state: each life is asked the most divided by one of these.
-_SHARES = (1, 2, 4, 8)
-_SHRINK_TRIES = 24
+SHRINK_TRIES = 24
 _SHRINK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class KillPlan:
+    """How lives are killed.
+
+    Attributes:
+        run_name: As of `LivesLayer`.
+        make_crash: Returns what kills the lives of a run, from its chance.
+        early_s: As of `LivesSettings`.
+        shares: Each life is asked the most divided by one of these.
+    """
+
+    run_name: str
+    make_crash: Callable[[Random], Crash]
+    early_s: float | None
+    shares: tuple[int, ...]
+
+
+# Short lives make many kills, long ones a large state.
+AT_RANDOM_MOMENTS = KillPlan("kills", lambda _: Sigkill(), LivesSettings().early_s, (1, 2, 4, 8))
 
 
 @final
@@ -46,6 +67,7 @@ class Kills:
         size: Of a run.
         patience_s: How long a subject may take for an answer when it is its turn.
         shrink_tries: How often a run that broke a promise is repeated to find a shorter story.
+        plan: How lives are killed.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first are named
@@ -56,16 +78,21 @@ class Kills:
         directory: Path | None = None,
         size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
-        shrink_tries: int = _SHRINK_TRIES,
+        shrink_tries: int = SHRINK_TRIES,
+        plan: KillPlan = AT_RANDOM_MOMENTS,
     ) -> None:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
         self._recording = recording
         self._parent = directory
         self._size = size
-        self._settings = LivesSettings(patience_s=patience_s)
+        self._settings = LivesSettings(early_s=plan.early_s, patience_s=patience_s)
         self._shrink_tries = shrink_tries
+        self._plan = plan
 
-    run_name = "kills"
+    @property
+    def run_name(self) -> str:
+        """See `LivesLayer`."""
+        return self._plan.run_name
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
@@ -87,11 +114,11 @@ class Kills:
         launch = self._launches[seed % len(self._launches)]
         chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
         with scratch_directory(self.run_name, self._parent) as directory:
-            lives = Lives(launch, directory, seed, Sigkill(), self._settings)
+            lives = Lives(launch, directory, seed, self._plan.make_crash(chance), self._settings)
             return live_through(
                 lives,
                 size.lives,
-                length=lambda: max(size.operations // chance.choice(_SHARES), 1),
+                length=lambda: max(size.operations // chance.choice(self._plan.shares), 1),
                 chance=chance,
             )
 

@@ -16,7 +16,8 @@ from analysis.crash.lives import Lives, LivesSettings, check_beginning
 from analysis.crash.loop_disk import LoopDisk
 from analysis.crash.private_mounts import with_private_mounts
 from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
-from analysis.crash.subject_process import PATIENCE_S, subject_launch
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import PATIENCE_S
 from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from analysis.crash.conversation import Answer
     from analysis.crash.layer import RunOutcome
-    from analysis.crash.subject_process import Launch, SubjectProcess
+    from analysis.crash.subject_launch import Launch
+    from analysis.crash.subject_process import SubjectProcess
 
 OURS = ("ours", "ours-sqlite")
 """Crashed in turn, by seed."""
@@ -153,6 +155,9 @@ class PowerCut:
         self._disk = disk
         self._chance = chance
         self._stands_still = self._another_syncs = False
+
+    def prepare(self) -> None:
+        """See `Crash`; this one comes when it is called."""
 
     def __call__(self, process: SubjectProcess) -> list[Answer]:
         """See `Crash`. What counts is what was read before the cut.

@@ -1,14 +1,27 @@
-"""Runs are asked for until the budget is over, added up, and kept in a file that the next campaign goes on from."""
+"""A campaign runs layers until the budget is over, adds up, stores totals, and ends with an honest status."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import tempfile
+from dataclasses import replace
 
 import pytest
 
 from analysis import crash_command
-from analysis.crash.campaign import FAILURES_MAX, Budget, CampaignError, Totals, read_totals, run_layer, write_totals
+from analysis.crash.campaign import (
+    FAILURES_MAX,
+    RECEIPTS_MIN,
+    Budget,
+    CampaignError,
+    Totals,
+    failure_kind,
+    read_totals,
+    run_layer,
+    write_totals,
+)
+from analysis.crash.conversation import SubjectError
 from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from command_line import assert_one_line, run
 
@@ -43,6 +56,9 @@ def test_a_budget_is_a_number_with_a_unit():
     for text in ("", "60", "s", "-1s", "0s", "1 s", "1d", "nans", "1e3s", "9" * 400 + "s"):
         with pytest.raises(ValueError, match="not a budget"):
             Budget.parse(text)
+    for seconds, run_count_max in ((0, None), (-1, None), (float("nan"), None), (float("inf"), None), (1, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            Budget(seconds, run_count_max)
 
 
 def test_at_least_one_run_is_made_and_the_layer_is_closed():
@@ -59,7 +75,8 @@ def test_runs_are_added_up_seed_by_seed():
     assert (totals.runs, totals.cycles, totals.lost_durable, totals.invented, totals.failed_runs) == (3, 25, 2, 1, 1)
     assert totals.next_seed == 5
     assert totals.counts == {"kills": 6}
-    assert totals.failures == [{"seed": 3, "promise": LOST.promise, "found": LOST.found, "story": LOST.story}]
+    story = {"promise": LOST.promise, "found": LOST.found, "story": LOST.story}
+    assert totals.failures == [{"seed": 3, **story, "count": 1, "last_seed": 3}]
     assert shares == [1, 2, 3]
 
 
@@ -70,19 +87,45 @@ def test_a_run_that_only_counts_is_a_failure_with_a_name():
     assert totals.failures[0]["found"] == "lost 0, invented 0, gauge wrong 1 times"
 
 
-def test_only_the_first_failures_are_told_and_all_are_counted():
+def failing(found, count=30):
+    """A layer whose runs are broken, each with what `found` returns for its seed, and a story of `seed` lines."""
+    told = {seed: BrokenPromise("I9", found(seed), ("step",) * (40 - seed)) for seed in range(count)}
+    return FakeLayer(**{f"seed_{seed}": {"cycles": 1, "broken": (broken,)} for seed, broken in told.items()})
+
+
+def test_only_the_first_different_failures_are_stored_and_all_are_counted():
     totals = Totals(0)
-    told = {f"seed_{seed}": {"cycles": 1, "broken": (LOST,)} for seed in range(30)}
-    run_layer(FakeLayer(**told), totals, Budget(3_600, run_count_max=30))
+    run_layer(failing(lambda seed: "a" * (seed + 1)), totals, Budget(3_600, run_count_max=30))
     assert (len(totals.failures), totals.failed_runs) == (FAILURES_MAX, 30)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda _: "a panic",
+        lambda seed: f"status {seed}: 'at 0x{seed:x}f, line {seed}'",
+        lambda seed: "lost: " + " ".join(f"{seed}:[{each}, 9)" for each in range(seed % 8 + 1)) + " ..." * (seed % 2),
+    ],
+)
+def test_equal_failures_are_one_with_a_count_and_the_shortest_story(found):
+    totals = Totals(0)
+    run_layer(failing(found), totals, Budget(3_600, run_count_max=30))
+    (failure,) = totals.failures
+    assert (failure["count"], failure["last_seed"], failure["seed"], len(failure["story"])) == (30, 29, 29, 11)
+    assert (failure["found"], totals.failed_runs) == (found(29), 30)
+
+
+def test_a_failure_that_differs_in_more_than_numbers_is_another():
+    kinds = {failure_kind("I2", found) for found in ("died of SIGSEGV", "died of SIGABRT", "lost: 1:[2, 3)", "lost")}
+    assert len(kinds | {failure_kind("I1", "lost")}) == 5
+
+
 def in_pieces(first_seed):
-    """Three outcomes a seed, of which the third of seed 4 is broken."""
+    """Three outcomes a seed, of which the third of seed 4 is broken, and every one of seed 7."""
     for seed in itertools.count(first_seed):
         for piece in range(3):
-            broken = (LOST,) if (seed, piece) == (4, 2) else ()
-            yield RunOutcome(seed, 10, broken=broken, is_last=piece == 2)
+            broken = (LOST,) if seed == 7 or (seed, piece) == (4, 2) else ()
+            yield RunOutcome(seed, 10, lost_durable=len(broken), broken=broken, is_last=piece == 2)
 
 
 def test_a_run_that_is_told_in_pieces_is_one_run_and_one_failure():
@@ -91,12 +134,28 @@ def test_a_run_that_is_told_in_pieces_is_one_run_and_one_failure():
     assert (totals.runs, totals.cycles, totals.next_seed, totals.failed_runs) == (1, 30, 5, 1)
 
 
-def test_a_run_that_is_cut_short_is_begun_anew_by_the_next_campaign():
+def test_a_run_that_is_cut_short_is_repeated_by_the_next_campaign_and_counted_once():
     totals = Totals(5)
-    run_layer(in_pieces, totals, NO_TIME)
-    assert (totals.runs, totals.cycles, totals.next_seed) == (0, 10, 5)
-    run_layer(in_pieces, totals, Budget(3_600, run_count_max=1))
-    assert (totals.runs, totals.cycles, totals.next_seed) == (1, 40, 6)
+    for _ in range(3):
+        assert run_layer(in_pieces, totals, NO_TIME).runs == 0
+        assert (totals.runs, totals.cycles, totals.next_seed) == (0, 10, 5)
+    assert run_layer(in_pieces, totals, Budget(3_600, run_count_max=2)).runs == 2
+    assert (totals.runs, totals.cycles, totals.next_seed) == (2, 60, 7)
+
+
+def test_a_failure_of_a_run_that_was_cut_short_is_not_forgotten(tmp_path):
+    """Neither by the campaigns that repeat the run, nor by one that is cut short before it fails again."""
+    totals = Totals(7)
+    for _ in range(3):
+        assert run_layer(in_pieces, totals, NO_TIME).has_failed
+        write_totals(tmp_path / "t", {"L2": totals})
+        totals = read_totals(tmp_path / "t")["L2"]
+    assert (totals.failed_runs, totals.lost_durable, totals.failures[0]["count"]) == (1, 1, 1)
+    clean = RunOutcome(7, 10, is_last=False)
+    assert run_layer(lambda _: (each for each in [clean]), totals, NO_TIME).has_failed
+    assert run_layer(in_pieces, totals, Budget(3_600, run_count_max=1)).has_failed
+    assert (totals.failed_runs, totals.lost_durable, totals.next_seed) == (1, 3, 8)
+    assert not run_layer(in_pieces, totals, Budget(3_600, run_count_max=1)).has_failed
 
 
 def test_an_interruption_closes_the_layer_and_keeps_what_was_added():
@@ -132,7 +191,7 @@ def test_totals_come_back_from_their_file(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"version": 1}', '{"version": 1, "layers": []}', '{"version": 1, "layers": {"L0": {}}}',
-     '{"version": 2, "layers": {}}', "\xff"],
+     '{"version": 3, "layers": {}}', '{"version": [2], "layers": {}}', "[" * 100_000, "\xff"],
 )  # fmt: skip
 def test_a_file_that_holds_no_totals_is_refused_and_left_alone(tmp_path, text):
     file = tmp_path / "totals.json"
@@ -146,13 +205,32 @@ def test_totals_of_another_type_are_refused(tmp_path):
     file = tmp_path / "totals.json"
     write_totals(file, {"L0": Totals(1)})
     plain = json.loads(file.read_text())
-    for name in plain["layers"]["L0"]:
-        bad = json.loads(file.read_text())
-        bad["layers"]["L0"][name] = None
-        other = tmp_path / "bad.json"
-        other.write_text(json.dumps(bad))
-        with pytest.raises(CampaignError, match=name):
-            read_totals(other)
+    values = dict.fromkeys(plain["layers"]["L0"], (None, -2, True))
+    values |= {
+        "failures": (None, [1], [{"seed": 1}]),
+        "counts": (None, {"kills": "2"}),
+        "seconds": (-1.0, float("nan")),
+    }
+    values["skipped"] = (None, 3)
+    for name, bad_values in values.items():
+        for value in bad_values:
+            bad = json.loads(file.read_text())
+            bad["layers"]["L0"][name] = value
+            other = tmp_path / "bad.json"
+            other.write_text(json.dumps(bad))
+            with pytest.raises(CampaignError, match=name):
+                read_totals(other)
+
+
+def test_totals_of_the_first_version_are_read(tmp_path):
+    failure = {"seed": 3, "promise": LOST.promise, "found": LOST.found, "story": list(LOST.story)}
+    layer = {"next_seed": 4, "runs": 3, "cycles": 30, "lost_durable": 1, "invented": 0, "gauge_mismatch": 0}
+    layer |= {"failed_runs": 1, "last_failed_seed": 3, "seconds": 1.5, "counts": {"kills": 3}, "skipped": ""}
+    (tmp_path / "t").write_text(json.dumps({"version": 1, "layers": {"L3": {**layer, "failures": [failure]}}}))
+    totals = read_totals(tmp_path / "t")["L3"]
+    assert (totals.cycles, totals.unfinished_pieces) == (30, 0)
+    run_layer(failing(lambda _: LOST.found), totals, Budget(3_600, run_count_max=1))
+    assert totals.failures == [{**failure, "count": 1, "last_seed": 3}, totals.failures[1]]
 
 
 @pytest.fixture
@@ -193,11 +271,91 @@ def test_a_failure_is_printed_with_its_story_and_how_to_see_it_again(layers, cap
     assert "again: ackstate crash --layer L3 --seed 8 --runs 1 --subject 'python3 mine.py -x'" in out
 
 
-def test_a_layer_that_was_skipped_says_why(layers, capsys):
+def test_a_layer_that_was_skipped_says_why_and_alone_is_no_test(layers, capsys):
     layers(FakeLayer())
-    status, out, _ = crash(capsys, "--layer", "L4")
-    assert status == 0
+    status, out, err = crash(capsys, "--layer", "L4")
+    assert (status, err) == (2, "ackstate: nothing was tested: no layer that was chosen can run here\n")
     assert "L4 was skipped: L4 needs root" in out
+    assert crash(capsys, "--layer", "L3..L4", "--runs", "1").status == 0
+
+
+def test_a_campaign_that_completes_no_run_has_tested_nothing(layers, capsys, tmp_path):
+    """Not even one of a totals file in which earlier campaigns have completed some."""
+    layers(in_pieces)
+    options = ("--layer", "L3", "--totals", str(tmp_path / "t"))
+    for earlier in range(2):
+        status, out, _ = crash(capsys, *options, "--budget", "0.000001ms")
+        assert (status, read_totals(tmp_path / "t")["L3"].runs) == (2, earlier)
+        assert "L3: nothing was tested: no run was completed, give a longer --budget" in out
+        assert crash(capsys, *options, "--runs", "1").status == 0
+
+
+def test_the_status_tells_of_a_failure_that_spans_the_end_of_a_budget(layers, capsys, tmp_path):
+    layers(lambda first_seed: in_pieces(first_seed + 6))
+    for _ in range(3):
+        options = ("--layer", "L3", "--totals", str(tmp_path / "t"))
+        assert crash(capsys, *options, "--budget", "0.000001ms").status == 1
+
+
+def test_a_failure_is_stored_at_once(layers, capsys, tmp_path):
+    """Whatever ends the campaign then."""
+    file, found = tmp_path / "t", []
+
+    def looking(first_seed):
+        yield RunOutcome(first_seed, 1, broken=(LOST,))
+        found.append(read_totals(file)["L3"].failed_runs)
+
+    layers(looking)
+    assert crash(capsys, "--layer", "L3", "--totals", str(file)).status == 1
+    assert found == [1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SubjectError("no licence"), OSError(28, "No space left")])
+def test_a_failure_before_an_error_is_printed_and_is_the_status(layers, capsys, error):
+    def ending(first_seed):
+        raise error
+        yield
+
+    layers(failing(lambda _: "a panic", 3), ending)
+    status, out, err = crash(capsys, "--layer", "L3..L4", "--seed", "2", "--runs", "1")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "L3, seed 2: I9: a panic" in out
+    layers(FakeLayer(), ending)
+    status, out, _ = crash(capsys, "--layer", "L3..L4", "--runs", "1")
+    assert (status, "L3" in out) == (130 if isinstance(error, KeyboardInterrupt) else 2, True)
+
+
+def test_a_long_story_is_shortened_and_stored_in_a_file(layers, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    story = tuple(f"step {number} {'x' * 400 * (number == 2)}" for number in range(1_000))
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise("I9", "a panic", story),)}))
+    _, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
+    shown = out[out.index("L3, seed 1") :]
+    assert shown.count("\n") <= 24
+    assert max(map(len, shown.splitlines())) < 200
+    assert "  step 0 \n" in shown
+    assert "  step 999 \n" in shown
+    (file,) = tmp_path.iterdir()
+    assert f"  the whole story: {file}\n" in shown
+    assert file.read_text().splitlines() == ["L3, seed 1: I9: a panic", *story]
+
+
+def test_a_story_that_cannot_be_stored_is_printed_whole(layers, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    story = tuple(f"step {number}" for number in range(100))
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise("I9", "a panic", story),)}))
+    _, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
+    assert all(f"  {line}\n" in out for line in story)
+    assert "the story could not be stored in a file: No such file or directory" in out
+
+
+def test_two_promises_of_one_run_have_one_story(layers, capsys):
+    both = (LOST, BrokenPromise("I1", "1:8 was invented", LOST.story))
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": both}, seed_2={"cycles": 1, "broken": both}))
+    _, out, _ = crash(capsys, "--layer", "L3", "--runs", "2")
+    assert out.count("  ack 1:7\n") == out.count("again:") == 1
+    assert "I1: 1:8 was invented\n  ack 1:7\n" in out
+    assert "  2 runs failed equally, the last with seed 2\n" in out
 
 
 def test_totals_go_on_where_the_last_campaign_ended(layers, capsys, tmp_path):
@@ -241,6 +399,11 @@ def test_an_interrupted_campaign_leaves_its_totals(layers, capsys, tmp_path):
         (("--budget", "60"), "not a budget: '60'"),
         (("--runs", "0"), "--runs"),
         (("--layer", "L5", "--subject", "naive"), "L5 looks inside our own"),
+        (("--layer", "all", "--subject", "naive"), "L5 looks inside our own"),
+        (("--layer", "L3..L9"), "is no layer"),
+        (("--receipts-min", "0"), "must be above 0 and at most 1, got 0"),
+        (("--receipts-min", "1.1"), "must be above 0 and at most 1"),
+        (("--receipts-min", "nan"), "must be above 0 and at most 1"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_status_2(layers, capsys, options, complaint):
@@ -272,9 +435,48 @@ def test_a_trace_is_not_put_beside_another(layers, capsys, tmp_path):
     assert_one_line(crash(capsys, "--layer", "L3", "--trace", str(tmp_path)), "holds a recording already")
 
 
-def test_a_subject_without_receipts_fails_no_run_and_is_not_passed(layers, capsys):
-    counts = {"accepted_persists": 3, "durable_receipts": 0}
+DUE = {"accepted_persists": 3, "durable_receipts": 1, "receipts_due": 1_000, "receipts_given": 1}
+
+
+@pytest.mark.parametrize(
+    ("counts", "untested"),
+    [
+        (DUE | {"accepted_persists": 0, "durable_receipts": 0}, "nothing was tested: the subject never accepted"),
+        (DUE | {"durable_receipts": 0}, "the subject never reported that an ack is durable: I2 was not tested"),
+        (DUE, "the subject gave receipts for 1 of 1,000 acks that it was asked to persist (0.1%;"),
+        (DUE | {"receipts_given": int(RECEIPTS_MIN * 1_000) - 1}, "--receipts-min requires 25.0%): I2 was not tested"),
+        (DUE | {"receipts_given": int(RECEIPTS_MIN * 1_000)}, ""),
+    ],
+)
+def test_a_subject_with_few_receipts_fails_no_run_and_does_not_pass(layers, capsys, counts, untested):
     layers(FakeLayer(seed_1={"cycles": 1, "counts": counts}))
-    assert crash(capsys, "--layer", "L3", "--runs", "1").status == 2
-    layers(FakeLayer(seed_1={"cycles": 1, "counts": counts | {"durable_receipts": 1}}))
-    assert crash(capsys, "--layer", "L3", "--runs", "1").status == 0
+    status, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
+    assert status == (2 if untested else 0)
+    assert untested in out
+
+
+def test_a_subject_that_holds_acks_back_needs_fewer_receipts(layers, capsys):
+    layers(FakeLayer(seed_1={"cycles": 1, "counts": DUE}))
+    assert crash(capsys, "--layer", "L3", "--runs", "1", "--receipts-min", "0.001").status == 0
+    assert crash(capsys, "--layer", "L3", "--runs", "1", "--receipts-min", "0.002").status == 2
+
+
+def test_a_subject_alone_chooses_the_layers_that_crash_it(monkeypatch, capsys):
+    made = []
+    for name, entry in crash_command._LAYERS.items():
+
+        def make(options, name=name):
+            made.append((name, options.subject))
+            return FakeLayer()
+
+        monkeypatch.setitem(crash_command._LAYERS, name, replace(entry, make=make))
+
+    def chosen(*options):
+        made.clear()
+        assert crash(capsys, *options, "--runs", "1").status == 0
+        return made
+
+    assert chosen("--subject", "naive") == [("L2", "naive"), ("L3", "naive"), ("L4", "naive")]
+    assert chosen("--subject", "ours") == [("L3", "ours"), ("L4", "ours")]
+    assert chosen("--trace", "missing") == [("L3", None), ("L4", None)]
+    assert [name for name, _ in chosen()] == ["L0", "L1", "L2", "L3", "L4", "L5"]

@@ -196,6 +196,61 @@ def test_text_of_a_subject_is_one_line_that_a_terminal_shows():
         process.wait_for(Ready)
 
 
+TRACING = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["op"] == "start":
+        os.write(1, b'{"ready":true}\\n')
+    elif asked["op"] in ("report", "recover"):
+        os.write(1, b'{"acked":[]}\\n')
+    elif asked.get("number") == WHEN:
+        sys.stderr.write("".join(f"\\tat frame {number} \\x1b[2J\\n" for number in range(30)))
+        sys.exit(4)
+    else:
+        os.write(1, b'{"accepted":%d}\\n' % asked["number"])
+"""
+
+
+def frames():
+    return [f"|     at frame {number} \\x1b[2J" for number in range(20, 30)]
+
+
+def test_the_last_ten_lines_of_standard_error_are_in_the_story(tmp_path, capsys):
+    (tmp_path / "subject.py").write_text(TRACING.replace("WHEN", "2"))
+    command = f"{sys.executable} -S {tmp_path / 'subject.py'}"
+    status, out, _ = run(capsys, "crash", "--layer", "L3", "--subject", command, "--runs", "3")
+    assert (status, out.count("L3, seed")) == (1, 1), "equal failures are one"
+    lines = [line.removeprefix("  ") for line in out.splitlines()]
+    first = lines.index("the end of its standard error:")
+    assert lines[first + 1 : first + 11] == frames()
+    assert lines[first + 11].startswith("the subject ended by itself with status 4: ")
+    assert len(lines) - lines.index(next(line for line in lines if line.startswith("L3, seed"))) <= 24
+
+
+def test_the_last_ten_lines_are_printed_where_a_subject_cannot_begin(tmp_path, capsys):
+    (tmp_path / "subject.py").write_text(TRACING.replace("WHEN", "0"))
+    command = f"{sys.executable} -S {tmp_path / 'subject.py'}"
+    status, out, err = run(capsys, "crash", "--layer", "L3", "--subject", command, "--runs", "3")
+    *lines, last = err.splitlines()
+    assert (status, out, lines) == (2, "", frames())
+    assert last.startswith("ackstate: the subject ended by itself with status 4: ")
+
+
+def test_standard_error_of_a_subject_that_talks_nonsense_is_in_the_story():
+    class Nonsense(NaiveSubject):
+        def receipts(self):
+            if self._saved:
+                os.write(2, b"first\nsecond\n")
+            return [number + 10**6 for number in super().receipts()]
+
+    broken = [each for outcome in outcomes_of(Nonsense, 8) for each in outcome.broken]
+    assert {each.promise for each in broken} == {TALKING}
+    stories = [each.story for each in broken if "| first" in each.story]
+    assert stories
+    assert all(story[-3:-1] == ("| first", "| second") for story in stories)
+
+
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
@@ -231,7 +286,7 @@ def test_a_subject_without_receipts_was_not_tested(tmp_path, monkeypatch, capsys
     found = json.loads(out)
     assert (status, found["failed_runs"]) == (2, 0)
     assert "I2 was not tested" in found["layers"][0]["untested"]
-    assert "L3: it never said that anything is durable: I2 was not tested" in run(capsys, *command[:-1])[1]
+    assert "L3: the subject never reported that an ack is durable: I2 was not tested" in run(capsys, *command[:-1])[1]
 
 
 @pytest.mark.slow

@@ -10,15 +10,17 @@ from random import Random
 import pytest
 
 from analysis.crash import lives, workload
+from analysis.crash.campaign import Budget, Totals, run_layer
 from analysis.crash.conversation import SubjectError
 from analysis.crash.layers.kills import Kills, kills
 from analysis.crash.lives import RECOVERABLE, TALKING
 from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import OperationKind, Report
-from analysis.crash.subject_process import SubjectProcess, subject_launch
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import SubjectProcess
 from analysis.crash.subjects.naive import NaiveSubject
 from analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
-from analysis.crash.verdict import DIFFERING, GAUGE, INVENTED, LOST
+from analysis.crash.verdict import DIFFERING, GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST
 from analysis.trace.entry_set import EntrySet
 
 SMALL = RunSize(4, 60)
@@ -57,10 +59,60 @@ class Generous(NaiveSubject):
         return Report([run._replace(end=run.end + 500) for run in runs])
 
 
-class Optimistic(NaiveSubject):
+class Gauged(NaiveSubject):
+    """Its gauge is exact: the entries that a persist did not save yet."""
+
+    def start(self, directory, ledgers):
+        super().start(directory, ledgers)
+        self._on_disk = self._count()
+
+    def apply(self, operation):
+        super().apply(operation)
+        if operation.kind is OperationKind.PERSIST:
+            self._on_disk = self._count()
+
+    def _count(self):
+        return sum(map(len, self._acked.values()))
+
+    @property
+    def redelivery_if_crashed(self):
+        return self._count() - self._on_disk
+
+
+class Optimistic(Gauged):
     """Believes that at most one entry comes back."""
 
-    redelivery_if_crashed = 1
+    @property
+    def redelivery_if_crashed(self):
+        return min(super().redelivery_if_crashed, 1)
+
+
+class Huge(Gauged):
+    """Has a gauge that is never too low."""
+
+    redelivery_if_crashed = 10**9
+
+
+class Growing(Gauged):
+    """Has a gauge that counts every entry of this life, saved or not."""
+
+    def start(self, directory, ledgers):
+        super().start(directory, ledgers)
+        self._at_start = self._on_disk
+
+    @property
+    def redelivery_if_crashed(self):
+        return self._count() - self._at_start
+
+
+class Late(Gauged):
+    """Has a gauge that notices a persist only with the one after it."""
+
+    def apply(self, operation):
+        before = self._on_disk
+        super().apply(operation)
+        if operation.kind is OperationKind.PERSIST:
+            self._on_disk, self._saved_count = getattr(self, "_saved_count", before), self._on_disk
 
 
 class Forgetful(NaiveSubject):
@@ -109,6 +161,31 @@ def test_a_naive_subject_survives_every_kill():
     assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 50
 
 
+def test_an_exact_gauge_is_never_wrong():
+    assert [outcome.broken for outcome in outcomes_of(Gauged, 6)] == [()] * 6
+
+
+class OneReceipt(NaiveSubject):
+    """Honest about the first ack of each life that a persist saves, and silent about all others."""
+
+    is_told = False
+
+    def receipts(self):
+        numbers = [] if self.is_told else super().receipts()[:1]
+        self.is_told = self.is_told or bool(numbers)
+        return numbers
+
+
+@pytest.mark.parametrize(("make_subject", "is_tested"), [(NaiveSubject, True), (OneReceipt, False)])
+def test_receipts_are_counted_as_a_share_of_the_acks_that_a_persist_was_to_save(make_subject, is_tested):
+    totals = Totals(1)
+    layer = Kills(lambda: SubjectProcess.fork(make_subject), size=SMALL, shrink_tries=0)
+    seen = run_layer(layer, totals, Budget(3_600, run_count_max=4))
+    assert not seen.has_failed
+    assert seen.counts["receipts_due"] > 50
+    assert (seen.untested() == "") == is_tested
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make_subject", [OursOnFiles, OursOnSqlite, OursLimited])
 def test_ours_survives_every_kill(make_subject):
@@ -124,6 +201,9 @@ def test_ours_survives_every_kill(make_subject):
         (Lying, LOST, "lost_durable"),
         (Generous, INVENTED, "invented"),
         (Optimistic, GAUGE, "gauge_mismatch"),
+        (Huge, GAUGE_TOO_HIGH, "gauge_mismatch"),
+        (Growing, GAUGE_TOO_HIGH, "gauge_mismatch"),
+        (Late, GAUGE_TOO_HIGH, "gauge_mismatch"),
         (Torn, RECOVERABLE, ""),
         (Dying, TALKING, ""),
         (Boasting, TALKING, ""),

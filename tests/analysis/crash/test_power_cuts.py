@@ -18,8 +18,9 @@ from analysis.crash.layers.power_cuts import PowerCut, PowerCuts
 from analysis.crash.lives import RECOVERABLE
 from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import EntryRun, OperationKind, Report
-from analysis.crash.subject_process import SubjectProcess, subject_launch
-from analysis.crash.verdict import LOST
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import SubjectProcess
+from analysis.crash.verdict import GAUGE_TOO_HIGH, LOST
 from analysis.trace.entry_set import histories
 from analysis.trace.recorder import read_recording
 
@@ -144,6 +145,22 @@ class Log:
 
     def report(self):
         return Report(self.acked)
+
+
+class HugeGauge(Log):
+    """Keeps all its promises, and counts far too many entries."""
+
+    redelivery_if_crashed = 10**9
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_gauge_that_is_far_too_high_is_caught():
+    layer = PowerCuts(lambda: SubjectProcess.fork(HugeGauge), mount_options=["noauto_da_alloc"], size=SMALL)
+    with closing(layer(1)) as outcomes:
+        outcome = next(each for each in islice(outcomes, 5) if each.broken)
+    assert GAUGE_TOO_HIGH in {each.promise for each in outcome.broken}
+    assert outcome.gauge_mismatch > 0
 
 
 def log_cuts():

@@ -14,7 +14,8 @@ import pytest
 
 from analysis.crash.conversation import Accepted, AskReport, Durable, Ready, Recover, Start, SubjectError
 from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.subject_process import SubjectProcess, subject_launch
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import SubjectProcess
 from analysis.crash.subjects.naive import NaiveSubject
 
 LOG = {1: 1_000}
@@ -205,7 +206,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
         import sys, time
         from pathlib import Path
         from analysis.crash.conversation import Ready, Start
-        from analysis.crash.subject_process import subject_launch
+        from analysis.crash.subject_launch import subject_launch
         with subject_launch("naive")() as forked, subject_launch("perl -e 'sleep 600'")() as spawned:
             forked.send(Start(Path({str(tmp_path)!r}), {{1: 10}}))
             forked.wait_for(Ready)

@@ -10,7 +10,7 @@ from analysis.crash.conversation import Accepted, Durable
 from analysis.crash.layers.kills import Kills
 from analysis.crash.runs_of_lives import RunSize
 from analysis.crash.subject import EntryRun, Operation, OperationKind
-from analysis.crash.subject_process import subject_launch
+from analysis.crash.subject_launch import subject_launch
 from analysis.crash.subject_trace import Lived, SubjectTrace
 from analysis.crash.verdict import entries
 from analysis.trace.entry_set import SubscriptionHistory

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.verdict import GAUGE, INVENTED, LOST, Life, entries, listed
+from analysis.crash.verdict import GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST, Life, entries, listed
 
 LOG = {3: 10, 5: 0, 6: 10}
 
@@ -73,6 +73,68 @@ def test_what_was_accepted_after_the_gauge_comes_on_top_of_it_once():
     for number in (1, 2, 3):
         life.accepted(number)
     assert life.judge(holds()).redelivery_max == 2
+
+
+def test_a_gauge_that_counts_more_than_can_come_again_is_found():
+    life = lived(1, 2, 3, known=[1, 7])
+    for number in range(3):
+        life.accepted(number)
+    life.durable([1])
+    life.gauged(1)
+    assert life.judge(holds(1, 2, 3, 7)).is_clean
+    life.gauged(2)
+    life.gauged(0)
+    verdict = life.judge(holds(1, 2, 3, 7))
+    assert (verdict.overstated, verdict.is_gauge_passed, verdict.is_gauge_wrong) == ((2, 1), False, True)
+    found = "2 by the gauge, and at most 1 without a receipt"
+    assert [(each.promise, each.found) for each in verdict.broken()] == [(GAUGE_TOO_HIGH, found)]
+
+
+def test_a_receipt_counts_against_a_gauge_only_if_it_came_before_the_operation():
+    """Another thread may have read the gauge before the persist that the receipt is of."""
+    life = lived(1)
+    life.durable([0])
+    life.gauged(1, number=0)
+    assert life.judge(holds(1)).is_clean
+    life.asked(Operation(1, OperationKind.ACK, 3, 2))
+    life.gauged(1, number=1)
+    assert life.judge(holds(1)).is_clean
+    life.gauged(2, number=1)
+    assert life.judge(holds(1)).overstated == (2, 1)
+
+
+def test_what_is_asked_later_may_be_in_a_gauge_that_is_heard_later():
+    life = lived(1, 2)
+    life.gauged(2, number=0)
+    assert life.judge(holds()).is_clean
+
+
+def persist(life):
+    number = len(life.operations)
+    life.asked(Operation(number, OperationKind.PERSIST))
+    return number
+
+
+def test_receipts_are_due_for_new_entries_before_an_accepted_persist():
+    life = lived(1, 2, 2, 7, 3, known=[7])
+    assert life.receipts_due() == (0, 0)
+    number = persist(life)
+    life.asked(Operation(6, OperationKind.ACK, 3, 9))
+    assert life.receipts_due() == (0, 0), "the persist was not accepted"
+    life.accepted(number)
+    assert life.receipts_due() == (3, 0)
+    life.durable([2, 6])
+    assert life.receipts_due() == (3, 1)
+    life.durable([0, 4])
+    assert life.receipts_due() == (3, 3)
+
+
+def test_an_ack_is_durable_where_a_later_receipt_covers_it():
+    life = lived(1)
+    life.asked(Operation(1, OperationKind.MARK_DELETE, 3, 4))
+    life.accepted(persist(life))
+    life.durable([1])
+    assert life.receipts_due() == (2, 2)
 
 
 def test_without_a_gauge_none_can_be_wrong():

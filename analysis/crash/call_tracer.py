@@ -1,0 +1,250 @@
+"""Kills a program before its n-th system call that can store or say anything; in any language, with ptrace and seccomp.
+
+A filter of the kernel stops the program, its threads and its children only at the calls below, so that all others run
+at full speed. They are all that a call can do to files, pipes and sockets; a kill before any other call leaves what a
+kill before the next of these leaves. Not seen: stores into mapped memory, and programs of another architecture.
+
+The tracer is a process between the harness and the program, and ends as the program ended. No well-maintained library
+does this: python-ptrace is under the GPL and has no support for seccomp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, final
+
+from analysis.crash.dying import die_with
+from analysis.crash.layer import LayerSkippedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+NEVER = 1 << 62
+"""A call that no program reaches."""
+
+# The number on x86_64 and on aarch64; None where there is none.
+_CALLS: dict[str, tuple[int | None, int | None]] = {
+    "write": (1, 64), "pwrite64": (18, 68), "writev": (20, 66), "pwritev": (296, 70), "pwritev2": (328, 287),
+    "open": (2, None), "openat": (257, 56), "openat2": (437, 437), "creat": (85, None),
+    "fsync": (74, 82), "fdatasync": (75, 83), "sync": (162, 81), "syncfs": (306, 267), "sync_file_range": (277, 84),
+    "msync": (26, 227), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36),
+    "unlink": (87, None), "unlinkat": (263, 35), "rmdir": (84, None), "mkdir": (83, None), "mkdirat": (258, 34),
+    "setxattr": (188, 5), "fsetxattr": (190, 7),
+    "copy_file_range": (326, 285), "sendfile": (40, 71), "splice": (275, 76), "vmsplice": (278, 75),
+    "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    "io_submit": (209, 2), "io_uring_enter": (426, 426),
+}  # fmt: skip
+_NAMES = tuple(_CALLS)
+# Which argument has the flags of a call that opens; those that neither create nor truncate change nothing.
+_FLAGS_OF = {"open": 1, "openat": 2}
+_CREATES = 0o100 | 0o1000 | 0o20000000  # O_CREAT, O_TRUNC, __O_TMPFILE
+# The column of `_CALLS`, and the kernel's number of the architecture.
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+
+_PTRACE_CONT, _PTRACE_GETEVENTMSG, _PTRACE_SEIZE, _PTRACE_LISTEN = 7, 0x4201, 0x4206, 0x4208
+_EVENT_SECCOMP, _EVENT_STOP = 7, 128
+# PTRACE_O_TRACEFORK, VFORK, CLONE, SECCOMP and EXITKILL.
+_OPTIONS = 1 << 1 | 1 << 2 | 1 << 3 | 1 << _EVENT_SECCOMP | 1 << 20
+_WALL = 0x40000000
+_JOB_CONTROL = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
+_ALLOW, _TRACE = 0x7FFF0000, 0x7FF00000
+_STATE = struct.Struct("qqqq")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@final
+class CallTracer:
+    """Runs one program after the other, each in a process that was forked for it.
+
+    Its state is in memory that the harness shares with these processes.
+
+    Raises:
+        LayerSkippedError: This system cannot trace programs; the message says what it lacks.
+    """
+
+    def __init__(self) -> None:
+        if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+            raise LayerSkippedError(f"kills at a system call need Linux on {' or '.join(_MACHINES)}")
+        self._column, self._machine = _MACHINES[platform.machine()]
+        self._shared = mmap.mmap(-1, _STATE.size)
+        self.begin(NEVER)
+        self._probe()
+        self.begin(NEVER)
+
+    def begin(self, kill_at: int) -> None:
+        """Prepare the run of a program: which call it is killed before, 1 for the first or `NEVER`."""
+        self._write(kill_at=kill_at, count=0, met=-1, failed=0)
+
+    @property
+    def kill_at(self) -> int:
+        """The call that the program is to be killed before."""
+        return self._read()[0]
+
+    @property
+    def count(self) -> int:
+        """How many calls the program has begun."""
+        return self._read()[1]
+
+    @property
+    def met(self) -> str | None:
+        """The name of the call that the program was killed before; None if it did not come to that."""
+        index = self._read()[2]
+        return None if index < 0 else _NAMES[index]
+
+    def run(self, program: Callable[[], object], *, unneeded: Iterable[int] = ()) -> NoReturn:
+        """Trace a program in a child of this process until it ends or is killed, and end in the same way.
+
+        Args:
+            program: Runs in the child; may replace it by another program.
+            unneeded: Descriptors that only the child needs.
+        """
+        is_seized, tell = os.pipe()
+        tracer_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(tell)
+            die_with(tracer_pid)
+            if os.read(is_seized, 1) and self._filter_calls():
+                os.close(is_seized)
+                program()
+            os._exit(0)
+        for descriptor in unneeded:
+            os.close(descriptor)
+        if _ptrace(_PTRACE_SEIZE, pid, _OPTIONS):
+            os.write(tell, b"+")
+        else:
+            self._write(failed=ctypes.get_errno())
+        os.close(tell)
+        _end_as(self._follow(pid))
+
+    def _follow(self, pid: int) -> int:
+        """Let a program run from stop to stop; return its wait status when it has ended."""
+        threads = {pid}
+        while True:
+            thread, status = os.waitpid(-1, _WALL)
+            threads.add(thread)
+            event, number = status >> 16, os.WSTOPSIG(status)
+            if not os.WIFSTOPPED(status):
+                threads.discard(thread)
+                if thread == pid:
+                    return status
+            elif event == _EVENT_STOP and number in _JOB_CONTROL:
+                _ptrace(_PTRACE_LISTEN, thread, 0)
+            elif event == _EVENT_SECCOMP and self._is_met(thread):
+                _kill(threads)
+                return signal.SIGKILL
+            else:
+                _ptrace(_PTRACE_CONT, thread, 0 if event else number)
+
+    def _is_met(self, thread: int) -> bool:
+        """Count a call that a thread begins, and tell whether the program is killed before it."""
+        kill_at, count, _, _ = self._read()
+        self._write(count=count + 1)
+        if count + 1 < kill_at:
+            return False
+        index = ctypes.c_ulong()
+        _ptrace(_PTRACE_GETEVENTMSG, thread, ctypes.addressof(index))
+        self._write(met=min(index.value, len(_NAMES) - 1))
+        return True
+
+    def _filter_calls(self) -> bool:
+        """Have the kernel stop this process, and all that it starts, at the calls that count; tell whether it does."""
+        instructions = b"".join(struct.pack("HBBI", *each) for each in self._instructions())
+        code = ctypes.create_string_buffer(instructions, len(instructions))
+        program = struct.pack("HP", len(instructions) // 8, ctypes.addressof(code))
+        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and (
+            _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(program), 0, 0) == 0
+        ):
+            return True
+        self._write(failed=ctypes.get_errno())
+        return False
+
+    def _instructions(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the filter: code, how many to skip if it holds and if it does not, and a value."""
+        yield _LOAD, 0, 0, _MACHINE_AT
+        yield _IF_EQUAL, 1, 0, self._machine
+        yield _RETURN, 0, 0, _ALLOW
+        yield _LOAD, 0, 0, _NUMBER_AT
+        for index, name in enumerate(_NAMES):
+            if (number := _CALLS[name][self._column]) is None:
+                continue
+            if name in _FLAGS_OF:
+                yield _IF_EQUAL, 0, 4, number
+                yield _LOAD, 0, 0, _ARGUMENTS_AT + 8 * _FLAGS_OF[name]
+                yield _IF_ANY_BIT, 1, 0, _CREATES
+                yield _RETURN, 0, 0, _ALLOW
+            else:
+                yield _IF_EQUAL, 0, 1, number
+            yield _RETURN, 0, 0, _TRACE | index
+        yield _RETURN, 0, 0, _ALLOW
+
+    def _probe(self) -> None:
+        """Trace a call.
+
+        Raises:
+            LayerSkippedError: That cannot be done here.
+        """
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self.run(lambda: os.truncate(b"", 0))
+            finally:
+                os._exit(1)
+        os.waitpid(pid, 0)
+        if failed := self._read()[3]:
+            raise LayerSkippedError(f"programs cannot be traced here (ptrace or seccomp): {os.strerror(failed)}")
+        if self.count != 1:
+            raise LayerSkippedError("programs cannot be traced here: a system call was not seen")
+
+    def _read(self) -> tuple[int, int, int, int]:
+        kill_at, count, met, failed = _STATE.unpack_from(self._shared)
+        return kill_at, count, met, failed
+
+    def _write(self, **changes: int) -> None:
+        fields = dict(zip(("kill_at", "count", "met", "failed"), self._read(), strict=True)) | changes
+        _STATE.pack_into(self._shared, 0, *fields.values())
+
+
+def _ptrace(request: int, thread: int, data: int) -> bool:
+    """Do one request; tell whether it was done. A thread that was killed meanwhile is no error."""
+    values = (ctypes.c_long(request), ctypes.c_long(thread), ctypes.c_void_p(0), ctypes.c_void_p(data))
+    return int(_libc.ptrace(*values)) == 0
+
+
+def _kill(threads: Iterable[int]) -> None:
+    """Kill the processes of some threads and those that they start meanwhile, and wait until all are dead."""
+    remaining: Sequence[int] = list(threads)
+    while True:
+        for thread in remaining:
+            with suppress(ProcessLookupError):
+                os.kill(thread, signal.SIGKILL)
+        try:
+            remaining = [os.waitpid(-1, _WALL)[0]]
+        except ChildProcessError:
+            return
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process as another one ended, by its wait status."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pause()
+    os._exit(os.WEXITSTATUS(status))

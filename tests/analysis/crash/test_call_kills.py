@@ -1,0 +1,292 @@
+"""L2 for any subject finds at once what a kill between two system calls shows, in any language."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from analysis.crash import call_tracer
+from analysis.crash.call_tracer import NEVER, CallTracer
+from analysis.crash.campaign import Budget, Totals, run_layer
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.layers.call_kills import call_kills_of
+from analysis.crash.lives import RECOVERABLE, TALKING
+from analysis.crash.subject import OperationKind
+from analysis.crash.subject_launch import subject_launch
+from analysis.crash.subject_process import SubjectProcess
+from analysis.crash.subjects.naive import NaiveSubject
+from analysis.crash.verdict import LOST
+from command_line import run
+
+SUBJECTS = Path(__file__).parent / "subjects"
+
+
+@pytest.fixture
+def tracer():
+    try:
+        return CallTracer()
+    except LayerSkippedError as error:
+        pytest.skip(str(error))
+
+
+def ended(tracer, program, kill_at=NEVER):
+    """How a traced program ended: its status, or the number of a signal below 0."""
+    tracer.begin(kill_at)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            tracer.run(program)
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def outcomes_of(make_launch, count=6):
+    """The outcomes of the first runs, up to one that broke a promise."""
+    found = []
+    with closing(call_kills_of(make_launch, shrink_tries=0)(1)) as outcomes:
+        for outcome in islice(outcomes, count):
+            found.append(outcome)
+            if outcome.broken:
+                break
+    return found
+
+
+def forked(make_subject):
+    return lambda tracer: lambda: SubjectProcess.fork(make_subject, tracer=tracer)
+
+
+def write_all(directory, names):
+    for name in names:
+        (directory / name).mkdir()
+
+
+def test_a_program_dies_before_its_nth_call_and_not_before(tracer, tmp_path):
+    for kill_at in range(1, 4):
+        directory = tmp_path / str(kill_at)
+        directory.mkdir()
+        assert ended(tracer, partial(write_all, directory, "abc"), kill_at) == -signal.SIGKILL
+        assert (tracer.count, tracer.met) == (kill_at, "mkdir")
+        assert len(list(directory.iterdir())) == kill_at - 1
+    assert ended(tracer, lambda: write_all(tmp_path, "abc"), 4) == 0
+    assert (tracer.count, tracer.met) == (3, None)
+
+
+def open_for(flags):
+    return lambda path: os.close(os.open(path, flags, 0o600))
+
+
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (open_for(os.O_RDONLY), 0),
+        (open_for(os.O_WRONLY), 0),
+        (open_for(os.O_WRONLY | os.O_CREAT), 1),
+        (open_for(os.O_WRONLY | os.O_TRUNC), 1),
+        (lambda path: path.rename(path.with_suffix(".new")), 1),
+        (lambda path: path.unlink(), 1),
+        (lambda path: os.truncate(path, 0), 1),
+        (lambda path: path.read_bytes(), 0),
+        (lambda _: os.sync(), 1),
+        (lambda path: os.link(path, path.with_suffix(".new")), 1),
+        (lambda path: path.with_suffix(".new").symlink_to(path), 1),
+    ],
+)
+def test_calls_that_change_nothing_are_not_counted(tracer, tmp_path, call, count):
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    assert ended(tracer, lambda: call(path)) == 0
+    assert tracer.count == count
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(lambda: os._exit(3), 3), (os.abort, -signal.SIGABRT), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)],
+)
+def test_a_program_that_ends_by_itself_ends_so_for_the_harness(tracer, end, status, capfd):
+    assert (ended(tracer, end), tracer.met) == (status, None)
+
+
+def test_calls_of_threads_and_children_count_and_all_die(tracer, tmp_path):
+    def work():
+        threads = [threading.Thread(target=write_all, args=(tmp_path, [f"thread {number}"])) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        subprocess.run(["sh", "-c", f"mkdir '{tmp_path}/child'; (mkdir '{tmp_path}/grandchild')"], check=True)
+
+    assert ended(tracer, work) == 0
+    assert len(list(tmp_path.iterdir())) == 6
+    all_calls = tracer.count
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    assert ended(tracer, work, all_calls) == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.iterdir())[:1] == ["child"]
+    assert not (tmp_path / "grandchild").exists()
+
+
+def test_a_signal_that_a_program_handles_reaches_it(tracer):
+    def handle():
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    assert ended(tracer, handle) == 7
+
+
+def test_a_killed_tracer_takes_its_program_along(tracer, tmp_path):
+    pipe = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        tracer.run(lambda: (os.write(pipe[1], f"{os.getpid()} ".encode()), signal.pause()), unneeded=[pipe[1]])
+    os.close(pipe[1])
+    program = int(os.read(pipe[0], 20))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    # It held the other end, and does no more.
+    assert os.read(pipe[0], 1) == b""
+    assert program != pid
+    os.close(pipe[0])
+
+
+def test_it_says_why_it_cannot_trace(monkeypatch):
+    monkeypatch.setattr(call_tracer.platform, "machine", lambda: "riscv64")
+    with pytest.raises(LayerSkippedError, match="need Linux on x86_64 or aarch64"):
+        CallTracer()
+    monkeypatch.undo()
+    monkeypatch.setattr(call_tracer, "_PR_SET_SECCOMP", 12345)
+    with pytest.raises(LayerSkippedError, match=r"cannot be traced here \(ptrace or seccomp\): Invalid argument"):
+        CallTracer()
+    monkeypatch.undo()
+    monkeypatch.setattr(call_tracer, "_PTRACE_SEIZE", 12345)
+    with pytest.raises(LayerSkippedError, match=r"cannot be traced here \(ptrace or seccomp\): "):
+        CallTracer()
+
+
+class Early(NaiveSubject):
+    """Sends its receipts, and writes at once afterwards."""
+
+    def apply(self, operation):
+        if operation.kind is OperationKind.PERSIST:
+            self._saved, self._unsaved = self._saved + self._unsaved, []
+            self.is_late = True
+        else:
+            super().apply(operation)
+
+    def receipts(self):
+        if getattr(self, "is_late", False) and not self._saved:
+            self.is_late = False
+            super()._save()
+        return super().receipts()
+
+
+class InPlace(NaiveSubject):
+    """Empties its file, and writes it anew."""
+
+    def _save(self):
+        temporary = self._path
+        self._path = temporary.with_name("other")
+        super()._save()
+        text = self._path.read_text()
+        self._path.unlink()
+        self._path = temporary
+        temporary.write_text(text)
+
+
+def test_a_subject_that_keeps_its_promises_survives_a_kill_at_every_call(tracer):
+    totals = Totals(1)
+    layer = call_kills_of(forked(NaiveSubject), shrink_tries=0)
+    seen = run_layer(layer, totals, Budget(3_600, run_count_max=4))
+    assert not seen.has_failed
+    assert totals.cycles >= 4 * 16
+    assert seen.untested() == ""
+    assert seen.counts["crashed_early"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ours", "ours-sqlite", "ours-limited"])
+def test_ours_survives_a_kill_at_every_call(tracer, name):
+    outcomes = outcomes_of(lambda tracer: subject_launch(name, tracer=tracer), 4)
+    assert [outcome.broken for outcome in outcomes] == [()] * 4
+
+
+def test_a_file_that_is_written_in_place_is_found(tracer):
+    (broken,) = outcomes_of(forked(InPlace), 20)[-1].broken
+    assert broken.promise == RECOVERABLE
+    assert any(re.fullmatch(r"SIGKILL before its call \d+, write", line) for line in broken.story)
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compile the subject in C."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+
+    def build(*options):
+        program = tmp_path / f"subject{len(list(tmp_path.iterdir()))}"
+        command = [compiler, "-O1", *options, "-o", program, SUBJECTS / "receipts_first.c"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip(f"a program cannot be linked here with {options}")
+        return str(program)
+
+    return build
+
+
+def named(command):
+    return lambda tracer: subject_launch(command, tracer=tracer)
+
+
+def is_found(outcome):
+    return {broken.promise for broken in outcome.broken} == {LOST}
+
+
+@pytest.mark.parametrize("options", [(), ("-static",)], ids=["dynamic", "static"])
+def test_receipts_before_writes_are_found_in_c(tracer, compiled, options):
+    assert is_found(outcomes_of(named(compiled(*options)))[-1])
+    assert not outcomes_of(named(compiled(*options, "-DWRITES_FIRST")), 3)[-1].broken
+
+
+@pytest.mark.slow
+def test_receipts_before_writes_are_found_in_scripts(tracer):
+    python = f"{sys.executable} -S {SUBJECTS / 'receipts_first.py'}"
+    assert is_found(outcomes_of(named(python))[-1])
+    assert not outcomes_of(named(f"{python} writes-first"), 2)[-1].broken
+    assert is_found(outcomes_of(named(f"perl {SUBJECTS / 'receipts_first.pl'}"))[-1])
+
+
+@pytest.mark.slow
+def test_the_command_prints_before_which_call_it_was(tracer, compiled, capsys):
+    status, out, _ = run(capsys, "crash", "--layer", "L2", "--seed", "2", "--runs", "1", "--subject", compiled())
+    assert status == 1
+    assert f"L2, seed 2: {LOST}: lost: " in out
+    assert re.search(r"\n  durable: [\d ]+\n(  .*\n)*  SIGKILL before its call \d+, \w+\n", out)
+    assert "again: ackstate crash --layer L2 --seed 2 --runs 1 --subject " in out
+
+
+def test_a_subject_that_ends_by_itself_is_blamed_for_that(tracer):
+    class Ending(NaiveSubject):
+        def apply(self, operation):
+            if operation.number == 3:
+                os._exit(0)
+            super().apply(operation)
+
+    (broken,) = outcomes_of(forked(Ending), 20)[-1].broken
+    assert (broken.promise, broken.found) == (TALKING, "the subject ended by itself with status 0")
+
+
+def test_a_system_without_tracing_skips_the_layer(monkeypatch, capsys):
+    monkeypatch.setattr(call_tracer.platform, "machine", lambda: "riscv64")
+    outcome = run(capsys, "crash", "--layer", "L2", "--subject", "naive", "--runs", "1")
+    assert outcome.status == 2
+    assert "L2 was skipped: kills at a system call need Linux" in outcome.out
