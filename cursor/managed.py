@@ -11,6 +11,7 @@ from ackstate.ack_hole import ack_effect, hole_at, holes
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
+from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 from ackstate.wire.native import check_properties
 from ackstate.wire.native_pointer import check_cursor_properties
@@ -23,6 +24,7 @@ from cursor.listener import Change, bitmap_runs, covered_runs
 from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
 from cursor.persister import Persister
 from cursor.pulsar_format import reopened
+from cursor.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.deleted_ranges import DeletedRanges
-    from ackstate.ledger_map import LedgerMap
     from cursor.listener import CursorListener
     from cursor.persister import PersistWatcher
     from cursor.recovery import Found
@@ -88,8 +89,8 @@ class ManagedCursor:
 
         Args:
             store: Where the cursor's state lives; stays open when the cursor is closed.
-            topic: Any text.
-            subscription: Any text.
+            topic: Any text but the empty one.
+            subscription: Likewise.
             ledgers: The message log's ledgers; the caller goes on appending to it.
             config: How to persist.
             repair: What to do if what the store holds cannot be read, instead of refusing; the report says what was
@@ -100,6 +101,8 @@ class ManagedCursor:
             now_ms: The present.
 
         Raises:
+            TypeError: The topic or the subscription is no text, or `ledgers` no `LedgerMap`.
+            ValueError: The topic or the subscription is empty.
             UnreadableCursorError: What the store holds cannot be read; nothing was changed. It says which repairs would
                 help, and is a `CorruptStateError`.
             UnsupportedVersionError: A newer release wrote it.
@@ -107,6 +110,10 @@ class ManagedCursor:
                 mark-delete position may.
             StoreError: The storage failed.
         """
+        check_name("topic", topic)
+        check_name("subscription", subscription)
+        if not isinstance(ledgers, LedgerMap):
+            raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(ledgers).__name__}")
         config = config or CursorConfig()
         form = config.journal_format
         journal, found = Journal.open(

@@ -16,6 +16,7 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from cursor.log_ownership import LogOwnership, log_owner
 from cursor.store import LedgerFencedError, LedgerNotFoundError
+from cursor.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +81,7 @@ class MessageLog:
 
         Args:
             store: Where the ledgers live; stays open.
-            topic: Any text.
+            topic: Any text but the empty one.
             entries_per_ledger_max: A ledger that has this many is closed and a new one begun; Pulsar's
                 ``managedLedgerMaxEntriesPerLedger``.
 
@@ -91,7 +92,7 @@ class MessageLog:
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
-        _check_topic(topic)
+        check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
         ownership = LogOwnership.take_over(store, topic)
         counts = _counts(store, topic)
@@ -107,9 +108,11 @@ class MessageLog:
         """Return a topic's log to be read only, None if the store has none. Its owner keeps it; nothing is written.
 
         Raises:
+            TypeError, ValueError: The topic is no text, or is empty.
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
+        check_name("topic", topic)
         counts = _counts(store, topic)
         return cls(store, topic, counts, None) if counts else None
 
@@ -240,13 +243,6 @@ def _check_bytes(name: str, value: object) -> None:
         except TypeError:
             hint = "; encode the text first" if isinstance(value, str) else ""
             raise TypeError(f"{name} must be bytes, got {_shown(value)}{hint}") from None
-
-
-def _check_topic(topic: object) -> None:
-    if not isinstance(topic, str):
-        raise TypeError(f"topic must be a str, got {_shown(topic)}")
-    if not topic:
-        raise ValueError("topic must not be empty")
 
 
 def _shown(value: object) -> str:

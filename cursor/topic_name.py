@@ -26,3 +26,16 @@ def parse_topic(topic: str) -> TopicName | None:
     """Return the parts of a topic's name; None of any other text."""
     parts = _TOPIC.fullmatch(topic)
     return None if parts is None else TopicName(*parts.groups())
+
+
+def check_name(kind: str, name: object) -> None:
+    """Refuse the name of a topic or subscription that is no text (`TypeError`), or is empty (`ValueError`).
+
+    Args:
+        kind: What it is the name of, such as ``topic``.
+        name: What was given.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} must be a str, got {name!r}")
+    if not name:
+        raise ValueError(f"{kind} must not be empty")

@@ -364,7 +364,7 @@ class Owners(RuleBasedStateMachine):
     def open(self, faults=frozenset(), kind=FaultKind.FULL):
         store = MemoryStore(self.store.disk, faults=[Fault(number, kind) for number in faults])
         with suppress(StoreError):
-            log = MessageLog.open(store, topic="t", entries_per_ledger_max=3)
+            log = MessageLog.open(store, topic="t", entries_per_ledger_max=5)
             assert self.acknowledged.keys() <= set(positions_of(log))
             self.owners.append((log, store))
 
@@ -422,6 +422,7 @@ def only_entries_of_this_append_are_counted(patch):
     patch(MessageLog, "_count_up_to", lambda self, _: self.ledgers.append(1) and 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "planted",
     [no_fence, a_record_that_anyone_may_replace, a_ledger_is_left_open, only_entries_of_this_append_are_counted],

@@ -12,7 +12,17 @@ from ackstate import (
     UnsupportedVersionError,
 )
 from ackstate.wire import native, native_pointer
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, ReceiptStatus, Route, Source, StoreError
+from cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    MessageLog,
+    ReceiptStatus,
+    Route,
+    Source,
+    StoreError,
+)
 from cursor.journal import cursor_owner, cursor_path
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
@@ -522,3 +532,27 @@ def test_a_clock_that_goes_back_neither_stops_the_flush_nor_the_ledger(store, lo
     cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=3_600_000)
     cursor.ack(P(3, 4), now_ms=0)
     assert cursor.tick(now_ms=0).route is Route.DELTA
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "saying"),
+    [
+        ({"topic": b"t"}, TypeError, "topic must be a str, got b't'"),
+        ({"topic": ""}, ValueError, "topic must not be empty"),
+        ({"subscription": 7}, TypeError, "subscription must be a str, got 7"),
+        ({"subscription": ""}, ValueError, "subscription must not be empty"),
+        ({"ledgers": {3: 9}}, TypeError, r"ledgers must be a LedgerMap, such as log\.ledgers, got a dict"),
+    ],
+)
+def test_an_open_that_is_refused_takes_nothing_over(store, log, named, error, saying):
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, now_ms=0)
+    with pytest.raises(error, match=saying):
+        ManagedCursor.open(store, **({"topic": "t", "subscription": "s", "ledgers": log, "now_ms": 1} | named))
+    cursor.ack(P(3, 4), now_ms=2)
+    assert cursor.persist(now_ms=2).messages_covered == 1
+
+
+def test_a_message_log_is_not_its_ledgers(store):
+    log = MessageLog.open(store, topic="t")
+    with pytest.raises(TypeError, match=r"such as log\.ledgers, got a MessageLog"):
+        ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, now_ms=0)
