@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 
 from ackstate.errors import AckStateError
+from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     import ssl
@@ -302,7 +303,7 @@ def _token_of_file(uri: str) -> str:
     if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
         raise AdminError(f"--auth-params: {_printable(uri)} is not of the form file:///PATH")
     try:
-        with Path(unquote(parts.path)).open("rb") as file:
+        with open_token_file(Path(unquote(parts.path))) as file:
             return file.read(_TOKEN_FILE_BYTES_MAX).decode("utf-8").strip()
     except (OSError, ValueError) as error:
         raise AdminError(f"--auth-params: {_printable(uri)} cannot be read: {error}") from error

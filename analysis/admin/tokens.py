@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from ackstate.errors import AckStateError
 from analysis.admin.log_lines import LOG
+from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,7 @@ class TokenFile:
         self._path = path
         self._is_read_again = not path.is_fifo()
         self._problem = ""
-        with path.open("rb") as file:
+        with open_token_file(path) as file:
             self._content = file.read(_FILE_BYTES_MAX + 1)
         self._labels = parse_tokens(self._content, where=str(path))
 

@@ -15,6 +15,7 @@ import typer
 from ackstate.errors import AckStateError
 from analysis.admin_client import AdminServer, relative_time_ms
 from analysis.store_commands import JsonOption, counted, new_table, printable
+from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 _AT_ONCE = 8  # requests under way
 _CHECK_S = 0.5  # by then a write is done that was under way at the look that is judged
 _AGAIN_MS_MAX = 3_600_000
+_TOKEN_FILE_BYTES_MAX = 64 * 1024
 _REASONS_MAX = 20  # subscriptions of which people are told why
 _CLOSE_PERCENT = 80
 
@@ -190,7 +192,8 @@ def _token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        token = path.read_text("ascii").strip()
+        with open_token_file(path) as file:
+            token = file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
     except ValueError:
         token = ""
     if not token.isprintable() or not token or " " in token:

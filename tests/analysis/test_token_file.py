@@ -1,0 +1,61 @@
+"""A token file that other users can read is warned about, wherever one is read."""
+
+import logging
+import os
+import threading
+
+import pytest
+
+from analysis.admin.tokens import TokenFile
+from analysis.admin_client import _token as token_of_parameters
+from analysis.pulsar.snapshot import command
+from analysis.token_file import open_token_file
+
+
+def token_of_server(path):
+    assert TokenFile(path).label_of(b"s3cret") == "line 1"
+    return b"s3cret"
+
+
+READERS = {
+    "serve": token_of_server,
+    "pulsar snapshot": lambda path: command._token(path).encode(),
+    "policies": lambda path: token_of_parameters(path.as_uri()).encode(),
+}
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_bytes(b"s3cret\n")
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o622])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_token_file_that_others_can_use_is_warned_about_once(token, caplog, reader, mode):
+    token.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        assert READERS[reader](token) == b"s3cret"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{token}: the mode of a token file must be 0600, got {mode:04o}: others can use the token"
+    ]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_token_file_of_ones_own_is_read_without_a_word(token, caplog, reader, mode):
+    token.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        assert READERS[reader](token) == b"s3cret"
+    assert not caplog.records
+
+
+def test_a_pipe_is_read_without_a_word(tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe", 0o644)
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"s3cret",))
+    writer.start()
+    with caplog.at_level(logging.WARNING), open_token_file(tmp_path / "pipe") as file:
+        assert file.read() == b"s3cret"
+    writer.join()
+    assert not caplog.records
