@@ -175,8 +175,6 @@ def _blind(cells):
 
 BLIND_SPOTS = (
     ("L3", "a missing sync, since the kernel keeps what a killed process wrote", ("M1", "M2")),
-    ("L4", "names that nobody synced, since ext4 writes them with the next sync of a file: L1 does not", ("M2",)),
-    ("L2", "names that nobody synced, since its power cut takes bytes and no names", ("M2",)),
     ("L5", "syncs, and their order, since it damages what a store in good order left", ("M1", "M2", "M11", "M14")),
     ("L1", "an empty log, since no honest crash leaves one of ours empty", ("M4",)),
     ("L1", "limits, gates and delayed messages, of which its workload has none", ("M9", "M13", "M16")),

@@ -2,27 +2,37 @@
 
 Each run has a disk of its own, mounted by seed, and several lives on it. Recoveries are cut, too: some while they run,
 some after they have reported.
+
+One thing is taken besides: ext4 writes all names with the next sync of any file, mounted in whatever way, so that a
+directory that is never synced costs nothing there. Of a subject in Python, where this process was started with the
+fault shim (`analysis.crash.layers.system_calls.shim`), every name is taken back whose directory was not synced.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, final
 
+from analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
+from analysis.crash.layers.system_calls.attempt import NEVER
+from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from analysis.crash.lives import Lives, LivesSettings, check_beginning
 from analysis.crash.loop_disk import LoopDisk
 from analysis.crash.private_mounts import with_private_mounts
 from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
+from analysis.crash.serve import is_class_name
 from analysis.crash.subject_launch import subject_launch
 from analysis.crash.subject_process import PATIENCE_S
 from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Generator, Iterator, Sequence
 
     from analysis.crash.conversation import Answer
     from analysis.crash.layer import RunOutcome
@@ -87,7 +97,14 @@ class PowerCuts:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
             SubjectError, OSError: As `runs_of_lives`.
         """
-        yield from with_private_mounts(partial(runs_of_lives, self, first_seed, self._recording))
+        yield from with_private_mounts(partial(self._runs, first_seed))
+
+    def _runs(self, first_seed: int) -> Iterator[RunOutcome]:
+        """Yield the runs in a process of their own, whose forked children have the names noted that they make."""
+        if shim := loaded():
+            disks = Path(tempfile.gettempdir()).resolve()
+            os.register_at_fork(after_in_child=partial(shim.arm, disks, Fault(NEVER, Action.FAIL)))
+        yield from runs_of_lives(self, first_seed, self._recording)
 
     def check_beginning(self) -> None:
         """See `LivesLayer`."""
@@ -121,8 +138,10 @@ class PowerCuts:
         return outcome
 
 
-def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Iterator[RunOutcome]:
+def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Generator[RunOutcome]:
     """Run the layer on a subject by its name, as `subject_launch` has it; ``ours`` is both of ours in turn.
+
+    On a subject in Python a worker runs the layer that was started with the fault shim, where that compiles.
 
     Args:
         first_seed: As for any `Layer`.
@@ -134,7 +153,14 @@ def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None
         LayerSkippedError, SubjectError, OSError: As `PowerCuts`.
     """
     launch = None if subject == OURS[0] else subject_launch(subject)
-    return PowerCuts(launch, recording=recording)(first_seed)
+    has_worker = loaded() is None and is_class_name(subject)
+    if has_worker:
+        try:
+            yield from cuts_with_shim(first_seed, subject=subject, recording=recording)
+        except ShimUnavailableError:
+            has_worker = False
+    if not has_worker:
+        yield from PowerCuts(launch, recording=recording)(first_seed)
 
 
 @final
@@ -194,3 +220,5 @@ class PowerCut:
         # Most fail on a dead disk and say so: too late to count.
         process.last_words()
         self._disk.power_on()
+        if shim := loaded():
+            shim.take_names_back()

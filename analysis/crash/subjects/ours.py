@@ -56,7 +56,8 @@ class ManagedCursorSubject:
         """See `CrashSubject`."""
         self._log = ledgers
         self._cursor = ManagedCursor.open(
-            self._open_store(directory),
+            # In a directory that it makes, whose name is to be synced, too.
+            self._open_store(directory / "store"),
             topic=TOPIC,
             subscription=SUBSCRIPTION,
             ledgers=LedgerMap.from_counts(ledgers),

@@ -1,6 +1,6 @@
 """Run by test_system_calls.py in a process that was started with the fault shim; prints what it saw as JSON.
 
-python -P process_with_shim.py calls|planted|clean
+python -P process_with_shim.py calls|planted|clean|cuts
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import sys
 import tempfile
 from contextlib import closing, suppress
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 from ackstate.position import Position
+from analysis.crash.layers.power_cuts import PowerCuts
 from analysis.crash.layers.system_calls import layer as system_calls
 from analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
 from analysis.crash.layers.system_calls.script import Script, Step, StepKind
 from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
+from analysis.crash.subject_launch import subject_launch
 from cursor import group_persist
 from cursor.store import StoreError
 from cursor.stores import kernel_directory, sqlite_database
@@ -336,6 +338,23 @@ def in_child(play):
     return json.loads(said)
 
 
+def cuts():
+    """Return for each bug that costs names the first outcome of the power cuts that caught it, or the last of 20."""
+    plants = {"none": lambda: None, "never_sync_directory": never_sync_directory, "never_sync_above": never_sync_above}
+    return {name: in_child(lambda plant=plant: run_cuts(plant)) for name, plant in plants.items()}
+
+
+def run_cuts(plant):
+    """Plant a bug in our cursor on a `FileStore`, and return the first outcome that caught it, or the last."""
+    plant()
+    run_count = 20 if plant in {never_sync_directory, never_sync_above} else 3
+    with closing(PowerCuts(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
+        for outcome in islice(outcomes, run_count):
+            if outcome.broken:
+                break
+    return asdict(outcome)
+
+
 def clean():
     """Return the outcomes of a misfortune of each action on a `FileStore`, and of one on SQLite; short programs."""
     one_of_each = {misfortune.action: misfortune for misfortune in MISFORTUNES}
@@ -356,4 +375,4 @@ def outcomes_of(played, open_store, misfortunes):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"calls": calls, "planted": planted, "clean": clean}[sys.argv[1]]()))
+    sys.stdout.write(json.dumps({"calls": calls, "planted": planted, "clean": clean, "cuts": cuts}[sys.argv[1]]()))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import closing, suppress
@@ -11,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash import private_mounts
+from analysis.crash import loop_disk, private_mounts
 from analysis.crash.conversation import SubjectError
 from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.power_cuts import PowerCut, PowerCuts
+from analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
+from analysis.crash.layers.system_calls import shim
+from analysis.crash.layers.system_calls.shim import compiled, environment
 from analysis.crash.lives import RECOVERABLE
 from analysis.crash.runs_of_lives import RunSize
+from analysis.crash.scratch import fast_parent
 from analysis.crash.subject import EntryRun, OperationKind, Report
 from analysis.crash.subject_launch import subject_launch
 from analysis.crash.subject_process import SubjectProcess
@@ -93,6 +99,34 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
     with closing(PowerCuts(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
         assert any(outcome.broken for outcome in islice(outcomes, 3))
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_our_cursor_is_caught_when_its_store_does_not_sync_names(tmp_path):
+    """ext4 would keep them with the next sync of a file; the layer takes them back."""
+    process = Path(__file__).with_name("process_with_shim.py")
+    command, started = [sys.executable, "-P", str(process), "cuts"], environment(compiled(tmp_path))
+    ended = subprocess.run(command, env=started, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["none"]["broken"] == []
+    for name in ("never_sync_directory", "never_sync_above"):
+        assert LOST in [each["promise"] for each in found[name]["broken"]], name
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_worker_with_the_shim_cuts_the_power_under_subjects_by_name(monkeypatch):
+    with closing(power_cuts(3, subject="naive")) as outcomes:
+        outcome = next(outcomes)
+    assert (outcome.seed, bool(outcome.broken)) == (3, True)
+    assert not list(fast_parent().glob(f"ackstate-power-shim-{os.getpid()}-*"))
+    # Where there is no compiler, the layer runs here.
+    monkeypatch.setattr(shim.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(loop_disk, "_mkfs", lambda: None)
+    with pytest.raises(LayerSkippedError, match=r"mkfs\.ext4"):
+        next(power_cuts(3, subject="naive"))
 
 
 class Log:

@@ -135,7 +135,7 @@ class FaultShim:
         """
         if self._library.ackstate_fault_overflowed():
             raise OSError("more was written without a sync than the fault shim keeps")
-        lost = self._take_names_back()
+        lost = self.take_names_back()
         for path in sorted(directory.rglob("*")):
             if path.is_file() and not path.is_symlink():
                 count = self._library.ackstate_fault_undo(os.fsencode(path), shrinks)
@@ -144,7 +144,7 @@ class FaultShim:
                 lost += count
         return lost
 
-    def _take_names_back(self) -> int:
+    def take_names_back(self) -> int:
         """Undo what was created and renamed in directories that were not synced since; return how many names that were.
 
         Raises:

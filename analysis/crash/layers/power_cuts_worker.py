@@ -1,0 +1,102 @@
+"""Cuts the power in a process that was started with the fault shim, which takes unsynced names back.
+
+python -P -m analysis.crash.layers.power_cuts_worker PARENT_PID FIRST_SEED SUBJECT [RECORDING]
+
+It writes pairs to standard output, pickled: ``("item", outcome)``, or ``("raised", error)`` and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.crash.dying import die_with
+from analysis.crash.layer import LayerSkippedError
+from analysis.crash.layers.system_calls.shim import compiled, environment
+from analysis.crash.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from analysis.crash.layer import RunOutcome
+
+_PATIENCE_S = 20.0  # for the run that is under way
+
+
+class ShimUnavailableError(Exception):
+    """There is no fault shim here; never leaves the layer."""
+
+
+def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> Iterator[RunOutcome]:
+    """Yield what the worker finds.
+
+    Raises:
+        ShimUnavailableError: The shim does not compile here; nothing was yielded.
+        Exception: What the worker raised.
+    """
+    with scratch_directory("power-shim") as directory:
+        try:
+            library = compiled(directory)
+        except LayerSkippedError as error:
+            raise ShimUnavailableError(str(error)) from error
+        arguments = [str(os.getpid()), str(first_seed), subject, *([] if recording is None else [str(recording)])]
+        worker = subprocess.Popen(  # noqa: S603 - ourselves
+            # Without -P a directory `cursor` in the current one would hide ours.
+            [sys.executable, "-P", "-m", __name__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment(library),
+        )
+        try:
+            assert worker.stdout is not None
+            while True:
+                kind, content = pickle.load(worker.stdout)  # noqa: S301 - from ourselves
+                if kind == "raised":
+                    raise content
+                yield content
+        except EOFError:
+            raise RuntimeError(f"the worker ended by itself with status {worker.wait()}") from None
+        finally:
+            _end(worker)
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """End the worker: politely, because it has a disk to unmount; if it does not listen, without asking."""
+    worker.terminate()
+    try:
+        worker.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.communicate()
+
+
+def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None) -> None:
+    """Stream outcomes until the parent asks no more, or dies."""
+    from analysis.crash.layers.power_cuts import power_cuts  # noqa: PLC0415 - which imports this module
+
+    asked_to_end: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
+    die_with(parent_pid)
+    # What anything prints must not get between the pairs.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    try:
+        with closing(power_cuts(first_seed, subject=subject, recording=recording)) as outcomes:
+            for outcome in outcomes:
+                answers.write(pickle.dumps(("item", outcome)))
+                if asked_to_end:
+                    return
+    except Exception as error:  # Whatever it is, it is the parent's.
+        answers.write(pickle.dumps(("raised", error)))
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]) if len(sys.argv) > 4 else None)
