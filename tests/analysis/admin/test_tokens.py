@@ -25,6 +25,14 @@ def bearer(token):
     return {"Authorization": f"Bearer {token}"}
 
 
+@pytest.fixture(autouse=True)
+def files_of_ones_own():
+    """Others can read no token file here, or each would be warned about."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
 def replace(path, content):
     draft = path.with_name("draft")
     draft.write_bytes(content)
