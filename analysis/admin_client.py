@@ -9,23 +9,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from ackstate.errors import AckStateError
+from analysis.http_exchange import Answer, AnswerTooLongError, ExchangeError, HttpExchanges, Request
 from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-    import httpx
-
 TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 -- a class, no secret
 DEFAULT_ADMIN_URL = "http://localhost:8080"
 
+_PORTS = {"http": 80, "https": 443}
 _MS_PER_UNIT = {
     "": 1_000,
     "s": 1_000,
@@ -40,6 +40,7 @@ _MS_MAX = 2**63 - 1  # Java's long
 _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
+_POLICY_BYTES_MAX = 1024 * 1024
 _CONFLICT = 409
 _PAUSES_S = (0.01, 0.02, 0.04, 0.08)
 
@@ -48,32 +49,62 @@ class AdminError(AckStateError):
     """The server refused, or could not be asked. The text is what `pulsar-admin` would write, maybe several lines."""
 
 
+class Origin(NamedTuple):
+    """Who answers under a URL: only what has the same three is the same server."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+def origin_of(url: str) -> Origin:
+    """Return the origin of a URL of http or https; the host in lower case, without the brackets of IPv6.
+
+    Raises:
+        ValueError: It has no host, or a port that is none.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname or parts.port == 0:
+        raise ValueError(f"{url!r} is no URL of a server")
+    return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
+
+
 @dataclass(frozen=True, slots=True)
 class AdminServer:
-    """Where the server is, and how it is asked.
+    """Where the server is, and how requests are sent to it.
 
     Attributes:
         url: Of http or https, maybe with a path, without a query and a user.
-        token: Sent as a bearer token; empty for none.
-        timeout_s: Bounds, for each request sent, the connecting, each wait for bytes, and the whole body of the answer.
+        token: Sent as a bearer token; empty for none. Never shown.
+        timeout_s: Limit of a whole exchange, from the look-up of the name to the last byte of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
         allow_insecure: Take any certificate.
-        answer_bytes_max: A longer answer is refused.
+        answer_bytes_max: A longer answer is refused; None for a limit that suits what is read.
+
+    Raises:
+        AdminError: The URL or the token is malformed.
     """
 
     url: str = DEFAULT_ADMIN_URL
-    token: str = ""
+    token: str = field(default="", repr=False)
     timeout_s: float = 60.0
     trust_cert_path: str = ""
     allow_insecure: bool = False
-    answer_bytes_max: int = 1024 * 1024
+    answer_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         if "@" in self.url:
             # Not shown: it may hold a password.
-            raise AdminError("the URL of the server has a user or password: use --auth-params")
+            raise AdminError("the URL of the server has a user or password: use --auth-params or --token-file instead")
         if not self.url.isprintable() or not _is_server(self.url):
             raise AdminError(f"{self.url!r} is no URL of a server such as {DEFAULT_ADMIN_URL}")
+        if self.token and not _TOKEN.fullmatch(self.token):
+            raise AdminError("the token has a character that no token has")
+
+    @property
+    def origin(self) -> Origin:
+        """The scheme, the host and the port."""
+        return origin_of(self.url)
 
     def call(
         self,
@@ -86,7 +117,7 @@ class AdminServer:
         """Send one request and return the JSON of the answer, None when it is empty.
 
         A POST or a DELETE that met another writer is sent again, a few times: an update names what it changes and no
-        more, so that the other one's is kept, and to do it twice is to do it once.
+        more, so that the other one's is kept, and to do it twice is to do it once. A redirection is not followed.
 
         Args:
             method: The verb.
@@ -97,60 +128,60 @@ class AdminServer:
         Raises:
             AdminError: No answer came in time, or one that is no success or no JSON.
         """
-        for pause_s in (*_PAUSES_S, None):
-            with self.client() as client:
-                response, content = self.exchange(client, method, path, query=query, body=body)
-            if response.status_code != _CONFLICT or method == "GET" or pause_s is None:
-                break
-            time.sleep(pause_s)
-        return _answer(response, content)
+        with self.exchanges() as exchanges:
+            for pause_s in (*_PAUSES_S, None):
+                answer = self.exchange(exchanges, method, path, query=query, body=body)
+                if answer.status != _CONFLICT or method == "GET" or pause_s is None:
+                    break
+                time.sleep(pause_s)
+        return _content(answer)
 
-    def client(self) -> httpx.Client:
-        """Return what keeps connections to servers of this URL's scheme; close it.
+    def exchanges(self) -> HttpExchanges:
+        """Return what keeps connections; close it.
 
         Raises:
-            AdminError: httpx is missing, or the certificates cannot be read.
+            AdminError: httpx is missing.
         """
-        # Proxies of the environment are left out, as Pulsar's client does.
-        client: httpx.Client = _httpx().Client(timeout=self.timeout_s, trust_env=False, verify=self._trust())
-        return client
+        try:
+            return HttpExchanges(self._trust)
+        except ExchangeError as error:
+            raise AdminError(str(error)) from None
 
     def exchange(
         self,
-        client: httpx.Client,
+        exchanges: HttpExchanges,
         method: str,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
-    ) -> tuple[httpx.Response, bytes]:
-        """Send one request and return what was answered, whatever its status, and the content.
+    ) -> Answer:
+        """Send one request and return what was answered, whatever its status.
 
         Args:
-            client: Of `client`, of this server or of another of the same scheme and trust.
+            exchanges: Of `exchanges`, of this server or of another of the same trust.
             method: The verb.
             path: As of `call`.
             query: As of `call`.
             body: As of `call`.
 
         Raises:
-            AdminError: No whole answer came in time, or one that is too long.
+            AdminError: No whole answer came in time, or one that exceeds a limit, or the certificates cannot be read.
         """
-        library = _httpx()
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         deadline_s = time.monotonic() + self.timeout_s
+        bytes_max = _POLICY_BYTES_MAX if self.answer_bytes_max is None else self.answer_bytes_max
         url = self.url.rstrip("/") + path
         try:
-            with client.stream(method, url, params=query, json=body, headers=headers) as response:
-                return response, _content(response, deadline_s=deadline_s, bytes_max=self.answer_bytes_max)
-        except (library.HTTPError, library.InvalidURL, UnicodeError) as error:
-            # A name of a host that no encoding has is a `UnicodeError`.
-            why = _printable(str(error)) or type(error).__name__
-            raise AdminError(f"Error connecting to: {self.url}: {why}") from error
+            return exchanges.send(Request(method, url, headers, query, body, deadline_s, bytes_max))
+        except AnswerTooLongError as error:
+            raise AdminError(str(error)) from None
+        except ExchangeError as error:
+            raise AdminError(f"Error connecting to: {self.url}: {error}") from None
 
     def _trust(self) -> ssl.SSLContext | bool:
-        """Return what certificates are held to; reading the system's takes 30 ms, which http does not need."""
-        if self.allow_insecure or self.url.startswith("http:"):
+        """Return the certificates to trust; reading the system's takes 30 ms, which http does not need."""
+        if self.allow_insecure:
             return False
         import ssl  # noqa: PLC0415
 
@@ -166,7 +197,7 @@ class ServerOptions:
 
     admin_url: str | None = None
     auth_plugin: str | None = None
-    auth_params: str | None = None
+    auth_params: str | None = field(default=None, repr=False)
     request_timeout_s: int = 60
     tls_allow_insecure: bool = False
     tls_trust_cert_path: str | None = None
@@ -255,11 +286,10 @@ def topic_path(topic: str) -> str:
 
 def _is_server(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        origin_of(url)
     except ValueError:
         return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and not {"?", "#", " "} & {*url}
+    return not {"?", "#", " ", "\\"} & {*url}
 
 
 def _is_entity(name: str) -> bool:
@@ -318,37 +348,19 @@ def _token_of_json(text: str) -> str:
     return token if isinstance(token, str) else ""
 
 
-def _httpx() -> Any:
+def _content(response: Answer) -> Any:
+    """Return the JSON of an answer, raising `AdminError` if it is none or the status is no success."""
     try:
-        import httpx  # noqa: PLC0415
-    except ImportError as error:
-        raise AdminError(f"{error.name} is missing: install ackstate[admin]") from error
-    return httpx
-
-
-def _content(response: httpx.Response, *, deadline_s: float, bytes_max: int) -> bytes:
-    content = bytearray()
-    for chunk in response.iter_bytes():
-        content += chunk
-        if len(content) > bytes_max:
-            raise AdminError(f"the answer of the server is over {bytes_max} bytes")
-        if time.monotonic() > deadline_s:
-            raise AdminError("the answer of the server did not end in time")
-    return bytes(content)
-
-
-def _answer(response: httpx.Response, content: bytes) -> Any:
-    try:
-        answer = json.loads(content) if content else None
+        content = json.loads(response.content) if response.content else None
         readable = True
     except (ValueError, RecursionError):
-        answer, readable = None, False
+        content, readable = None, False
     if not response.is_success:
-        reason = reason_of(answer) or f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
+        reason = reason_of(content) or f"HTTP {response.status} {response.phrase}".rstrip()
         raise AdminError(f"{reason}\n\nReason: {reason}")
     if not readable:
         raise AdminError("the answer of the server is not JSON")
-    return answer
+    return content
 
 
 def reason_of(answer: Any) -> str:

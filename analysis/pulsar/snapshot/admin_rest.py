@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, final
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
-from analysis.admin_client import AdminError, AdminServer, reason_of
+from analysis.admin_client import AdminError, Origin, origin_of, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
 
-    import httpx
+    from analysis.admin_client import AdminServer
+    from analysis.http_exchange import Answer
+
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""Longest answer that is read: at 20 bytes a range, 3,000,000 ranges of a topic's cursors."""
 
 _REDIRECTS_MAX = 5
-_ANSWER_BYTES_MAX = 256 * 1024 * 1024  # 24 bytes for each of the ranges, of some hundred cursors
-_ADVICE = {401: "give a token with --token-file", 403: "the token's role may not read it"}
+_REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+_NO_ROLE = "the role may not read it"
 
 
 class RefusedError(AdminError):
@@ -33,16 +40,27 @@ class RefusedError(AdminError):
 
 @final
 class PulsarAdmin:
-    """Keeps connections while it is open. Threads may share it."""
+    """Keeps connections while it is open. Threads may share it.
 
-    def __init__(self, server: AdminServer) -> None:
+    The token goes to the host and port of the server's URL and to those of `token_hosts`. A redirection to another
+    place is followed without it, and from there it goes nowhere any more. None is followed from https to http.
+    """
+
+    def __init__(self, server: AdminServer, *, token_hosts: Collection[str] = ()) -> None:
         """Connect when something is read.
 
+        Args:
+            server: The first one.
+            token_hosts: ``HOST:PORT``, or ``HOST`` for the port of the server's URL.
+
         Raises:
-            AdminError: httpx is missing, or the certificates cannot be read.
+            AdminError: httpx is missing, or a token host is malformed.
         """
-        self._server = replace(server, answer_bytes_max=_ANSWER_BYTES_MAX)
-        self._clients: dict[str, httpx.Client] = {_scheme(server.url): server.client()}
+        if server.answer_bytes_max is None:
+            server = replace(server, answer_bytes_max=ANSWER_BYTES_MAX)
+        self._server = server
+        self._trusted = {server.origin[1:], *(_token_host(host, server.origin) for host in token_hosts)}
+        self._exchanges = server.exchanges()
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +68,7 @@ class PulsarAdmin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self._clients.values():
-            client.close()
+        self._exchanges.close()
 
     def get(self, path: str) -> Any:
         """Return the JSON at a path, None if it is empty.
@@ -75,46 +92,79 @@ class PulsarAdmin:
 
     def _content(self, path: str) -> bytes:
         server, below = self._server, path
+        # One deadline for all redirections of a request.
+        deadline_s = time.monotonic() + server.timeout_s
         for _ in range(_REDIRECTS_MAX + 1):
-            response, content = server.exchange(self._client_of(server), "GET", below)
-            if not response.is_redirect:
+            server = replace(server, timeout_s=max(deadline_s - time.monotonic(), 0))
+            answer = server.exchange(self._exchanges, "GET", below)
+            if answer.status not in _REDIRECTIONS:
                 break
-            server, below = _redirected(server, response)
+            server, below = self._redirected(server, below, answer)
         else:
             raise AdminError(f"{self._server.url}{path}: more than {_REDIRECTS_MAX} redirections")
-        if not response.is_success:
-            raise _refusal(f"{server.url}{path}", response, content)
-        return content
+        if not answer.is_success:
+            raise self._refusal(server, below, answer)
+        return answer.content
 
-    def _client_of(self, server: AdminServer) -> httpx.Client:
-        scheme = _scheme(server.url)
-        client = self._clients.get(scheme)
-        if client is None:
-            # Two threads may both make one; the one that is not kept has no connection yet.
-            client = self._clients.setdefault(scheme, server.client())
-        return client
+    def _redirected(self, server: AdminServer, below: str, answer: Answer) -> tuple[AdminServer, str]:
+        """Return where another broker has it, with the token only if that may be sent there."""
+        asked = f"{server.url.rstrip('/')}{below}"
+        if not answer.location:
+            raise AdminError(f"{asked}: HTTP {answer.status} without a Location, so it redirects nowhere")
+        place = _place(asked, answer.location)
+        target = origin_of(place)
+        if server.origin.scheme == "https" and target.scheme != "https":
+            raise AdminError(f"{asked}: redirects to {place}, which is not encrypted")
+        parts = urlsplit(place)
+        token = server.token if target[1:] in self._trusted else ""
+        found = replace(server, url=f"{parts.scheme}://{parts.netloc}", token=token)
+        return found, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    def _refusal(self, server: AdminServer, below: str, answer: Answer) -> RefusedError:
+        try:
+            reason = reason_of(json.loads(answer.content)) if answer.content else ""
+        except (ValueError, RecursionError):
+            reason = ""
+        text = f"{server.url.rstrip('/')}{below}: HTTP {answer.status} {answer.phrase}".rstrip()
+        said = "; ".join(filter(None, (reason, self._advice(server, answer.status))))
+        return RefusedError(f"{text}: {said}" if said else text, answer.status)
+
+    def _advice(self, server: AdminServer, status: int) -> str:
+        if status not in {_UNAUTHORIZED, _FORBIDDEN}:
+            return ""
+        if not self._server.token:
+            return "give a token with --token-file" if status == _UNAUTHORIZED else _NO_ROLE
+        if not server.token:
+            _, host, port = server.origin
+            shown = f"[{host}]" if ":" in host else host
+            return f"the token was not sent there: to allow it, add --token-host {shown}:{port}"
+        return (
+            "the token was not accepted: wrong or expired" if status == _UNAUTHORIZED else f"the token's {_NO_ROLE[4:]}"
+        )
 
 
-def _redirected(server: AdminServer, response: httpx.Response) -> tuple[AdminServer, str]:
-    """Return where another broker has it; the token goes there too, as of Pulsar's own client, but not unencrypted."""
-    place = str(response.url.join(response.headers["Location"]))
-    parts = urlsplit(place)
-    if _scheme(server.url) == "https" and parts.scheme != "https":
-        raise AdminError(f"{server.url}: redirects to {place}, which is not encrypted")
-    below = parts.path + (f"?{parts.query}" if parts.query else "")
-    return replace(server, url=f"{parts.scheme}://{parts.netloc}"), below
-
-
-def _refusal(place: str, response: httpx.Response, content: bytes) -> RefusedError:
-    status = response.status_code
+def _place(asked: str, location: str) -> str:
+    """Return where a redirection leads; the text of an error does not show a user or a password."""
+    if not location.isprintable() or "\\" in location or len(location) > 8_192:
+        raise AdminError(f"{asked}: redirects to a malformed place")
     try:
-        reason = reason_of(json.loads(content)) if content else ""
-    except (ValueError, RecursionError):
-        reason = ""
-    text = f"{place}: HTTP {status} {response.reason_phrase}".rstrip()
-    said = "; ".join(filter(None, (reason, _ADVICE.get(status, ""))))
-    return RefusedError(f"{text}: {said}" if said else text, status)
+        place = urljoin(asked, location).partition("#")[0]
+        if "@" in urlsplit(place).netloc:
+            raise AdminError(f"{asked}: redirects to a place with a user or password, which is not followed")
+        origin_of(place)
+    except ValueError:
+        raise AdminError(f"{asked}: redirects to {location[:200]!r}, which is no URL of http or https") from None
+    return place
 
 
-def _scheme(url: str) -> str:
-    return urlsplit(url).scheme
+def _token_host(text: str, named: Origin) -> tuple[str, int]:
+    """Return the host and the port of ``HOST`` or ``HOST:PORT``, raising `AdminError` if it is neither."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    is_whole = text.isprintable() and not {"/", "?", "#", "@", " ", "\\", "*"} & {*text}
+    if not host or port == 0 or not is_whole:
+        raise AdminError(f"--token-host must be HOST or HOST:PORT, got {text!r}")
+    return host.rstrip("."), port or named.port

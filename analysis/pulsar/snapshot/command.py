@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from analysis.pulsar.snapshot.judgement import Judgement
     from analysis.pulsar.snapshot.sources import Source, TopicAnswers
 
@@ -74,8 +75,17 @@ class SnapshotCommand:
             int | None, typer.Option(metavar="T", parser=_pause, help="Look again after 5s, 65s...: narrower.")
         ] = None,
         token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
+        token_host: Annotated[
+            list[str] | None,
+            typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
+        ] = None,
         tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
-        request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
+        request_timeout: Annotated[
+            int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long for each whole answer.")
+        ] = 60,
+        answer_mib_max: Annotated[
+            int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")
+        ] = 64,
         json: JsonOption = False,
     ) -> None:
         """Say what comes back of each subscription if its broker dies now, and how close each limit is.
@@ -95,8 +105,15 @@ class SnapshotCommand:
             )
         with ExitStack() as stack:
             if url is not None:
-                server = AdminServer(url, _token(token_file), request_timeout, tls_trust_cert_path)
-                source = _live(stack, server, topic or [], namespace or [], tenant or [])
+                server = AdminServer(
+                    url,
+                    _token(token_file),
+                    request_timeout,
+                    tls_trust_cert_path,
+                    answer_bytes_max=answer_mib_max * 1024 * 1024,
+                )
+                admin = stack.enter_context(_admin(server, token_host or []))
+                source = _live(admin, topic or [], namespace or [], tenant or [])
             else:
                 source = _recorded(recorded or [])
             found, missing = self._judged(source, again_ms=again)
@@ -169,14 +186,16 @@ def _usable(answers: TopicAnswers | AckStateError) -> TopicAnswers | None:
     return None if isinstance(answers, AckStateError) else answers
 
 
-def _live(
-    stack: ExitStack, server: AdminServer, topics: Sequence[str], namespaces: Sequence[str], tenants: Sequence[str]
-) -> Source:
+def _admin(server: AdminServer, token_hosts: Sequence[str]) -> PulsarAdmin:
     _check_extra()
     from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+
+    return PulsarAdmin(server, token_hosts=token_hosts)
+
+
+def _live(admin: PulsarAdmin, topics: Sequence[str], namespaces: Sequence[str], tenants: Sequence[str]) -> Source:
     from analysis.pulsar.snapshot.sources import LiveBroker
 
-    admin = stack.enter_context(PulsarAdmin(server))
     return LiveBroker(admin, topics=topics, namespaces=namespaces, tenants=tenants)
 
 
@@ -191,12 +210,13 @@ def _token(path: Path | None) -> str:
     """Return what a file holds, blanks around it left out; the text of an error never shows it."""
     if path is None:
         return ""
+    with open_token_file(path) as file:
+        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
     try:
-        with open_token_file(path) as file:
-            token = file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
+        token = content.decode("ascii").strip()
     except ValueError:
         token = ""
-    if not token.isprintable() or not token or " " in token:
+    if not token.isprintable() or not token or " " in token or len(content) > _TOKEN_FILE_BYTES_MAX:
         raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
     return token
 
