@@ -57,6 +57,7 @@ class CursorLook:
         laid_out_bytes: Bytes of the ranges in the record laid out last, as `SubscriptionStats` has them; None: unknown.
         is_mark_delete_loaded: Whether the mark-delete stands where it stood when the topic was loaded.
         properties: Of the mark-delete.
+        read_position: The next entry to read; None if unknown.
         asked_s: Before the broker was asked, on a clock of the caller that never steps back.
         answered_s: After it had answered.
     """
@@ -70,6 +71,7 @@ class CursorLook:
     laid_out_bytes: int | None = None
     is_mark_delete_loaded: bool = False
     properties: Mapping[str, int] = field(default_factory=dict)
+    read_position: Position | None = None
     asked_s: float = 0.0
     answered_s: float = 0.0
 
@@ -81,13 +83,14 @@ class CursorLook:
     @property
     def below_count(self) -> int:
         """Entries up to the mark-delete that may come back: not trimmed, and not durable since before the load."""
-        return 0 if self.is_mark_delete_loaded else self._count_up_to(self.mark_delete)
+        return 0 if self.is_mark_delete_loaded else self.count_up_to(self.mark_delete)
 
     def advanced_since(self, earlier: CursorLook) -> int:
         """Entries that are still there, above the earlier mark-delete and up to this one."""
-        return self._count_up_to(self.mark_delete) - self._count_up_to(earlier.mark_delete)
+        return self.count_up_to(self.mark_delete) - self.count_up_to(earlier.mark_delete)
 
-    def _count_up_to(self, position: Position) -> int:
+    def count_up_to(self, position: Position) -> int:
+        """Return how many entries that are still there are at or below a position."""
         whole = sum(count for ledger_id, count in self.counts.items() if ledger_id < position.ledger_id)
         return whole + min(position.entry_id + 1, self.counts.get(position.ledger_id, 0))
 

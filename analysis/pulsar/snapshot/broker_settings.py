@@ -1,4 +1,4 @@
-"""Which settings of a broker decide what a crash brings back, and what are they?"""
+"""Reads the settings of a broker that decide what a crash brings back."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class BrokerSettings:
         subscription_unacked_max: Unacked messages of a subscription; 0 is no limit.
         unpersisted_bytes_max: ``maxUnPersistAckRecordsBytes``; None of a broker that has no such setting.
         is_paused_by_ranges: Whether dispatch pauses above `range_count_max` ranges.
+        has_zookeeper: Whether the metadata store is ZooKeeper, which limits a record; False if unknown.
         assumed: Why some of these are defaults of Pulsar and not what the broker said; empty if all are known.
     """
 
@@ -55,6 +56,7 @@ class BrokerSettings:
     subscription_unacked_max: int = 200_000
     unpersisted_bytes_max: int | None = None
     is_paused_by_ranges: bool = False
+    has_zookeeper: bool = False
     assumed: str = ""
 
     @property
@@ -156,8 +158,17 @@ def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
         "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),
         "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
         "is_paused_by_ranges": flag(configuration, PAUSE),
+        "has_zookeeper": _has_zookeeper(configuration),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _has_zookeeper(configuration: Mapping[str, str]) -> bool:
+    """Whether the metadata store is named as ``zk:...`` or, as of old, by hosts and ports alone."""
+    places = (configuration.get(key, "").strip() for key in ("metadataStoreUrl", "zookeeperServers"))
+    place = next((each for each in places if each not in {"", "null"}), "")
+    name, _, rest = place.partition(":")
+    return name == "zk" or (bool(rest) and rest.partition("/")[0].partition(",")[0].isdigit())
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -49,6 +49,7 @@ class CursorInternals(_PulsarObject):
     """One cursor as it is in the broker's memory."""
 
     mark_delete_position: str
+    read_position: str | None = None
     individually_deleted_messages: str = "[]"
     cursor_ledger: int = -1
     cursor_ledger_last_entry: int = -1
@@ -60,6 +61,7 @@ class TopicInternals(_PulsarObject):
     """`internalStats` of one topic or partition."""
 
     current_ledger_entries: int = 0
+    entries_added_counter: int = 0
     ledgers: list[LedgerInfo]
     cursors: dict[str, CursorInternals]
 
@@ -84,6 +86,9 @@ class SubscriptionStats(_PulsarObject):
     """One subscription, as `stats` has it.
 
     Attributes:
+        unacked_messages: Delivered and not acked; only counted of shared subscriptions. It drifts, even below 0.
+        msg_in_replay: Entries that were read and are to be delivered once more.
+        msg_delayed: Entries that were read and are not due.
         non_contiguous_deleted_messages_ranges_serialized_size: Bytes of the acked ranges when the cursor last laid
             out a record: the sum of the messages, without their tags and lengths. None of a broker that does not say.
         last_mark_delete_advanced_timestamp: 0 as long as the mark-delete stands where it stood when the topic was
@@ -92,6 +97,8 @@ class SubscriptionStats(_PulsarObject):
 
     type: str | None = None
     unacked_messages: int = 0
+    msg_in_replay: int = 0
+    msg_delayed: int = 0
     is_durable: bool | None = None
     non_contiguous_deleted_messages_ranges_serialized_size: int | None = None
     last_mark_delete_advanced_timestamp: int | None = None
@@ -102,6 +109,7 @@ class TopicStats(_PulsarObject):
     """`stats` of one topic or partition."""
 
     subscriptions: dict[str, SubscriptionStats]
+    msg_in_counter: int = 0
     owner_broker: str | None = None
 
 
@@ -127,6 +135,23 @@ def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
         raise SnapshotError(f"{what}: {where or 'the whole'}: {first['msg']}") from None
 
 
+def read_position(cursor: CursorInternals, *, what: str) -> Position | None:
+    """Return the next entry that is read, None of a broker that does not say.
+
+    Raises:
+        SnapshotError: It is no position.
+    """
+    text = cursor.read_position
+    return None if text is None else _position(text, f"{what}: readPosition")
+
+
+def _position(text: str, what: str) -> Position:
+    found = _POSITION.fullmatch(text)
+    if found is None or int(found[1]) > LEDGER_ID_MAX or int(found[2]) > ENTRY_ID_MAX:
+        raise SnapshotError(f"{what} {text!r} is no position")
+    return Position(max(int(found[1]), 0), int(found[2]))
+
+
 class Acked(NamedTuple):
     """What is acked in a broker's memory: every entry up to `mark_delete`, included, and `deleted` above it."""
 
@@ -147,10 +172,7 @@ def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> A
 
     Complexity: O(length of the text).
     """
-    found = _POSITION.fullmatch(cursor.mark_delete_position)
-    if found is None or int(found[1]) > LEDGER_ID_MAX or int(found[2]) > ENTRY_ID_MAX:
-        raise SnapshotError(f"{what}: markDeletePosition {cursor.mark_delete_position!r} is no position")
-    mark_delete = Position(max(int(found[1]), 0), int(found[2]))
+    mark_delete = _position(cursor.mark_delete_position, f"{what}: markDeletePosition")
     deleted = _ranges(cursor.individually_deleted_messages, counts, what=what)
     deleted.remove_at_most(mark_delete)
     return Acked(mark_delete, deleted)

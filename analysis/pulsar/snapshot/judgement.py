@@ -1,15 +1,17 @@
-"""What is to be said of each subscription, from one look at a broker or from several."""
+"""Judges each subscription from one look at a broker or from several."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
-from analysis.pulsar.snapshot.internal_stats import acked
+from analysis.pulsar.snapshot.internal_stats import acked, read_position
 from analysis.pulsar.snapshot.limit_use import LimitUse, limit_uses
+from analysis.pulsar.snapshot.partly_acked import PartlyAcked, partly_acked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ class Judgement:
         look: The cursor in memory.
         stats: Of the subscription; None if unknown.
         comes_back: Acked entries that come back if the broker dies now; None if the cursor is not durable.
+        partly_acked: What comes on top of that from partly acked batches.
         cut: Acked entries that a record written now would not hold.
         if_unloaded: Acked entries that come back if the topic is closed in good order instead.
         limits: The closest first.
@@ -51,11 +54,26 @@ class Judgement:
     look: CursorLook
     stats: SubscriptionStats | None
     comes_back: ComesBack | None
+    partly_acked: PartlyAcked
     cut: int
     if_unloaded: int
     limits: Sequence[LimitUse]
     remarks: Sequence[str]
     assumed: str
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether acked messages of partly acked batches may come back beside the entries of `comes_back`."""
+        return self.comes_back is not None and self.partly_acked.may_be
+
+    @property
+    def messages(self) -> tuple[int, int]:
+        """About how many acked messages come back: the fewest and the most, those of partly acked batches with them."""
+        if self.comes_back is None:
+            return 0, 0
+        mean = self.partly_acked.messages_per_entry or 1
+        low, high = (round(bound.entries * mean) for bound in self.comes_back)
+        return low, high + (self.partly_acked.messages or 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as ``docs/operations.md`` describes it."""
@@ -69,9 +87,12 @@ class Judgement:
             "acked_above_mark_delete": len(self.look.deleted),
             "ranges": self.look.deleted.range_count,
             "comes_back": back and {"low": back.low._asdict(), "high": back.high._asdict()},
+            "is_lower_bound": self.is_lower_bound,
+            "partly_acked_messages": self.partly_acked.messages if back else None,
+            "messages_estimate": back and dict(zip(("low", "high"), self.messages, strict=True)),
             "cut_if_written_now": self.cut,
             "comes_back_if_unloaded": back and self.if_unloaded,
-            "messages_per_entry": _messages_per_entry(self.stats),
+            "messages_per_entry": self.partly_acked.messages_per_entry,
             "limits": [use._asdict() | {"percent": round(use.percent, 2)} for use in self.limits],
             "remarks": list(self.remarks),
             "settings_assumed": self.assumed,
@@ -87,17 +108,36 @@ def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]
     return [_judged(topic, name, looks, settings) for name in sorted(looks.now.internals.cursors)]
 
 
+def most_redelivered_first(judgements: Iterable[Judgement]) -> list[Judgement]:
+    """Return judgements by the most messages that may come back, then by name."""
+    return sorted(judgements, key=lambda each: (-each.messages[1], by_name(each.topic), by_name(each.subscription)))
+
+
+def by_name(name: str) -> list[tuple[str, int, str]]:
+    """Return a key that sorts names as people do: ``partition-2`` before ``partition-10``."""
+    pieces = re.split(r"([0-9]+)", name)
+    return [(text, int(digits or 0), digits) for text, digits in zip(pieces[::2], [*pieces[1::2], ""], strict=True)]
+
+
 def totals(judgements: Iterable[Judgement]) -> list[dict[str, Any]]:
     """Return the sums for each broker, which takes all of its topics with it when it dies."""
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    groups: dict[str, list[Judgement]] = defaultdict(list)
     for each in judgements:
         if each.comes_back is not None:
-            numbers = (1, each.comes_back.low.entries, each.comes_back.high.entries)
-            sums[each.owner] = [total + number for total, number in zip(sums[each.owner], numbers, strict=True)]
-    return [
-        {"owner": owner or None, "subscriptions": count, "low": low, "high": high}
-        for owner, (count, low, high) in sorted(sums.items())
-    ]
+            groups[each.owner].append(each)
+    return [_total(owner, groups[owner]) for owner in sorted(groups)]
+
+
+def _total(owner: str, durable: Sequence[Judgement]) -> dict[str, Any]:
+    bounds = [each.comes_back for each in durable if each.comes_back is not None]
+    return {
+        "owner": owner or None,
+        "subscriptions": len(durable),
+        "low": sum(bound.low.entries for bound in bounds),
+        "high": sum(bound.high.entries for bound in bounds),
+        "is_lower_bound": any(each.is_lower_bound for each in durable),
+        "partly_acked_messages": sum(each.partly_acked.messages or 0 for each in durable),
+    }
 
 
 def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Judgement:
@@ -108,6 +148,7 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Ju
     statistics = looks.now.stats
     stats = statistics.subscriptions.get(subscription) if statistics else None
     is_durable = stats is None or stats.is_durable is not False
+    partly = partly_acked(now, stats, looks.now.internals, statistics)
     return Judgement(
         topic=topic,
         subscription=subscription,
@@ -115,10 +156,11 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Ju
         look=now,
         stats=stats,
         comes_back=comes_back(now, settings, earlier=earlier, later=later) if is_durable else None,
+        partly_acked=partly,
         cut=cut_now(now, settings),
         if_unloaded=cut_on_close(now, settings),
         limits=limit_uses(now, stats, settings) if is_durable else (),
-        remarks=list(_remarks(now, stats, is_system=statistics is not None and stats is None)),
+        remarks=list(_remarks(now, stats, partly, is_system=statistics is not None and stats is None)),
         assumed=settings.assumed,
     )
 
@@ -151,12 +193,15 @@ def _cursor_look(
         laid_out_bytes=stats.non_contiguous_deleted_messages_ranges_serialized_size if stats else None,
         is_mark_delete_loaded=stats is not None and stats.last_mark_delete_advanced_timestamp == 0,
         properties=cursor.properties,
+        read_position=read_position(cursor, what=what),
         asked_s=answers.asked_s,
         answered_s=answers.answered_s,
     )
 
 
-def _remarks(look: CursorLook, stats: SubscriptionStats | None, *, is_system: bool) -> Iterator[str]:
+def _remarks(
+    look: CursorLook, stats: SubscriptionStats | None, partly: PartlyAcked, *, is_system: bool
+) -> Iterator[str]:
     if stats is not None and stats.is_durable is False:
         yield "not durable: nothing of it outlives its broker, and its reader says where to go on"
         return
@@ -164,10 +209,11 @@ def _remarks(look: CursorLook, stats: SubscriptionStats | None, *, is_system: bo
         yield "no subscription, but a cursor of the broker itself"
     if not look.has_written:
         yield f"state {look.state}: nothing is known to be written since the topic was loaded, or a write failed"
-    if (batch := _messages_per_entry(stats)) is not None and batch > 1:
-        yield f"about {batch} messages an entry; what is acked of partly acked batches is not told and comes on top"
-
-
-def _messages_per_entry(stats: SubscriptionStats | None) -> int | None:
-    """Return the largest mean of a consumer, None if no consumer says one."""
-    return max((each.avg_messages_per_entry for each in stats.consumers), default=0) or None if stats else None
+    if partly.messages_per_entry is None:
+        yield "+: messages an entry are unknown; if they are batches, acked messages of partly acked ones come on top"
+    elif partly.may_be:
+        mean = f"+: about {partly.messages_per_entry:.3g} messages an entry"
+        if partly.messages is None:
+            yield f"{mean}; acked messages of partly acked batches come on top, a broker does not report how many"
+        else:
+            yield f"{mean}; up to about {partly.messages:,} acked messages of partly acked batches come on top"

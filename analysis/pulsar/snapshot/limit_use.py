@@ -1,4 +1,4 @@
-"""How close is a cursor to each limit, how many more ack holes fit, and which setting buys it down?"""
+"""Tells how close a cursor is to each limit, how many more ack holes fit, and which setting to change."""
 
 from __future__ import annotations
 
@@ -80,11 +80,12 @@ def _of_bytes(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]:
     advice = f"raise it on brokers and bookies{f', or set {pulsar_conf.AS_WORDS}=true' if is_list else ''}"
     left = _holes_left(limit - record, look) if is_list else None
     yield LimitUse(broker_settings.MESSAGE_BYTES, "bytes of the cursor record", record, limit, left, advice)
-    fallback = CursorInfo(-1, look.mark_delete, look.deleted, properties=dict(look.properties))
-    size = len(encode_cursor_info(fallback, limits=settings.limits))
-    left = _holes_left(_ZOOKEEPER_BYTES_MAX - size, look)
-    advice = "raise it on ZooKeeper and brokers: above it there is no way out when the cursor ledger fails"
-    yield LimitUse("jute.maxbuffer", "bytes in the metadata store", size, _ZOOKEEPER_BYTES_MAX, left, advice)
+    if settings.has_zookeeper:
+        fallback = CursorInfo(-1, look.mark_delete, look.deleted, properties=dict(look.properties))
+        size = len(encode_cursor_info(fallback, limits=settings.limits))
+        left = _holes_left(_ZOOKEEPER_BYTES_MAX - size, look)
+        advice = "raise it on ZooKeeper and brokers: above it there is no way out when the cursor ledger fails"
+        yield LimitUse("jute.maxbuffer", "bytes in the metadata store", size, _ZOOKEEPER_BYTES_MAX, left, advice)
     gate = settings.unpersisted_bytes_max
     if gate is not None and gate > 0:
         left = _holes_left(gate - look.deleted.record_bytes, look)

@@ -116,7 +116,11 @@ def test_all_of_a_cluster_in_json(capsys, make_broker):
     (found,) = answer["subscriptions"]
     assert (found["topic"], found["subscription"], found["acked_above_mark_delete"]) == (TOPIC, "sub", 30)
     assert (found["comes_back"]["low"]["entries"], found["comes_back"]["high"]["entries"]) == (27, 30)
-    assert answer["brokers"] == [{"owner": "127.0.0.1:8080", "subscriptions": 1, "low": 27, "high": 30}]
+    (total,) = answer["brokers"]
+    assert total == {
+        "owner": "127.0.0.1:8080", "subscriptions": 1, "low": 27, "high": 30,
+        "is_lower_bound": False, "partly_acked_messages": 0,
+    }  # fmt: skip
     assert found["settings_assumed"] == ""
     assert not any("pulsar/" in path for path in broker.asked), "the tenant of Pulsar itself is left out"
 
@@ -296,6 +300,132 @@ def test_a_file_that_holds_no_token_is_not_shown(capsys, tmp_path):
     outcome = snapshot(capsys, "http://127.0.0.1:1", "--token-file", tmp_path / "token")
     assert_one_line(outcome, "expected a token")
     assert "secret" not in outcome.err
+
+
+# --- Partly acked batches, order, and what is named
+
+
+def batched(acked="[]", *, unacked=246, kind="Shared", entries=60, mean=10, **more):
+    """Answers of a broker whose consumers got batches. Of a recorded one with these numbers 312 came back."""
+    internals, stats = json.loads(json.dumps(INTERNALS)), json.loads(json.dumps(STATS))
+    internals["currentLedgerEntries"] = entries
+    cursor = {
+        "individuallyDeletedMessages": acked,
+        "readPosition": f"3:{entries}",
+        "cursorLedger": -1,
+        "state": "NoLedger",
+    }
+    internals["cursors"]["sub"] |= cursor | {"cursorLedgerLastEntry": -1}
+    subscription = stats["subscriptions"]["sub"]
+    subscription |= {"unackedMessages": unacked, "type": kind} | more
+    subscription["consumers"][0] |= {"avgMessagesPerEntry": mean, "unackedMessages": unacked}
+    return internals, stats
+
+
+def changes(internals, stats, path=PATH):
+    return {f"{path}/internalStats": internals, f"{path}/stats": stats}
+
+
+def test_acks_in_batches_are_estimated_where_no_entry_is_acked(capsys, make_broker):
+    broker = make_broker(changes(*batched()))
+    outcome = snapshot(capsys, broker.url)
+    said = " ".join(outcome.out.split())
+    assert " 0+ " in said
+    assert "about 10 messages an entry; up to about 354 acked messages of partly acked batches" in said
+    assert "dies now: 0+ acked entries of 1 cursor, and up to about 354 messages of partly acked batches" in said
+    answer = told(capsys, broker.url)
+    (found,), (total,) = answer["subscriptions"], answer["brokers"]
+    assert (found["is_lower_bound"], found["partly_acked_messages"]) == (True, 354)
+    assert found["messages_estimate"] == {"low": 0, "high": 354}
+    assert (total["is_lower_bound"], total["partly_acked_messages"]) == (True, 354)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "partly"),
+    [
+        (batched(unacked=600), 0),
+        (batched(unacked=0), 600),
+        (batched(unacked=-10), 600),
+        (batched("[(3:0..3:9]]", unacked=510), 0),
+        (batched("[(3:0..3:9]]", unacked=500), 10),
+        (batched(unacked=300, msgDelayed=20), 100),
+        (batched(unacked=300, msgInReplay=70), 0),
+        (batched(unacked=0, kind="Exclusive"), None),
+    ],
+)
+def test_an_estimate_is_of_what_was_delivered_and_not_acked(capsys, make_broker, recorded, partly):
+    (found,) = told(capsys, make_broker(changes(*recorded)).url)["subscriptions"]
+    assert (found["is_lower_bound"], found["partly_acked_messages"]) == (True, partly)
+
+
+def test_a_number_is_no_lower_bound_without_batches(capsys, make_broker):
+    broker = make_broker(changes(*batched(mean=1)))
+    assert "+" not in snapshot(capsys, broker.url).out
+    assert not told(capsys, broker.url)["subscriptions"][0]["is_lower_bound"]
+
+
+def test_without_a_consumer_the_topic_says_how_large_batches_are(capsys, make_broker):
+    internals, stats = batched()
+    stats["subscriptions"]["sub"]["consumers"] = []
+    stats["msgInCounter"], internals["entriesAddedCounter"] = 600, 60
+    assert told(capsys, make_broker(changes(internals, stats)).url)["subscriptions"][0]["partly_acked_messages"] == 354
+    stats["msgInCounter"] = internals["entriesAddedCounter"] = 0
+    outcome = snapshot(capsys, make_broker(changes(internals, stats)).url)
+    assert "messages an entry are unknown" in outcome.out
+    assert "0+" in outcome.out
+
+
+def test_the_most_redelivered_come_first_and_then_names_as_people_sort_them(capsys, make_broker):
+    paths = [f"{PATH}-partition-{number}" for number in range(12)]
+    answers = {f"{PATH}/partitions": {"partitions": 12}}
+    for number, path in enumerate(paths):
+        answers |= changes(*batched(unacked={7: 100, 3: 550}.get(number, 600)), path)
+    broker = make_broker(answers)
+    answer = told(capsys, broker.url, "--topic", "smoke")
+    order = [int(each["topic"].rpartition("-")[2]) for each in answer["subscriptions"]]
+    assert order == [7, 3, 0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
+    first = told(capsys, broker.url, "--topic", "smoke", "--top", "2")
+    assert first["subscriptions"] == answer["subscriptions"][:2]
+    assert (first["subscriptions_not_shown"], first["brokers"]) == (10, answer["brokers"])
+    outcome = snapshot(capsys, broker.url, "--topic", "smoke", "--top", "2")
+    assert "not shown: 10 cursors" in outcome.out
+    assert "partition-0 " not in outcome.out
+    assert "0+ acked entries of 12 cursors" in outcome.out
+    assert_one_line(snapshot(capsys, broker.url, "--top", "0"), "--top")
+
+
+def test_every_remark_is_printed(capsys, make_broker):
+    """Of cursors that redeliver nothing, and of more than are explained."""
+    answers = {f"{PATH}/partitions": {"partitions": 30}}
+    for number in range(30):
+        answers |= changes(*batched(unacked=600), f"{PATH}-partition-{number}")
+    said = " ".join(snapshot(capsys, make_broker(answers).url, "--topic", "smoke").out.split())
+    assert said.count("messages an entry") == said.count("state NoLedger") == 30
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_zookeeper"),
+    [
+        ({"metadataStoreUrl": "zk:zk-1:2181,zk-2:2181/pulsar"}, True),
+        ({"metadataStoreUrl": "zk-1:2181,zk-2:2181/pulsar"}, True),
+        ({"metadataStoreUrl": "", "zookeeperServers": "zk-1:2181"}, True),
+        ({"metadataStoreUrl": "null", "zookeeperServers": "null"}, False),
+        ({"metadataStoreUrl": "rocksdb:///data/metadata", "zookeeperServers": ""}, False),
+        ({"metadataStoreUrl": "oxia://oxia:6648/default", "zookeeperServers": "zk-1:2181"}, False),
+        ({"metadataStoreUrl": "etcd:http://etcd:2379"}, False),
+        ({}, False),
+    ],
+)
+def test_zookeeper_is_named_only_where_it_is(capsys, make_broker, metadata, is_zookeeper):
+    assert (
+        "jute.maxbuffer" in limits(told(capsys, make_broker({RUNTIME: CONFIGURATION | metadata}).url))
+    ) is is_zookeeper
+
+
+def test_the_help_states_how_long_a_second_look_must_wait(capsys):
+    said = " ".join(run(capsys, "pulsar", "snapshot", "--help").out.split())
+    assert "4s under traffic" in said
+    assert "65s" in said
 
 
 # --- Files

@@ -1,0 +1,75 @@
+"""Estimates the acked messages of partly acked batches, which a broker does not report.
+
+A broker counts what it delivered and what of that is unacked in messages, and it lists acks of whole entries. Where its
+consumers acknowledge single messages of batches, the difference is what they acknowledged of batches that are not done:
+a write makes it durable only together with entries above the mark-delete position, so all of it may be redelivered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from analysis.pulsar.snapshot.bounds import CursorLook
+    from analysis.pulsar.snapshot.internal_stats import SubscriptionStats, TopicInternals, TopicStats
+
+# Brokers count unacked messages only where consumers share a subscription.
+_COUNTED = frozenset({"Shared", "Key_Shared"})
+
+
+class PartlyAcked(NamedTuple):
+    """What is known of the partly acked batches of a subscription.
+
+    Attributes:
+        messages_per_entry: The mean; None if nothing says it.
+        messages: An estimate of the acked messages of partly acked batches; None if it cannot be made.
+    """
+
+    messages_per_entry: float | None
+    messages: int | None
+
+    @property
+    def may_be(self) -> bool:
+        """Whether there may be partly acked batches, so that a number of acked entries is a lower bound."""
+        return self.messages_per_entry is None or self.messages_per_entry > 1
+
+
+def partly_acked(
+    look: CursorLook, stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
+) -> PartlyAcked:
+    """Return what the counts of a broker say of partly acked batches.
+
+    Args:
+        look: The cursor.
+        stats: Of the subscription; None if unknown.
+        internals: Of the topic.
+        topic: Statistics of the topic; None if unknown.
+    """
+    mean = _messages_per_entry(stats, internals, topic)
+    if mean is None or stats is None:
+        return PartlyAcked(mean, None)
+    if mean <= 1:
+        return PartlyAcked(mean, 0)
+    if stats.type not in _COUNTED or look.read_position is None:
+        return PartlyAcked(mean, None)
+    waiting = stats.msg_in_replay + stats.msg_delayed
+    last_read = Position(look.read_position.ledger_id, max(look.read_position.entry_id, 0) - 1)
+    read = look.count_up_to(last_read) - look.count_up_to(look.mark_delete)
+    delivered = max(read - len(look.deleted) - waiting, 0)
+    return PartlyAcked(mean, max(round(delivered * mean) - max(stats.unacked_messages, 0), 0))
+
+
+def _messages_per_entry(
+    stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
+) -> float | None:
+    """Return the mean of the consumers, each as often as it has messages, else that of what was published."""
+    consumers = [each for each in stats.consumers if each.avg_messages_per_entry > 0] if stats else []
+    if consumers:
+        weights = [max(each.unacked_messages, 1) for each in consumers]
+        total = sum(weight * each.avg_messages_per_entry for weight, each in zip(weights, consumers, strict=True))
+        return total / sum(weights)
+    if topic is not None and topic.msg_in_counter > 0 and internals.entries_added_counter > 0:
+        return max(topic.msg_in_counter / internals.entries_added_counter, 1.0)
+    return None
