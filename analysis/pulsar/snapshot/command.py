@@ -16,6 +16,7 @@ from ackstate.errors import AckStateError
 from analysis.admin_client import AdminServer, relative_time_ms
 from analysis.store_commands import JsonOption, counted, new_table, printable
 from analysis.token_file import open_token_file
+from cursor.pulsar_conf import METADATA_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,8 @@ class SnapshotCommand:
         namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
         topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
         again: Annotated[
-            int | None, typer.Option(metavar="T", parser=_pause, help="Look again after 5s, 65s...: narrower.")
+            int | None,
+            typer.Option(metavar="T", parser=_pause, help="Look again after T: 4s under traffic, 65s when quiet."),
         ] = None,
         token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
         token_host: Annotated[
@@ -282,7 +284,15 @@ def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
         back = each.comes_back
         entries = _interval(back.low.entries, back.high.entries, is_lower_bound=each.is_lower_bound) if back else "-"
         closest = each.limits[0] if each.limits else None
-        holes = next((f"{use.holes_left:,}" for use in each.limits if use.holes_left is not None), "-")
+        # More ranges than the metadata store takes lose nothing: that limit is not one on holes.
+        holes = next(
+            (
+                f"{use.holes_left:,}"
+                for use in each.limits
+                if use.holes_left is not None and use.setting != METADATA_RANGES
+            ),
+            "-",
+        )
         limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
         numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
         table.add_row(printable(each.topic), printable(each.subscription), *numbers, entries, *limit, holes)
