@@ -80,7 +80,7 @@ def test_every_block_is_one_that_is_run_here():
     assert set(FILES) == {"my_cursor.py", "my_cursor.pl"}
     assert TEXT.count("\n```") == 2 * (len(FILES) + len(CONSOLES) + 1)
     assert len(NEEDS_ROOT) == 3
-    assert len(NEEDS_NOBODY) == 5
+    assert len(NEEDS_NOBODY) == 6
 
 
 @pytest.mark.slow
@@ -112,6 +112,18 @@ def test_without_the_sync_it_is_caught_by_the_power_cut_alone(directory, capsys,
     (directory / "my_cursor.py").write_text(FILES["my_cursor.py"].replace(SYNC, ""))
     command = f"ackstate crash --layer {layer} --subject my_cursor:MyCursor --runs 2"
     assert run_command(command, capsys).status == status
+
+
+SAYS_LAST = "synced($log); say_line({durable => [splice @unsynced]})"
+SAYS_FIRST = "say_line({durable => [splice @unsynced]}); synced($log)"
+
+
+@pytest.mark.slow
+def test_a_receipt_before_the_write_is_caught_by_a_kill_at_a_system_call(directory, capsys):
+    assert FILES["my_cursor.pl"].count(SAYS_LAST) == 1
+    (directory / "my_cursor.pl").write_text(FILES["my_cursor.pl"].replace(SAYS_LAST, SAYS_FIRST))
+    outcome = run_command("ackstate crash --layer L2 --subject 'perl my_cursor.pl' --runs 3", capsys)
+    assert (outcome.status, "SIGKILL before its call" in outcome.out) == (1, True)
 
 
 def test_a_subject_that_is_not_there_is_status_2(directory, capsys):

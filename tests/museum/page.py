@@ -55,7 +55,8 @@ _EVIDENCE_HEAD = """\
 What `make soak` has added up so far, from one seed after another
 ([crash.json](../benchmarks/crash.json)): promises broken, and how many crashes were judged for it. *Lost* are
 entries with a durable receipt, *invented* such as nobody had acked; the *gauge* is wrong where what came back is not
-what it said: in L0 and L1 exactly that many after the worst crash, in L2 to L4 at most.
+what it said: in L0 and L1 exactly that many after the worst crash, in L2 to L4 at most; in L3 and L4 it is wrong, too,
+where it counts entries that have a receipt.
 """
 
 
