@@ -49,6 +49,8 @@ _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
 _CRASHED_AFTERWARDS_SHARE = 0.5
 _QUIET_REPORT_SHARE = 0.3
+# A gauge is bounded by what was sent: a life that is asked one operation at a time leaves it no room.
+_ONE_AT_A_TIME_SHARE = 0.2
 # Only so far ahead that what was asked is about what it can have seen. A subject may hold answers back until a persist:
 # when it has said nothing for so long, it is asked more.
 _SENT_AHEAD = 64
@@ -192,7 +194,9 @@ class Lives:
         moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
         if self._settings.early_s is None:
             moment = _Moment(sys.maxsize, is_after_durable=False, delay_s=0.0)
-        if self._talk(process, self._operations(length), moment) and chance.random() < _QUIET_REPORT_SHARE:
+        ahead = 1 if chance.random() < _ONE_AT_A_TIME_SHARE else _SENT_AHEAD
+        is_quiet = self._talk(process, self._operations(length), moment, ahead=ahead)
+        if is_quiet and chance.random() < _QUIET_REPORT_SHARE:
             self._report_quietly(process)
         time.sleep(moment.delay_s)
         self._crashed(process)
@@ -283,14 +287,21 @@ class Lives:
         asked = workload.operations(chance, self._log, length=length - 1, known=self._known)
         return [*asked, Operation(length - 1, OperationKind.PERSIST)]
 
-    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment) -> bool:
-        """Ask until the moment has come, or everything was answered; tell whether that is so."""
+    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment, *, ahead: int) -> bool:
+        """Ask until the moment has come, or everything was answered; tell whether that is so.
+
+        Args:
+            process: The subject.
+            operations: What it is asked.
+            moment: When to stop.
+            ahead: How many operations are sent before the first of them is accepted, unless it is silent.
+        """
         sent = heard = accepted = 0
-        ahead, patience_s = _SENT_AHEAD, self._settings.patience_s
+        patience_s = self._settings.patience_s
         until = time.monotonic() + patience_s
         answers: Sequence[Answer] = ()
         while True:
-            sent += self._ask(process, operations[sent : max(heard + ahead, sent)])
+            sent += self._ask(process, operations[sent : max(accepted + ahead, sent)])
             waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
                 return accepted == len(operations)

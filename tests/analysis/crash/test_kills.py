@@ -105,6 +105,14 @@ class Growing(Gauged):
         return self._count() - self._at_start
 
 
+class Doubled(Gauged):
+    """Has a gauge that counts each entry twice."""
+
+    @property
+    def redelivery_if_crashed(self):
+        return 2 * super().redelivery_if_crashed
+
+
 class Late(Gauged):
     """Has a gauge that notices a persist only with the one after it."""
 
@@ -204,6 +212,7 @@ def test_ours_survives_every_kill(make_subject):
         (Huge, GAUGE_TOO_HIGH, "gauge_mismatch"),
         (Growing, GAUGE_TOO_HIGH, "gauge_mismatch"),
         (Late, GAUGE_TOO_HIGH, "gauge_mismatch"),
+        (Doubled, GAUGE_TOO_HIGH, "gauge_mismatch"),
         (Torn, RECOVERABLE, ""),
         (Dying, TALKING, ""),
         (Boasting, TALKING, ""),
