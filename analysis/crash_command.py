@@ -64,6 +64,10 @@ class _Entry:
     takes_ours: bool = True
 
     def fits(self, options: _Options) -> bool:
+        is_ours = options.subject_or_ours == OURS
+        return (is_ours and options.trace is None) or (self.takes_subject and (self.takes_ours or not is_ours))
+
+    def is_default(self, options: _Options) -> bool:
         if options == _Options(None, None):
             return True
         return self.takes_subject and (self.takes_ours or options.subject_or_ours != OURS)
@@ -134,7 +138,7 @@ def _chosen(text: str | None, options: _Options) -> list[str]:
         ValueError: A layer cannot do what the other options require.
     """
     if text is None:
-        return [name for name in _LAYERS if name != "ZK" and _LAYERS[name].fits(options)]
+        return [name for name in _LAYERS if name != "ZK" and _LAYERS[name].is_default(options)]
     match = _RANGE.fullmatch(text)
     names = list(_LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
     if not names or not set(names) <= _LAYERS.keys():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import shutil
@@ -110,11 +111,16 @@ def test_calls_that_change_nothing_are_not_counted(tracer, tmp_path, call, count
     assert tracer.count == count
 
 
+def abort():
+    faulthandler.disable()
+    os.abort()
+
+
 @pytest.mark.parametrize(
     ("end", "status"),
-    [(lambda: os._exit(3), 3), (os.abort, -signal.SIGABRT), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)],
+    [(lambda: os._exit(3), 3), (abort, -signal.SIGABRT), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)],
 )
-def test_a_program_that_ends_by_itself_ends_so_for_the_harness(tracer, end, status, capfd):
+def test_a_program_that_ends_by_itself_ends_so_for_the_harness(tracer, end, status):
     assert (ended(tracer, end), tracer.met) == (status, None)
 
 

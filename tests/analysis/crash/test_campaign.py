@@ -478,5 +478,6 @@ def test_a_subject_alone_chooses_the_layers_that_crash_it(monkeypatch, capsys):
 
     assert chosen("--subject", "naive") == [("L2", "naive"), ("L3", "naive"), ("L4", "naive")]
     assert chosen("--subject", "ours") == [("L3", "ours"), ("L4", "ours")]
+    assert chosen("--subject", "ours", "--layer", "L0..L2") == [("L0", "ours"), ("L1", "ours"), ("L2", "ours")]
     assert chosen("--trace", "missing") == [("L3", None), ("L4", None)]
     assert [name for name, _ in chosen()] == ["L0", "L1", "L2", "L3", "L4", "L5"]
