@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import sys
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,11 +23,12 @@ from analysis.crash.campaign import (
     run_layer,
     write_totals,
 )
+from analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
 from analysis.crash.campaign_report import as_json, remarks, table
 from analysis.trace.recorder import segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rich.progress import Progress
 
@@ -247,9 +243,9 @@ class CrashCommand:
             options.subject_or_ours,
             self.progress,
         )
-        _open_standard_descriptors()
+        open_standard_descriptors()
         ending: BaseException | None = None
-        with _terminated_as_interrupted() as check:
+        with terminated_as_interrupted() as check:
             try:
                 campaign.run(seed, check)
             except (KeyboardInterrupt, AckStateError, OSError) as error:
@@ -351,48 +347,6 @@ class _Campaign:
     def _keep(self, kept: dict[str, Totals]) -> None:
         if self.totals_file is not None:
             write_totals(self.totals_file, kept, subject=self.subject)
-
-
-def _open_standard_descriptors() -> None:
-    """Open those that were closed: a pipe with such a number would be taken for one of them."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[Callable[[], None]]:
-    """Have SIGTERM end the block as Ctrl-C does, and neither of them, or a second one, disturb what cleans up.
-
-    Yields what is to be called now and then: an exception that a signal raises in a callback of Python's own, such as
-    those of a fork, is forgotten there.
-    """
-    was_asked: list[int] = []
-    # Elsewhere signals cannot be had.
-    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-
-    def interrupt(number: int, _: object) -> None:
-        was_asked.append(number)
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if was_asked:
-            raise KeyboardInterrupt
-
-    def forget(what: sys.UnraisableHookArgs) -> None:
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            unraisable(what)
-
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    unraisable, sys.unraisablehook = sys.unraisablehook, forget
-    try:
-        yield check
-    finally:
-        sys.unraisablehook = unraisable
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_trace(trace: Path | None) -> None:
