@@ -13,17 +13,19 @@ def integer(name: str, number: int) -> int:
         number: Anything that stands for an integer, such as one of numpy's.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is no integer; True and False are none.
     """
     try:
-        return index(number)
+        if not isinstance(number, bool):
+            return index(number)
     except TypeError:
-        raise TypeError(f"{name} is an integer, found {number!r}") from None
+        pass
+    raise TypeError(f"{name} is an integer, found {number!r}")
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
-    """Refuse a setting that is no integer (`TypeError`) or below the least (`ValueError`)."""
-    if not isinstance(value, int):
+    """Refuse a setting that is no integer (`TypeError`), booleans too, or below the least (`ValueError`)."""
+    if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is a whole number, found {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, found {value}")

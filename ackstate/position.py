@@ -60,10 +60,14 @@ def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
         The position itself if it is a `Position` of plain integers, else one that is.
 
     Raises:
-        TypeError: An id is not an integer.
+        TypeError: It is no position, or an id is not an integer.
         ValueError: An id is out of range.
     """
-    ledger_id, entry_id = position
+    try:
+        ledger_id, entry_id = position
+    except (TypeError, ValueError):
+        hint = "; Position.parse reads text" if isinstance(position, str) else ""
+        raise TypeError(f"position must be a Position, got {position!r}{hint}") from None
     if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
         try:
             ledger_id, entry_id = position = Position(index(ledger_id), index(entry_id))

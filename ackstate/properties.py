@@ -1,23 +1,70 @@
-"""Numbers and switches among the properties of a Pulsar broker, which are all text: the text is read elsewhere.
+"""The properties of a Pulsar broker, as ``java.util.Properties`` reads them, and the numbers and switches among them.
 
 What is missing or blank says nothing, as in Pulsar, and is None here. Every error names the key.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 INT_MAX = 2**31 - 1  # Java's, as the next two
 LONG_MAX = 2**63 - 1
 LONG_MIN = -LONG_MAX - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_BLANKS = " \t\f"
+_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines knows many more
+_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+# Keys of Pulsar that are so like one of ours that they would pass for a misspelling of it.
+_NEIGHBOURS = frozenset(
+    {
+        "managedLedgerMaxEntriesPerLedger",
+        "managedLedgerInfoCompressionType",
+        "managedLedgerInfoCompressionThresholdInBytes",
+    }
+)
+_LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
+_BEGINNING_MIN = 0.7  # between 0 and 1: the last word or two are missing
+
+
+def decode_properties(content: bytes) -> dict[str, str]:
+    r"""Return the keys and values of a file in UTF-8 or, if it is not that, in Latin-1, which every file is.
+
+    Raises:
+        ValueError: A ``\u`` is not followed by four hexadecimal digits.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return parse_properties(text)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    r"""Return the keys and values of a text as ``java.util.Properties.load`` finds them; the last of a key wins.
+
+    >>> parse_properties("# a comment\nname = value\\\n  continued\nother:\\u0041")
+    {'name': 'valuecontinued', 'other': 'A'}
+
+    Raises:
+        ValueError: A ``\u`` is not followed by four hexadecimal digits.
+    """
+    properties = {}
+    for line in _logical_lines(text):
+        found = _KEY_AND_VALUE.fullmatch(line)
+        assert found is not None
+        properties[_unescape(found[1])] = _unescape(found[2])
+    return properties
 
 
 def given(properties: Mapping[str, str], key: str) -> str:
@@ -73,3 +120,66 @@ def flag(properties: Mapping[str, str], key: str) -> bool | None:
     if value not in {"", "true", "false"}:
         raise ValueError(f"{key} is true or false, found {value!r}")
     return value == "true" if value else None
+
+
+def check_spelling(properties: Iterable[str], keys: Collection[str]) -> None:
+    """Refuse a key that is not Pulsar's and looks like a misspelling of one that is read, or like its beginning.
+
+    Args:
+        properties: The keys that a file has.
+        keys: Those that are read.
+
+    Raises:
+        ValueError: There is one; the text names both.
+        TypeError: A key is not text.
+    """
+    folded = {known.casefold(): known for known in (*keys, *_NEIGHBOURS)}
+    for key in properties:
+        if not isinstance(key, str):
+            raise TypeError(f"the name of a setting must be text, got {key!r}")
+        if key in keys or key in _NEIGHBOURS:
+            continue
+        meant = folded.get(_likest(key.casefold(), folded))
+        if meant in keys:
+            raise ValueError(f"unknown key of Pulsar {key!r}; did you mean {meant!r}?")
+
+
+def _likest(key: str, known: Iterable[str]) -> str:
+    for each in known:
+        if each.startswith(key) and len(key) >= _BEGINNING_MIN * len(each):
+            return each
+    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=_LIKENESS_MIN)), "")
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Join what backslashes continue, and leave out blanks and comments; after what is continued there are none."""
+    begun: str | None = None
+    for natural in _LINE_END.split(text):
+        line = natural.lstrip(_BLANKS)
+        if not begun and (not line or line[0] in "#!"):
+            begun = None
+            continue
+        begun = (begun or "") + line
+        if _ends_in_escape(line):
+            begun = begun[:-1]
+            continue
+        yield begun
+        begun = None
+    if begun:
+        yield begun
+
+
+def _ends_in_escape(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda escape: _unescaped(escape[1], text), text)
+
+
+def _unescaped(escaped: str, text: str) -> str:
+    if len(escaped) > 1:
+        return chr(int(escaped[1:], 16))
+    if escaped == "u":
+        raise ValueError(f"malformed \\u escape in {text!r}")
+    return _CONTROLS.get(escaped, escaped)

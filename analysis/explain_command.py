@@ -62,7 +62,10 @@ class ExplainCommand:
         json: JsonOption = False,
         copy_bytes_max: CopyBytesOption = None,
     ) -> None:
-        """Print the ack holes of each cursor that cost most: why, and what acking them frees. Change nothing.
+        """Print the ack holes of each cursor: why, and what acking them frees. Change nothing.
+
+        The hole that holds back the mark-delete position comes first, then those that
+        cost most.
 
         Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
         """

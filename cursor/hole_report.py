@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ackstate.ack_hole import AckHole
 
@@ -77,8 +77,25 @@ class HoleReport:
 
 
 def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
-    """Return the holes that cost most, the costliest first; of equals that which moves the mark-delete furthest."""
-    return heapq.nlargest(top, found, key=lambda hole: (hole.cost_bytes, hole.mark_delete_advance))
+    """Return the hole that holds back the mark-delete position, then those that cost most, ties by position.
+
+    Args:
+        found: All holes, in order of position. All are consumed, so that they can be counted, if `top` is above 0.
+        top: How many holes to return at most, 0 or more.
+    """
+    if top < 1:
+        return []
+    lowest: list[AckHole] = []
+
+    def others() -> Iterator[AckHole]:
+        for hole in found:
+            if not lowest and hole.mark_delete_advance:
+                lowest.append(hole)
+            else:
+                yield hole
+
+    most = heapq.nlargest(top, others(), key=lambda hole: hole.cost_bytes)
+    return [*lowest, *most][:top]
 
 
 def sample(hole: AckHole) -> list[Position]:

@@ -1,21 +1,15 @@
-"""What of a Pulsar broker's ``broker.conf`` concerns a cursor?
-
-The file is what ``java.util.Properties`` reads. `parse_properties` and `cursor_settings` are pure; only
-`read_properties` opens a file.
-"""
+"""Reads cursor settings from a Pulsar ``broker.conf``. Only `read_properties` opens a file."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from ackstate.properties import flag, given, number, whole_number
+from ackstate.properties import check_spelling, decode_properties, flag, given, number, whole_number
 from ackstate.wire.pulsar import Compression, RangeForm
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 BATCHES = "managedLedgerMaxBatchDeletedIndexToPersist"
@@ -31,30 +25,13 @@ COMPRESSION_BYTES = "managedCursorInfoCompressionThresholdInBytes"
 BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
 BECOME_OLD_SECONDS = "becomeOldAckRecordSeconds"
 
-_OURS = (
+CURSOR_KEYS = (
     RANGES, BATCHES, METADATA_RANGES, METADATA_RANGES_ALIAS, LEDGER_ENTRIES, ROLLOVER_SECONDS, MARK_DELETE_RATE,
     FLUSH_SECONDS, AS_WORDS, COMPRESSION, COMPRESSION_BYTES, BATCH_INDEX_ACKS, BECOME_OLD_SECONDS,
 )  # fmt: skip
-# Keys of Pulsar that are so like one of ours that they would pass for a misspelling of it.
-_NEIGHBOURS = frozenset(
-    {
-        "managedLedgerMaxEntriesPerLedger",
-        "managedLedgerInfoCompressionType",
-        "managedLedgerInfoCompressionThresholdInBytes",
-    }
-)
-_LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
-_BEGINNING_MIN = 0.7  # between 0 and 1: the last word or two are missing
-
 # What Pulsar takes for one of the two when only the other is given.
 _MARK_DELETE_RATE_DEFAULT = 1.0
 _FLUSH_SECONDS_DEFAULT = 60
-
-_BLANKS = " \t\f"
-_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines knows many more
-_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
-_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class CursorSettings(TypedDict, total=False):
@@ -81,29 +58,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         OSError: The file cannot be read.
         ValueError: A ``\u`` is not followed by four hexadecimal digits.
     """
-    content = Path(path).read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("latin-1")
-    return parse_properties(text)
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    r"""Return the keys and values of a text as ``java.util.Properties.load`` finds them; the last of a key wins.
-
-    >>> parse_properties("# a comment\nname = value\\\n  continued\nother:\\u0041")
-    {'name': 'valuecontinued', 'other': 'A'}
-
-    Raises:
-        ValueError: A ``\u`` is not followed by four hexadecimal digits.
-    """
-    properties = {}
-    for line in _logical_lines(text):
-        found = _KEY_AND_VALUE.fullmatch(line)
-        assert found is not None
-        properties[_unescape(found[1])] = _unescape(found[2])
-    return properties
+    return decode_properties(Path(path).read_bytes())
 
 
 def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
@@ -114,7 +69,7 @@ def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
             looks like a misspelling of such a key.
         TypeError: A value of such a key is not text.
     """
-    check_spelling(properties)
+    check_spelling(properties, CURSOR_KEYS)
     found: dict[str, object] = {
         "range_count_max": whole_number(properties, RANGES, least=0),
         "batch_count_max": whole_number(properties, BATCHES, least=0),
@@ -148,66 +103,6 @@ def _pace(properties: Mapping[str, str]) -> dict[str, float]:
     if rate <= 0:
         return {"mark_delete_rate_limit": 0, "flush_interval_ms": 0}
     return {"mark_delete_rate_limit": rate, "flush_interval_ms": 1000 * (flush or _FLUSH_SECONDS_DEFAULT)}
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Join what backslashes continue, and leave out blanks and comments; after what is continued there are none."""
-    begun: str | None = None
-    for natural in _LINE_END.split(text):
-        line = natural.lstrip(_BLANKS)
-        if not begun and (not line or line[0] in "#!"):
-            begun = None
-            continue
-        begun = (begun or "") + line
-        if _ends_in_escape(line):
-            begun = begun[:-1]
-            continue
-        yield begun
-        begun = None
-    if begun:
-        yield begun
-
-
-def _ends_in_escape(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda escape: _unescaped(escape[1], text), text)
-
-
-def _unescaped(escaped: str, text: str) -> str:
-    if len(escaped) > 1:
-        return chr(int(escaped[1:], 16))
-    if escaped == "u":
-        raise ValueError(f"malformed \\u escape in {text!r}")
-    return _CONTROLS.get(escaped, escaped)
-
-
-def check_spelling(properties: Iterable[str], keys: Collection[str] = _OURS) -> None:
-    """Refuse a key that is not Pulsar's and looks like a misspelling of one that is read, or like its beginning.
-
-    Args:
-        properties: The keys that a file has.
-        keys: Those that are read; those that concern a cursor if not given.
-
-    Raises:
-        ValueError: There is one; the text names both.
-    """
-    folded = {known.casefold(): known for known in (*keys, *_NEIGHBOURS)}
-    for key in properties:
-        if key in keys or key in _NEIGHBOURS:
-            continue
-        meant = folded.get(_likest(key.casefold(), folded))
-        if meant in keys:
-            raise ValueError(f"{key!r} is no key of Pulsar; {meant!r} was probably meant")
-
-
-def _likest(key: str, known: Iterable[str]) -> str:
-    for each in known:
-        if each.startswith(key) and len(key) >= _BEGINNING_MIN * len(each):
-            return each
-    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=_LIKENESS_MIN)), "")
 
 
 def _compression(properties: Mapping[str, str]) -> Compression | None:

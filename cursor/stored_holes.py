@@ -39,8 +39,8 @@ class StoredHoles:
         range_count: Individually deleted ranges.
         record_bytes: Their size as Pulsar would write them.
         hole_count: How many holes there are.
-        holes: Those that cost most, the costliest first; of equal ones that which moves the mark-delete position
-            furthest, then the lowest.
+        holes: First the one that holds back the mark-delete position, then those that cost most, the costliest first
+            and of equal ones the lowest.
     """
 
     mark_delete: Position

@@ -12,7 +12,7 @@ from ackstate.integers import check_count, integer
 from ackstate.position import check_position
 from cursor.dispatch.admission import AckRefusedError, Admission
 from cursor.dispatch.block_reason import BlockReason, explain_block
-from cursor.dispatch.consumers import ConsumerBusyError, Consumers, SubscriptionType
+from cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, Consumers, SubscriptionType
 from cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
 from cursor.dispatch.dispatcher import Dispatcher
 from cursor.dispatch.live_holes import Whereabouts, explain_holes
@@ -39,6 +39,7 @@ __all__ = [
     "AckRefusedError",
     "BlockReason",
     "ConsumerBusyError",
+    "ConsumerClosedError",
     "DeadLetterPolicy",
     "Delivery",
     "Subscription",
@@ -60,8 +61,8 @@ class SubscriptionOptions:
         look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
 
     Raises:
-        TypeError: One of the numbers is no integer.
-        ValueError: One of them is below 1.
+        TypeError: One of the numbers is no integer, or another field of another type.
+        ValueError: One of the numbers is below 1.
     """
 
     dead_letters: DeadLetterPolicy | None = None
@@ -72,6 +73,10 @@ class SubscriptionOptions:
     def __post_init__(self) -> None:
         for name in ("hole_tries_max", "look_ahead_max"):
             check_count(name, getattr(self, name), least=1)
+        if not isinstance(self.promotes_young, bool):
+            raise TypeError(f"promotes_young must be True or False, got {self.promotes_young!r}")
+        if self.dead_letters is not None and not isinstance(self.dead_letters, DeadLetterPolicy):
+            raise TypeError(f"dead_letters must be a DeadLetterPolicy, got {self.dead_letters!r}")
 
 
 @final
@@ -89,14 +94,17 @@ class Subscription(PersistWatcher):
     Args:
         log: The topic's messages.
         cursor: The subscription's ack state.
-        gate: Its limits. Exclusive and Failover are never held back, as in Pulsar, and take none.
+        gate: Its limits, for it alone; None for Pulsar's defaults. Exclusive and Failover are never held back, as in
+            Pulsar, and have none.
         delays: Its delayed messages; None delivers every message at once, as Exclusive and Failover always do.
         kind: How messages are shared out.
         options: The rest.
 
     Raises:
-        TypeError: The cursor is no `ManagedCursor`.
-        ValueError: The cursor is of another topic than the log, or was not opened with `log.ledgers`.
+        TypeError: An argument is of another type.
+        ValueError: The cursor is of another topic than the log, or was not opened with `log.ledgers`; the cursor or the
+            gate is that of another subscription; or an Exclusive or Failover subscription is given a gate or delays.
+            Nothing was changed.
 
     Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
     """
@@ -112,12 +120,13 @@ class Subscription(PersistWatcher):
         options: SubscriptionOptions | None = None,
     ) -> None:
         _check_same_log(log, cursor)
-        options = options or SubscriptionOptions()
+        options = SubscriptionOptions() if options is None else options
+        _check_parts(kind, gate, delays, options)
         self.cursor = cursor
         self.kind = kind
         self._log = log
-        self._gate = None if kind.is_single_active else gate or DispatchGate(GateLimits())
-        self._delays = None if kind.is_single_active else delays
+        self._gate = gate if gate is not None or kind.is_single_active else DispatchGate(GateLimits())
+        self._delays = delays
         self._now_ms = 0
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
@@ -130,6 +139,12 @@ class Subscription(PersistWatcher):
             dead_letters=options.dead_letters,
         )  # fmt: skip
         cursor.watch(self)
+        try:
+            if self._gate is not None:
+                self._gate.take()
+        except ValueError:
+            cursor.unwatch(self)
+            raise
         self._dispatcher.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=0)
 
@@ -185,7 +200,7 @@ class Subscription(PersistWatcher):
         return min((time for time in times if time is not None), default=None)
 
     def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
-        """Let a consumer in; `dispatch` does it for one that it does not know.
+        """Let a consumer in; `dispatch` does it for one that it does not know, unless it was closed.
 
         One that becomes the active consumer of a Failover subscription gets what the one before had and did not ack.
 
@@ -194,22 +209,22 @@ class Subscription(PersistWatcher):
             priority: Of several Failover consumers the one of the lowest number is active, of equals the first by name.
 
         Raises:
-            ConsumerBusyError: The subscription is exclusive and another has it.
-            ValueError: The name is empty.
+            ConsumerBusyError: It is open already, by this method or by `dispatch`; or the subscription is exclusive and
+                another has it.
+            ValueError: The name is empty or not UTF-8.
+            TypeError: The name is no text, or the priority no integer.
         """
-        if not consumer:
-            raise ValueError("a consumer has a name")
         with self._lock:
             before = self.active_consumer
-            if self._consumers.open(consumer, priority=priority):
-                if before is not None and self.active_consumer != before:
-                    self._give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
-                self._dispatcher.waiting.owners_changed()
+            self._consumers.open(consumer, priority=priority)
+            if before is not None and self.active_consumer != before:
+                self._give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
+            self._dispatcher.waiting.owners_changed()
 
     def consumer_closed(self, consumer: str) -> int:
         """Let a consumer go, take back what it had and did not ack, and return how many messages that is.
 
-        Those of a batch count one by one.
+        Those of a batch count one by one. A consumer that is not open has none.
         """
         with self._lock:
             self._dispatcher.forget_owner(consumer)
@@ -230,19 +245,22 @@ class Subscription(PersistWatcher):
             now_ms: The present.
 
         Raises:
-            TypeError: A number is no integer.
+            TypeError: A number is no integer, or the name no text.
             CursorClosedError: The cursor is closed.
             ConsumerBusyError: The subscription is exclusive and another consumer has it.
-            ValueError: `max_messages` is negative.
+            ConsumerClosedError: The consumer was closed: nobody would give back what it gets. `consumer_opened` lets it
+                in again. The last 1,000 that were closed are known.
+            ValueError: `max_messages` is negative, or the name is empty or not UTF-8.
             StoreError: The log could not be read; nothing was sent, the messages concerned will be dispatched later.
         """
         check_count("max_messages", max_messages, least=0)
         now_ms = integer("now_ms", now_ms)
         with self._lock:
             self.cursor.check_open()
-            self._now_ms = now_ms
-            if consumer not in self._consumers:
+            if not isinstance(consumer, str) or consumer not in self._consumers:
+                self._consumers.check_not_closed(consumer)
                 self.consumer_opened(consumer)
+            self._now_ms = now_ms
             if self.kind.is_single_active and self._consumers.active != consumer:
                 return []
             batch = Batch(consumer, max_messages, now_ms, [])
@@ -266,7 +284,8 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.ack`.
         """
         with self._lock:
-            self._now_ms = now_ms
+            position = check_position(position)
+            self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self._admission.ack(position, lambda: self.cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
             self._acked(position, receipt)
             return receipt
@@ -279,8 +298,8 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.ack_batch`.
         """
         with self._lock:
-            self._now_ms = now_ms
-            words = list(unacked_words)
+            position, words = check_position(position), list(unacked_words)
+            self._now_ms = now_ms = integer("now_ms", now_ms)
 
             def ack() -> Receipt:
                 return self.cursor.ack_batch(position, words, now_ms=now_ms)
@@ -305,7 +324,7 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.mark_delete`.
         """
         with self._lock:
-            self._now_ms = now_ms
+            self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
             self._acked_up_to_mark_delete(receipt)
             return receipt
@@ -317,7 +336,7 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.skip`.
         """
         with self._lock:
-            self._now_ms = now_ms
+            self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.skip(count, now_ms=now_ms, counts_acked=counts_acked)
             self._acked_up_to_mark_delete(receipt)
             return receipt
@@ -329,7 +348,7 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.clear_backlog`.
         """
         with self._lock:
-            self._now_ms = now_ms
+            self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.clear_backlog(now_ms=now_ms)
             self._dispatcher.forget_delays()
             self._acked_up_to_mark_delete(receipt)
@@ -342,7 +361,7 @@ class Subscription(PersistWatcher):
             As `ManagedCursor.reset`: what is acked and what is on its way is as it was then.
         """
         with self._lock:
-            self._now_ms = now_ms
+            self._now_ms = now_ms = integer("now_ms", now_ms)
             result = self.cursor.reset(position, now_ms=now_ms)
             self._admission.clear()
             self._key_holders.clear()
@@ -371,7 +390,7 @@ class Subscription(PersistWatcher):
         position = check_position(position, entry_id_min=0)
         check_count("delay_ms", delay_ms, least=0)
         with self._lock:
-            self._now_ms = self._now_ms if now_ms is None else now_ms
+            self._now_ms = self._now_ms if now_ms is None else integer("now_ms", now_ms)
             self._dispatcher.waiting.follow_clock(now_ms=self._now_ms)
             until_ms = self._now_ms + delay_ms if delay_ms else 0
             was_sent = self._give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
@@ -384,6 +403,7 @@ class Subscription(PersistWatcher):
         Raises:
             As `ManagedCursor.close`; the subscription stays open then.
         """
+        now_ms = integer("now_ms", now_ms)
         with self._lock:
             result = self.cursor.close(now_ms=now_ms)
             self.cursor.unwatch(self)
@@ -394,7 +414,15 @@ class Subscription(PersistWatcher):
             return result
 
     def change_limits(self, limits: GateLimits) -> None:
-        """Put other limits in force at once; below the present use they block, and lose nothing."""
+        """Put other limits in force at once; below the present use they block, and lose nothing.
+
+        Exclusive and Failover have none, and nothing changes.
+
+        Raises:
+            TypeError: They are no `GateLimits`.
+        """
+        if not isinstance(limits, GateLimits):
+            raise TypeError(f"limits must be a GateLimits, got {limits!r}")
         with self._lock:
             if self._gate is not None:
                 self._gate.change_limits(limits)
@@ -442,16 +470,17 @@ class Subscription(PersistWatcher):
             return tuple(explained(verdict, consumer) for consumer, verdict in found)
 
     def explain_holes(self, top: int = 10, *, now_ms: int | None = None) -> list[HoleReport]:
-        """Say of the ack holes that cost most what they are, why they are there, and what acking them frees.
+        """Explain the ack holes that cost most: what they are, why they are there, and what acking them frees.
 
         Args:
-            top: How many at most, the costliest first.
+            top: How many at most: the one that holds back the mark-delete position, then the costliest first.
             now_ms: The present.
 
         Complexity: O(holes), and reading up to 64 messages of each that is returned.
         """
         with self._lock:
-            return explain_holes(self._whereabouts(), top=top, now_ms=self._now_ms if now_ms is None else now_ms)
+            present_ms = self._now_ms if now_ms is None else integer("now_ms", now_ms)
+            return explain_holes(self._whereabouts(), top=top, now_ms=present_ms)
 
     def record_bytes_max(self) -> int | None:
         """Tell the cursor how much may stay un-persisted beside what is reserved."""
@@ -552,3 +581,31 @@ def _check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
             f"cursor must be opened with the ledgers of this log of topic {log.topic!r}, got one that was opened with "
             "others; pass ledgers=log.ledgers to ManagedCursor.open, and open the cursor again whenever the log is"
         )
+
+
+def _check_parts(
+    kind: SubscriptionType,
+    gate: DispatchGate | None,
+    delays: DelayedDeliveryTracker | None,
+    options: SubscriptionOptions,
+) -> None:
+    """Refuse parts that no subscription can be made of, and those that its type would not use."""
+    if not isinstance(kind, SubscriptionType):
+        meant = [
+            each for each in SubscriptionType if str(kind).casefold() in {each.value.casefold(), each.name.casefold()}
+        ]
+        hint = f": use {meant[0]}" if meant else f": use one of {', '.join(map(str, SubscriptionType))}"
+        raise TypeError(f"kind must be a SubscriptionType, got {kind!r}{hint}")
+    if gate is not None and not isinstance(gate, DispatchGate):
+        raise TypeError(f"gate must be a DispatchGate, got {gate!r}")
+    if delays is not None and not callable(getattr(delays, "scheduled_messages", None)):
+        raise TypeError(f"delays must be a DelayedDeliveryTracker, got {delays!r}")
+    if not isinstance(options, SubscriptionOptions):
+        raise TypeError(f"options must be a SubscriptionOptions, got {options!r}")
+    if kind.is_single_active:
+        for name, given in (("gate", gate), ("delays", delays)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} must be None for a subscription of type {kind.value}, got a {type(given).__name__}: "
+                    "its one consumer gets everything at once and in order"
+                )

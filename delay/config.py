@@ -5,16 +5,18 @@ Source: ``ServiceConfiguration`` of Apache Pulsar, PIP-195 and PIP-448.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ackstate.integers import check_within
-from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, flag, given, number, whole_number
+from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, decode_properties, flag, given, number, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     _Reader = Callable[[Mapping[str, str], str], object]
 
@@ -97,7 +99,7 @@ class DelayConfig:
                 check_within(f"{name} ({_READERS[name][0]})", value, least=least, most=LONG_MAX)
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, object]) -> DelayConfig:
+    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> DelayConfig:
         """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
 
         Values are text, as in ``broker.conf``, or plain numbers and booleans. Where 0 is off, so is what is below it,
@@ -109,11 +111,16 @@ class DelayConfig:
         ``delayedDeliveryTopicManagerIdleMillis`` are read and have no effect: our index holds nothing that would have
         to be pruned, and goes with its last subscription.
 
+        Args:
+            source: The keys and their values, or the path of a ``broker.conf``.
+
         Raises:
             ValueError: A value is malformed or out of range, two names of one setting have different values, or a key
                 that begins like those of delayed delivery is none of them; the text names the key.
             TypeError: A value is neither text nor a number nor a boolean.
+            OSError: The file cannot be read.
         """
+        properties = source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
         for key in properties:
             if not isinstance(key, str):
                 raise TypeError(f"the name of a setting is text, found {key!r}")
@@ -198,8 +205,8 @@ def _concerns_delays(key: str) -> bool:
 def _check_known(key: str) -> None:
     if key not in _KNOWN:
         meant = get_close_matches(key, _KNOWN, n=1)
-        hint = f"; {meant[0]!r} was probably meant" if meant else ""
-        raise ValueError(f"{key!r} is no key of Pulsar{hint}")
+        hint = f"; did you mean {meant[0]!r}?" if meant else ""
+        raise ValueError(f"unknown key of Pulsar {key!r}{hint}")
 
 
 def _text(key: str, value: object) -> str:

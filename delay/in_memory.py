@@ -21,6 +21,7 @@ from delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at,
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ackstate import Position
 
@@ -112,9 +113,9 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         )
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, object]) -> InMemoryDelayTracker:
+    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> InMemoryDelayTracker:
         """Return a tracker with the settings of a broker; see `DelayConfig.from_pulsar_conf`."""
-        return cls.from_config(DelayConfig.from_pulsar_conf(properties))
+        return cls.from_config(DelayConfig.from_pulsar_conf(source))
 
     @property
     def precision_ms(self) -> int:

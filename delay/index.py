@@ -24,6 +24,7 @@ from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -141,9 +142,9 @@ class TopicDelayIndex:
         return cls(tick_time_ms=config.tick_time_ms)
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, object]) -> TopicDelayIndex:
+    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> TopicDelayIndex:
         """Return an index with the tick of a broker; see `DelayConfig.from_pulsar_conf`."""
-        return cls.from_config(DelayConfig.from_pulsar_conf(properties))
+        return cls.from_config(DelayConfig.from_pulsar_conf(source))
 
     def __len__(self) -> int:
         """Return how many messages are not yet due, each counted once. Complexity: O(1)."""

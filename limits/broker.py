@@ -6,14 +6,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from ackstate.properties import LONG_MAX, LONG_MIN, number, whole_number
+from limits.broker_conf import read_conf
 from limits.rule_state import NO_LIMIT, fitting_count, total_of
-from limits.rules import Rule, Verdict, check_not_negative, check_ratio, check_whole
+from limits.rules import BLOCKED_SHARE_KEY, GATE_KEYS, Rule, Verdict, check_not_negative, check_ratio, check_whole
 from limits.waiters import call_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
-_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
 _SHARE_DEFAULT = 0.16
 
 
@@ -52,17 +53,20 @@ class BrokerLimit:
         self._set_limit(max_unacked_messages, blocked_share)
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> BrokerLimit:
+    def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> BrokerLimit:
         """Read ``maxUnackedMessagesPerBroker`` and ``maxUnackedMessagesPerSubscriptionOnBrokerBlocked``.
 
         Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar.
 
+        Args:
+            source: The keys and their values, or the path of a ``broker.conf``.
+
         Raises:
-            ValueError: A value is malformed or out of range; names the key.
-            TypeError: A value is not text.
+            As `GateLimits.from_pulsar_conf`.
         """
+        properties = read_conf(source, keys=GATE_KEYS)
         limit = whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, least=LONG_MIN, most=LONG_MAX) or 0
-        share = number(properties, _SHARE_KEY)
+        share = number(properties, BLOCKED_SHARE_KEY)
         share = _SHARE_DEFAULT if share is None else share
         return cls(limit, share) if limit > 0 and share > 0 else cls()
 
@@ -112,7 +116,7 @@ class BrokerLimit:
         name = f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})"
         check_whole(name, max_unacked_messages)
         check_not_negative(name, max_unacked_messages)
-        check_ratio(f"blocked_share ({_SHARE_KEY})", blocked_share)
+        check_ratio(f"blocked_share ({BLOCKED_SHARE_KEY})", blocked_share)
         self._max_unacked_messages = max_unacked_messages
         self._blocked_share = blocked_share
         self._limit = max_unacked_messages or NO_LIMIT

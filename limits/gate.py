@@ -12,7 +12,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from limits.broker import NOBODY, wake_all
+from limits.broker import NOBODY, BrokerLimit, wake_all
 from limits.rule_state import Wanted, check
 from limits.rules import GateLimits, Rule, Usage, Verdict
 from limits.subscription_rules import SubscriptionRules
@@ -21,7 +21,7 @@ from limits.waiters import Waiters, call_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from limits.broker import BrokerLimit, BrokerPart
+    from limits.broker import BrokerPart
     from limits.rule_state import RuleState
 
 __all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
@@ -55,6 +55,8 @@ class DispatchGate:
     """
 
     def __init__(self, limits: GateLimits, *, broker: BrokerLimit | None = None) -> None:
+        if broker is not None and not isinstance(broker, BrokerLimit):
+            raise TypeError(f"broker must be a BrokerLimit, got {broker!r}")
         self.is_closed = False
         """Is any rule closed, be it for one consumer? To be read only; `refresh` has work to do only then."""
         self._lock = Lock()
@@ -65,6 +67,7 @@ class DispatchGate:
         self._first_closed: RuleState | None = None  # of the rules for all consumers
         self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
         self._part_closings = 0
+        self._is_taken = False
         self._is_left = False
         # Is a rule of the whole subscription closed, or is there another reason to take the long way?
         self._asks_each_rule = False
@@ -80,6 +83,17 @@ class DispatchGate:
         """The consumers whose own limit keeps messages back from them, the longest closed first."""
         return tuple(self._consumers.closed)
 
+    def take(self) -> None:
+        """Note that a subscription has the gate from now on.
+
+        Raises:
+            ValueError: A subscription has it or has had it: the gate counts what is on its way there.
+        """
+        with self._lock:
+            if self._is_taken or self._is_left:
+                raise ValueError("gate must be a new DispatchGate, got one of another subscription")
+            self._is_taken = True
+
     def change_limits(self, limits: GateLimits) -> None:
         """Put other limits in force from the next call on.
 
@@ -91,7 +105,7 @@ class DispatchGate:
             TypeError: They are no `GateLimits`; nothing is changed.
         """
         if not isinstance(limits, GateLimits):
-            raise TypeError(f"the limits of a gate are a GateLimits, found {limits!r}")
+            raise TypeError(f"limits must be a GateLimits, got {limits!r}")
         with self._lock:
             self._limits = limits
             self._rules.change(limits)

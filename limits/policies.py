@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ackstate.errors import AckStateError
 from ackstate.integers import check_within
 from ackstate.properties import LONG_MAX, flag, whole_number
+from limits.broker_conf import read_conf
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
 TIME_MS_MAX = LONG_MAX
@@ -136,17 +140,22 @@ class BrokerDelayedDelivery:
         _check_fields({each.name: getattr(self, each.name) for each in fields(self)})
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> BrokerDelayedDelivery:
+    def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> BrokerDelayedDelivery:
         """Return what a broker's properties say; blank says nothing, a negative maximum is none, as in Pulsar.
+
+        Args:
+            source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
             ValueError: A value of ``delayedDeliveryEnabled``, ``delayedDeliveryTickTimeMillis`` or
                 ``delayedDeliveryMaxDelayInMillis`` is malformed or out of range, or the last one is given by the name
-                that PIP-315 uses; the text names the key.
-            TypeError: A value of such a key is not text.
+                that PIP-315 uses, or a key is misspelt; the text names the key.
+            TypeError: A key, or a value of such a key, is not text.
+            OSError: The file cannot be read.
         """
+        properties = read_conf(source, keys=(ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY))
         if _PIP_315_KEY in properties:
-            raise ValueError(f"{_PIP_315_KEY!r} is no key of Pulsar; {MAX_DELAY_KEY!r} was probably meant")
+            raise ValueError(f"unknown key of Pulsar {_PIP_315_KEY!r}; did you mean {MAX_DELAY_KEY!r}?")
         said: dict[str, Any] = {
             "active": flag(properties, ENABLED_KEY),
             "tick_time_ms": whole_number(properties, TICK_KEY, least=1, most=TIME_MS_MAX),

@@ -7,9 +7,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.properties import LONG_MAX, LONG_MIN, flag, whole_number
+from limits.broker_conf import read_conf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 # Below this the reservations of a handful of messages fill the limit, and the dispatcher would crawl.
 RECORD_BYTES_LIMIT_MIN = 1024
@@ -26,6 +28,11 @@ class Rule(Enum):
     UNACKED_MESSAGES = "maxUnackedMessagesPerSubscription"
     CONSUMER_UNACKED_MESSAGES = "maxUnackedMessagesPerConsumer"
     BROKER_UNACKED_MESSAGES = "maxUnackedMessagesPerBroker"
+
+
+BLOCKED_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
+GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
+"""What `GateLimits` and `BrokerLimit` read of a broker's properties."""
 
 
 class Accounting(Enum):
@@ -95,18 +102,26 @@ class GateLimits:
             raise TypeError(f"accounting is an Accounting, found {self.accounting!r}")
 
     @classmethod
-    def from_pulsar_conf(cls, properties: Mapping[str, str]) -> GateLimits:
+    def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> GateLimits:
         """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
 
         Reads ``maxUnPersistAckRecordsBytes``, ``maxUnackedMessagesPerSubscription`` and
         ``maxUnackedMessagesPerConsumer``, of which 0 and below are off, and
         ``managedLedgerMaxUnackedRangesToPersist``, a limit of the gate only where
-        ``dispatcherPauseOnAckStatePersistentEnabled`` is true. Other keys are left alone.
+        ``dispatcherPauseOnAckStatePersistentEnabled`` is true. Keys that do not concern the gate are ignored.
+
+        Args:
+            source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
-            ValueError: A value is malformed or out of range; names the key.
-            TypeError: A value is not text.
+            ValueError: A value is malformed or out of range, or a key is misspelt; the text names the key.
+            TypeError: A key or a value is not text.
+            OSError: The file cannot be read.
         """
+        properties = read_conf(source, keys=GATE_KEYS)
+        for name, rule in _WHOLE_NUMBERS.items():
+            if name in properties:
+                raise ValueError(f"unknown key of Pulsar {name!r}; did you mean {rule.value!r}?")
         defaults = cls()
         ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=LONG_MIN, most=LONG_MAX)
         ranges = _RANGES_DEFAULT if ranges is None else ranges

@@ -131,10 +131,12 @@ class DelayedTopic:
             self.store, topic="t", subscription=name, ledgers=self.log.ledgers,
             config=self.settings.get("config", CursorConfig()), now_ms=now_ms,
         )  # fmt: skip
-        self.tracker[name] = self.trackers.open(self, name, now_ms=now_ms)
+        kind = self.settings.get("kind", SubscriptionType.SHARED)
+        if not kind.is_single_active:
+            self.tracker[name] = self.trackers.open(self, name, now_ms=now_ms)
         self.subscriptions[name] = Subscription(
-            self.log, cursor, gate=DispatchGate(self.settings.get("limits", GateLimits())), delays=self.tracker[name],
-            kind=self.settings.get("kind", SubscriptionType.SHARED),
+            self.log, cursor, delays=self.tracker.get(name), kind=kind,
+            gate=None if kind.is_single_active else DispatchGate(self.settings.get("limits", GateLimits())),
             options=self.settings.get("options", SubscriptionOptions()),
         )  # fmt: skip
 

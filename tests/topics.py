@@ -18,10 +18,9 @@ class Topic:
             self.log._store, topic="t", subscription="s", ledgers=self.log.ledgers, config=config or CursorConfig(),
             now_ms=0,
         )  # fmt: skip
-        delays = (
-            None if tick_time_ms is None else TopicDelayIndex(tick_time_ms=tick_time_ms).open_view(self.cursor.is_acked)
-        )
-        self.gate = DispatchGate(GateLimits(**limits))
+        is_delayed = tick_time_ms is not None and not kind.is_single_active
+        delays = TopicDelayIndex(tick_time_ms=tick_time_ms).open_view(self.cursor.is_acked) if is_delayed else None
+        self.gate = None if kind.is_single_active else DispatchGate(GateLimits(**limits))
         self.subscription = Subscription(
             self.log, self.cursor, gate=self.gate, delays=delays, kind=kind, options=options or SubscriptionOptions()
         )

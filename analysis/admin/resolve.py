@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.properties import check_spelling
 from analysis.admin.log_lines import LOG
 from cursor.config import CursorConfig
 from cursor.policy_store import Policies
-from cursor.pulsar_conf import check_spelling
-from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits, Rule
+from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
 from limits.policies import (
     ENABLED_KEY,
     MAX_DELAY_KEY,
@@ -22,6 +22,7 @@ from limits.policies import (
     check_topic_settable,
     effective,
 )
+from limits.rules import GATE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 
 _NOTHING = DelayedDeliveryPolicies()
 # What `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read of a broker's properties.
-_KEYS = (
-    *(rule.value for rule in Rule), "maxUnackedMessagesPerSubscriptionOnBrokerBlocked",
-    "dispatcherPauseOnAckStatePersistentEnabled", ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY,
-)  # fmt: skip
+_KEYS = (*GATE_KEYS, ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY)
 
 
 class NumberPolicy(StrEnum):

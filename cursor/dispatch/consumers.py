@@ -20,6 +20,7 @@ ANYONE = ""
 
 _SLOT_COUNT = 65_536
 _EVERYTHING = b""
+_CLOSED_MAX = 1_000
 
 
 class SubscriptionType(Enum):
@@ -37,7 +38,11 @@ class SubscriptionType(Enum):
 
 
 class ConsumerBusyError(AckStateError):
-    """An exclusive subscription has a consumer already."""
+    """An exclusive subscription has a consumer already, or a consumer of that name is open."""
+
+
+class ConsumerClosedError(AckStateError):
+    """A consumer was closed and not opened again: what it would be sent, nobody would give back."""
 
 
 @final
@@ -53,6 +58,7 @@ class Consumers:
         self._kind = kind
         self._has_key = has_key
         self._names: dict[str, int] = {}  # to its priority
+        self._closed: dict[str, None] = {}  # the latest to be closed last
         self._slot_owners: dict[int, str] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -75,26 +81,41 @@ class Consumers:
         """Whether the key of a message decides who gets it."""
         return self._kind is SubscriptionType.KEY_SHARED
 
-    def open(self, name: str, *, priority: int) -> bool:
-        """Let a consumer in, and tell whether it is new.
+    def open(self, name: str, *, priority: int) -> None:
+        """Let a consumer in.
 
         Raises:
-            ConsumerBusyError: The subscription is exclusive and another has it.
+            ConsumerBusyError: It is open, or the subscription is exclusive and another has it.
             TypeError: The name is no text, or the priority no integer.
             ValueError: The name is empty, or cannot be written as UTF-8.
         """
         _check_consumer(name, priority)
         if name in self._names:
-            return False
+            raise ConsumerBusyError(f"consumer {name!r} is open: close it first, or choose another name")
         if self._names and self._kind is SubscriptionType.EXCLUSIVE:
             raise ConsumerBusyError(f"consumer {name!r}: {self.active!r} has this exclusive subscription")
         self._names[name] = priority
+        self._closed.pop(name, None)
         self._slot_owners.clear()
-        return True
+
+    def check_not_closed(self, name: str) -> None:
+        """Refuse one of the last 1,000 consumers that were closed, unless it was opened again.
+
+        Raises:
+            ConsumerClosedError: It is one.
+            TypeError: The name is no text.
+            ValueError: The name is empty, or cannot be written as UTF-8.
+        """
+        _check_name(name)
+        if name in self._closed:
+            raise ConsumerClosedError(f"consumer {name!r} was closed: open it again first (consumer_opened)")
 
     def close(self, name: str) -> None:
         """Let a consumer go; one that is not open is left alone."""
-        self._names.pop(name, None)
+        if self._names.pop(name, None) is not None:
+            self._closed[name] = None
+            if len(self._closed) > _CLOSED_MAX:
+                del self._closed[next(iter(self._closed))]
         self._slot_owners.clear()
 
     def sticky_key(self, position: Position, key: bytes | None) -> bytes | None:
@@ -130,6 +151,12 @@ class Consumers:
 
 def _check_consumer(name: str, priority: int) -> None:
     """Refuse what could not be compared or hashed later, when it is a message that would find out."""
+    _check_name(name)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise TypeError(f"priority of consumer {name!r} is an integer, found {priority!r}")
+
+
+def _check_name(name: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the name of a consumer is text, found {name!r}")
     if not name:
@@ -138,5 +165,3 @@ def _check_consumer(name: str, priority: int) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ValueError(f"the name of a consumer is UTF-8, found {name!r}") from None
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise TypeError(f"priority of consumer {name!r} is an integer, found {priority!r}")

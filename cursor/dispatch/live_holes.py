@@ -51,7 +51,7 @@ class _Look(NamedTuple):
 
 
 def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleReport]:
-    """Explain the holes that cost the most bytes of the ack record.
+    """Explain the hole that holds back the mark-delete position, then those that cost the most bytes of the ack record.
 
     Args:
         where: Where the messages may be; nothing is changed.

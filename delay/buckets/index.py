@@ -29,6 +29,7 @@ from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from delay.buckets.bucket import Bucket
     from delay.buckets.sealed import BucketStats
@@ -106,10 +107,10 @@ class BucketedDelayIndex(SkippingTracker):
 
     @classmethod
     def from_pulsar_conf(
-        cls, properties: Mapping[str, object], *, storage: SnapshotStorage | None = None
+        cls, source: Mapping[str, object] | str | Path, *, storage: SnapshotStorage | None = None
     ) -> BucketedDelayIndex:
         """Return an index with the settings of a broker; errors as for `DelayConfig.from_pulsar_conf`."""
-        return cls(DelayConfig.from_pulsar_conf(properties), storage=storage)
+        return cls(DelayConfig.from_pulsar_conf(source), storage=storage)
 
     @classmethod
     def recover(

@@ -157,7 +157,8 @@ def test_a_priority_that_is_no_integer_is_refused_and_the_others_go_on(priority)
         with pytest.raises(TypeError, match=f"priority of consumer '{name}' is an integer, found "):
             open_now.open(name, priority=priority)
     assert open_now.names == ("a",)
-    assert open_now.open("b", priority=-1)
+    open_now.open("b", priority=-1)
+    assert "b" in open_now
     assert open_now.active == "b"
 
 

@@ -277,11 +277,13 @@ class KeyOrderMachine(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(NAMES))
     def consumer_opened(self, consumer="a"):
-        self.topic.subscription.consumer_opened(consumer)
+        if consumer not in self.topic.subscription.consumers:
+            self.topic.subscription.consumer_opened(consumer)
 
     @rule(consumer=st.sampled_from(NAMES), count=st.integers(1, 12))
     def dispatch(self, consumer="a", count=12):
         before = -1
+        self.consumer_opened(consumer)
         for number in self.topic.dispatch(consumer, count, now_ms=self.now_ms):
             self.sent(consumer, number)
             assert number > before, "out of order within a dispatch"
@@ -374,6 +376,8 @@ class LimitedRangesMachine(KeyOrderMachine):
 
     @rule(consumer=st.sampled_from(NAMES), count=st.integers(1, 12))
     def dispatch(self, consumer="a", count=12):
+        if consumer not in self.topic.subscription.consumers:
+            self.topic.subscription.consumer_opened(consumer)
         for number in self.topic.dispatch(consumer, count, now_ms=self.now_ms):
             self.sent(consumer, number)
         assert self.topic.cursor.deleted.range_count <= 3

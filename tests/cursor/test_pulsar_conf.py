@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ackstate.properties import parse_properties
 from ackstate.wire.pulsar import Compression, RangeForm
 from cursor import CursorConfig
-from cursor.pulsar_conf import parse_properties
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 ENTRIES = "managedLedgerCursorMaxEntriesPerLedger"

@@ -529,6 +529,7 @@ def test_a_consumer_that_comes_back_is_not_blocked_by_what_it_had():
     topic.dispatch("a")
     assert topic.dispatch("a") == []
     topic.subscription.consumer_closed("a")
+    topic.subscription.consumer_opened("a")
     assert topic.dispatch("a") == [0]
 
 

@@ -190,6 +190,7 @@ def test_unpersisted_acks_block_until_they_are_durable():
     assert verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES
     topic.cursor.persist(now_ms=2)
     topic.subscription.consumer_closed("c")
+    topic.subscription.consumer_opened("c")
     assert topic.dispatch(400)
 
 

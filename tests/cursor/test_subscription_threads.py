@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cursor import CursorConfig, ManagedCursor, MemoryStore, MessageLog, StoreError, Subscription
+from cursor import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, MessageLog, StoreError, Subscription
 from cursor.message_log import NO_DELAY, Message
 from cursor.subscription import AckRefusedError
 from limits import DispatchGate, GateLimits, Rule
@@ -104,7 +104,11 @@ class Workers:
 
     def dispatch(self, consumer):
         while not self.stop.is_set():
-            deliveries = self.subscription.dispatch(consumer, 8, now_ms=self.now_ms)
+            try:
+                deliveries = self.subscription.dispatch(consumer, 8, now_ms=self.now_ms)
+            except ConsumerClosedError:
+                self.subscription.consumer_opened(consumer)
+                continue
             for delivery in deliveries:
                 self.sent.put(delivery.position)
             if deliveries:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from cursor import ConsumerBusyError, SubscriptionType
+from cursor import (
+    ConsumerBusyError,
+    ConsumerClosedError,
+    ManagedCursor,
+    Message,
+    Subscription,
+    SubscriptionOptions,
+    SubscriptionType,
+)
+from cursor.message_log import NO_DELAY
+from delay import TopicDelayIndex
 from delay.position_set import PositionSet
+from limits import DispatchGate, GateLimits
 from topics import Topic
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED
@@ -36,11 +47,181 @@ def test_the_next_exclusive_consumer_begins_with_what_the_last_did_not_ack():
     assert topic.dispatch("b") == [0, 2, 3]
 
 
-def test_to_open_a_consumer_twice_changes_nothing():
-    topic = Topic(EXCLUSIVE)
-    topic.subscription.consumer_opened("a")
-    topic.subscription.consumer_opened("a")
+@pytest.mark.parametrize("kind", SubscriptionType)
+@pytest.mark.parametrize("opened_by", ["consumer_opened", "dispatch"])
+def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by):
+    topic = Topic(kind)
+    topic.publish(2)
+    if opened_by == "dispatch":
+        topic.dispatch("a", 1)
+    else:
+        topic.subscription.consumer_opened("a")
+    with pytest.raises(ConsumerBusyError, match="consumer 'a' is open: close it first, or choose another name"):
+        topic.subscription.consumer_opened("a", priority=7)
     assert topic.subscription.consumers == ("a",)
+    assert topic.dispatch("a") == ([1] if opened_by == "dispatch" else [0, 1])
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+def test_a_consumer_that_was_closed_gets_nothing_before_it_is_opened_again(kind):
+    """Nobody would give back what it gets: a dispatch that comes late, after the connection has gone."""
+    topic = Topic(kind)
+    topic.publish(3)
+    assert topic.dispatch("a", 2) == [0, 1]
+    assert topic.subscription.consumer_closed("a") == 2
+    for _ in range(2):
+        with pytest.raises(ConsumerClosedError, match="consumer 'a' was closed: open it again first"):
+            topic.dispatch("a")
+    assert topic.subscription.consumers == ()
+    assert topic.subscription.unacked_messages == 0
+    assert topic.dispatch("b", 1) == [0]
+    topic.subscription.consumer_closed("b")
+    topic.subscription.consumer_opened("a")
+    assert topic.dispatch("a") == [0, 1, 2]
+
+
+def test_closed_consumers_are_known_without_growing_for_ever():
+    topic = Topic()
+    for number in range(3_000):
+        topic.subscription.consumer_opened(f"c{number}")
+        topic.subscription.consumer_closed(f"c{number}")
+        topic.subscription.consumer_closed("never there")
+    assert len(topic.subscription._consumers._closed) == 1_000
+    for name in ("c2000", "c2999"):
+        with pytest.raises(ConsumerClosedError):
+            topic.dispatch(name)
+    assert topic.dispatch("never there") == topic.dispatch("c0") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [(5, TypeError), (None, TypeError), (["a"], TypeError), ("", ValueError), ("\ud800", ValueError)]
+)
+def test_what_is_no_name_of_a_consumer_is_refused(name, error):
+    topic = Topic()
+    for call in (topic.dispatch, topic.subscription.consumer_opened):
+        with pytest.raises(error, match="the name of a consumer is"):
+            call(name)
+    assert topic.subscription.consumers == ()
+
+
+class TestParts:
+    """What a subscription cannot be made of is refused, and takes nothing with it."""
+
+    def parts(self):
+        topic = Topic()
+        topic.subscription.close(now_ms=0)
+        cursor = ManagedCursor.open(topic.log._store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
+        return topic.log, cursor
+
+    @pytest.mark.parametrize("kind", SubscriptionType)
+    def test_a_type_is_no_text(self, kind):
+        log, cursor = self.parts()
+        for text in (kind.value, kind.name.lower()):
+            with pytest.raises(TypeError, match=rf"kind must be a SubscriptionType, got '{text}': use {kind}$"):
+                Subscription(log, cursor, kind=text)
+        Subscription(log, cursor, kind=kind)
+
+    @pytest.mark.parametrize("kind", ["exclusiv", None, 1, b"Shared"])
+    def test_what_is_no_type_is_told_which_there_are(self, kind):
+        log, cursor = self.parts()
+        with pytest.raises(TypeError, match=r"kind must be .*: use one of SubscriptionType\.EXCLUSIVE, .*KEY_SHARED"):
+            Subscription(log, cursor, kind=kind)
+
+    @SINGLE_ACTIVE
+    @pytest.mark.parametrize("name", ["gate", "delays"])
+    def test_a_single_active_consumer_takes_no_gate_and_no_delays(self, kind, name):
+        log, cursor = self.parts()
+        index = TopicDelayIndex(tick_time_ms=10)
+        part = DispatchGate(GateLimits()) if name == "gate" else index.open_view(cursor.is_acked)
+        with pytest.raises(ValueError, match=f"{name} must be None for a subscription of type {kind.value}, got a "):
+            Subscription(log, cursor, kind=kind, **{name: part})
+        # It may be given to another one, and the cursor too.
+        Subscription(log, cursor, kind=SHARED, **{name: part})
+
+    def test_a_gate_is_that_of_one_subscription(self):
+        log, cursor = self.parts()
+        gate = DispatchGate(GateLimits())
+        first = Subscription(log, cursor, gate=gate)
+        other = ManagedCursor.open(log._store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="gate must be a new DispatchGate, got one of another subscription"):
+                Subscription(log, other, gate=gate)
+        log.publish([Message(0, NO_DELAY, b"")])
+        assert len(first.dispatch("a", 1, now_ms=0)) == 1
+        first.close(now_ms=0)
+        with pytest.raises(ValueError, match="gate must be a new DispatchGate"):
+            Subscription(log, other, gate=gate)
+        Subscription(log, other, gate=DispatchGate(GateLimits()))
+
+    def test_a_gate_is_not_taken_by_a_subscription_that_cannot_be(self):
+        log, cursor = self.parts()
+        gate = DispatchGate(GateLimits())
+        Subscription(log, cursor)
+        with pytest.raises(ValueError, match="watched already"):
+            Subscription(log, cursor, gate=gate)
+        other = ManagedCursor.open(log._store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
+        Subscription(log, other, gate=gate)
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("gate", GateLimits()), ("delays", 1_000), ("options", {}), ("options", False)]
+    )
+    def test_a_part_of_another_type_is_refused(self, name, value):
+        log, cursor = self.parts()
+        with pytest.raises(TypeError, match=f"{name} must be a "):
+            Subscription(log, cursor, **{name: value})
+        Subscription(log, cursor)
+
+    @pytest.mark.parametrize("values", [{"promotes_young": "no"}, {"dead_letters": 3}, {"hole_tries_max": True}])
+    def test_an_option_of_another_type_is_refused(self, values):
+        with pytest.raises(TypeError, match=next(iter(values))):
+            SubscriptionOptions(**values)
+
+
+@pytest.mark.parametrize("now_ms", [1.5, "1", None, True])
+@pytest.mark.parametrize("kind", [SHARED, EXCLUSIVE])
+def test_a_time_that_is_no_integer_is_refused_and_changes_nothing(kind, now_ms):
+    topic = Topic(kind)
+    topic.publish(3)
+    topic.dispatch("a", 2)
+    first = topic.positions[0]
+    calls = [
+        lambda **now: topic.subscription.dispatch("a", 1, **now),
+        lambda **now: topic.subscription.ack(first, **now),
+        lambda **now: topic.subscription.ack_batch(first, [0], **now),
+        lambda **now: topic.subscription.ack_cumulative(first, **now),
+        lambda **now: topic.subscription.skip(1, **now),
+        topic.subscription.clear_backlog,
+        lambda **now: topic.subscription.seek(first, **now),
+        topic.subscription.close,
+    ]
+    if now_ms is not None:
+        calls += [lambda **now: topic.subscription.nack(first, **now), topic.subscription.explain_holes]
+    for call in calls:
+        with pytest.raises(TypeError, match="now_ms is an integer, found"):
+            call(now_ms=now_ms)
+    assert topic.subscription.unacked_messages == 2
+    assert topic.unacked() == [0, 1, 2]
+    assert topic.dispatch("a", now_ms=1) == [2]
+
+
+@pytest.mark.parametrize("position", ["1:0", None, 5, (1, 0, 0)])
+def test_what_is_no_position_is_refused_and_changes_nothing(position):
+    topic = Topic()
+    topic.publish(2)
+    topic.dispatch("a", 2)
+    subscription = topic.subscription
+    for call in (subscription.ack, subscription.ack_cumulative, subscription.seek, subscription.nack):
+        with pytest.raises(TypeError, match="position must be a Position, got"):
+            call(position, now_ms=1)
+    with pytest.raises(TypeError, match="position must be a Position, got"):
+        subscription.ack_batch(position, [1], now_ms=1)
+    assert (subscription.unacked_messages, topic.unacked()) == (2, [0, 1])
+
+
+def test_limits_of_another_type_are_refused_by_every_type():
+    for kind in SubscriptionType:
+        with pytest.raises(TypeError, match="limits must be a GateLimits, got"):
+            Topic(kind).subscription.change_limits({})
 
 
 def test_a_consumer_without_a_name_is_refused():

@@ -145,7 +145,7 @@ def test_a_malformed_value_is_refused_by_its_key(key, value, error):
     ],
 )
 def test_a_misspelt_key_is_refused(key, meant):
-    with pytest.raises(ValueError, match=f"'{key}' is no key of Pulsar; '{meant}' was probably meant"):
+    with pytest.raises(ValueError, match=f"unknown key of Pulsar '{key}'; did you mean '{meant}'"):
         read(**{key: "1"})
 
 
@@ -182,3 +182,13 @@ def test_two_names_of_one_setting_with_two_values_are_refused(later, first):
 def test_a_field_out_of_bounds_is_refused_by_its_name(name, value, error):
     with pytest.raises(error, match=rf"{name} \(\w+\)"):
         DelayConfig(**{name: value})
+
+
+def test_a_path_is_read_as_a_broker_does(tmp_path):
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerServicePort=6650\ndelayedDeliveryTickTimeMillis : 7\n")
+    for source in (path, str(path)):
+        assert DelayConfig.from_pulsar_conf(source) == DelayConfig(tick_time_ms=7)
+    path.write_text("delayedDeliveryTickTimeMilis=7\n")
+    with pytest.raises(ValueError, match="did you mean 'delayedDeliveryTickTimeMillis'"):
+        DelayConfig.from_pulsar_conf(path)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from limits import Accounting, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
+from limits import Accounting, BrokerDelayedDelivery, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
+
+READERS = [GateLimits.from_pulsar_conf, BrokerLimit.from_pulsar_conf, BrokerDelayedDelivery.from_pulsar_conf]
 
 
 def test_without_properties_the_defaults_hold():
@@ -151,3 +153,67 @@ def test_the_limit_of_a_broker_has_two_keys(properties, expected):
 def test_a_malformed_limit_of_a_broker_is_refused_by_its_key(properties, key):
     with pytest.raises(ValueError, match=key):
         BrokerLimit.from_pulsar_conf(properties)
+
+
+def test_a_path_is_read_as_a_broker_does(tmp_path):
+    path = tmp_path / "broker.conf"
+    path.write_bytes(
+        b"\xef\xbb\xbf# limits\nbrokerServicePort=6650\nmaxUnPersistAckRecordsBytes = 20\\\n  48\n"
+        b"maxUnackedMessagesPerSubscription:11\nmaxUnackedMessagesPerBroker=9\ndelayedDeliveryTickTimeMillis=7\n"
+    )
+    for source in (path, str(path)):
+        assert GateLimits.from_pulsar_conf(source) == GateLimits(2048, 11)
+        assert BrokerLimit.from_pulsar_conf(source).max_unacked_messages == 9
+        assert BrokerDelayedDelivery.from_pulsar_conf(source).tick_time_ms == 7
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_path_that_is_none_is_named(read, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(TypeError):
+        read(5)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("maxUnpersistAckRecordsBytes", "maxUnPersistAckRecordsBytes"),
+        ("maxUnackedMessagePerSubscription", "maxUnackedMessagesPerSubscription"),
+        ("maxUnackedMessagesPerConsumers", "maxUnackedMessagesPerConsumer"),
+        ("dispatcherPauseOnAckStatePersistent", "dispatcherPauseOnAckStatePersistentEnabled"),
+        ("managedLedgerMaxUnackedRangeToPersist", "managedLedgerMaxUnackedRangesToPersist"),
+        *(
+            ("max_unacked_messages", "maxUnackedMessagesPerSubscription"),
+            ("max_unacked_ranges", Rule.UNACKED_RANGES.value),
+        ),
+    ],
+)
+def test_a_misspelt_key_is_refused_and_the_right_one_named(key, meant, tmp_path):
+    (tmp_path / "broker.conf").write_text(f"{key}=5\n")
+    for source in ({key: "5"}, tmp_path / "broker.conf"):
+        with pytest.raises(ValueError, match=f"unknown key of Pulsar '{key}'; did you mean '{meant}'"):
+            GateLimits.from_pulsar_conf(source)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_keys_of_pulsar_that_concern_others_are_ignored(read):
+    keys = [
+        *(
+            "maxUnackedMessagesPerBroker",
+            "maxUnackedMessagesPerSubscriptionOnBrokerBlocked",
+            "maxConsumersPerSubscription",
+        ),
+        *("managedLedgerMaxUnackedRangesToPersistInMetadataStore", "managedLedgerMaxUnackedRangesToPersistInZooKeeper"),
+        *("managedLedgerMaxBatchDeletedIndexToPersist", "persistentUnackedRangesWithMultipleEntriesEnabled"),
+        *("dispatcherDispatchMessagesInSubscriptionThread", "dispatcherPausedByLimit", "delayedDeliveryMaxNumBuckets"),
+        *("isDelayedDeliveryDeliverAtTimeStrict", "delayedDeliveryTrackerFactoryClassName", "maxMessageSize"),
+    ]
+    for key in keys:
+        read({key: ""})
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_key_that_is_no_text_is_refused(read):
+    with pytest.raises(TypeError, match="the name of a setting must be text, got 5"):
+        read({5: "1"})

@@ -132,7 +132,7 @@ def test_a_brokers_properties_are_read(properties, broker):
         (
             {"delayedDeliveryMaxDeliveryDelayInMillis": "5"},
             ValueError,
-            "'delayedDeliveryMaxDeliveryDelayInMillis' is no key .*'delayedDeliveryMaxDelayInMillis' was probably",
+            "'delayedDeliveryMaxDeliveryDelayInMillis'; did you mean 'delayedDeliveryMaxDelayInMillis'",
         ),
     ],
 )

@@ -59,6 +59,8 @@ def dispatch(schedule: Schedule, side: Side, consumer: str | None = None, count:
     model, log = side.model, schedule.log
     before = checks.closed_for(side, consumer)
     sent = []
+    if consumer not in side.subscription.consumers:
+        side.subscription.consumer_opened(consumer)
     try:
         sent = side.subscription.dispatch(consumer, count, now_ms=schedule.now_ms)
     finally:

@@ -197,7 +197,7 @@ class TestRefusals:
         ],
     )
     def test_a_misspelt_key_is_named(self, misspelt, meant):
-        with pytest.raises(ValueError, match=f"'{misspelt}' is no key of Pulsar; '{meant}' was probably meant"):
+        with pytest.raises(ValueError, match=f"unknown key of Pulsar '{misspelt}'; did you mean '{meant}'"):
             BrokerPolicies.from_pulsar_conf({misspelt: "5000"})
 
     @pytest.mark.parametrize(
