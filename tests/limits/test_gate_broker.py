@@ -128,6 +128,26 @@ def test_a_subscription_that_leaves_takes_its_part_with_it():
     assert large.gate.blocked_count(Rule.BROKER_UNACKED_MESSAGES) == 1
 
 
+@pytest.mark.parametrize("is_redelivery", [False, True])
+def test_a_subscription_that_leaves_takes_what_it_was_promised_with_it(is_redelivery):
+    """Granted and not yet counted as sent, when the gate closes: the others have that room again, and are woken."""
+    broker = BrokerLimit(10)
+    leaving, staying = Subscription(broker), Subscription(broker)
+    staying.send(1, 1)
+    leaving.send(1, 1)
+    ask = leaving.gate.request_redelivery if is_redelivery else leaving.gate.request
+    assert ask([17] * 6, usage=Usage(0, 0, 2)).granted == 6
+    assert broker.unacked_messages == 10
+    assert staying.send(1).granted == 0
+    woken = []
+    staying.gate.when_open(lambda: woken.append(True))
+    leaving.gate.close()
+    assert (broker.unacked_messages, woken) == (2, [True])
+    leaving.gate.count_unacked(6)
+    staying.ack(2)
+    assert (broker.unacked_messages, broker.is_blocked) == (0, False)
+
+
 def test_no_more_can_be_taken_off_than_was_counted():
     broker = BrokerLimit(10)
     one, two = Subscription(broker), Subscription(broker)
