@@ -153,6 +153,13 @@ class TestParts:
             Subscription(log, other, gate=gate)
         Subscription(log, other, gate=DispatchGate(GateLimits()))
 
+    def test_a_gate_that_was_closed_is_refused(self):
+        log, cursor = self.parts()
+        gate = DispatchGate(GateLimits())
+        gate.close()
+        with pytest.raises(ValueError, match="gate must be a new DispatchGate"):
+            Subscription(log, cursor, gate=gate)
+
     def test_a_gate_is_not_taken_by_a_subscription_that_cannot_be(self):
         log, cursor = self.parts()
         gate = DispatchGate(GateLimits())
