@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json as json_format
 import logging
+import logging.handlers
 import os
 import sys
 import time
@@ -101,6 +102,7 @@ namespaces and topics, as of pulsar-admin: 0 it is done, 1 it is not.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # What the extra `spark` brings.
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
+_WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
 # What clocks and counters of 64 bits hold, added up as often as need be.
 _NUMBER_MAX = 10**15
@@ -356,8 +358,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless somebody handles it.
     logging.basicConfig(handlers=[logging.NullHandler()])
+    warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
+    logging.getLogger("analysis.trace.manifest").handlers[:] = [warnings]
     words = sys.argv[1:] if arguments is None else list(arguments)
-    sys.exit(_status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate")))
+    status = _status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate"))
+    # After a failure, one line says what it is.
+    for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
+        _complain(f"warning: {text}")
+    sys.exit(status)
 
 
 def _status(command: Callable[[], Any]) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from analysis.redelivery.checkpoint_codec import CheckpointError
 from analysis.trace.events import TraceError
+from analysis.trace.manifest import footer
 from analysis.trace.parquet import trace_files
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from analysis.redelivery.checkpoint import Checkpoint
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)(?!\d)")
-_FOOTER_END = 8  # The length of a Parquet file's footer, and its magic.
 
 
 def days_of(directory: Path) -> list[Path]:
@@ -76,12 +76,8 @@ def fingerprint(day: Path) -> str:
     """
     digest = hashlib.sha256()
     for file in files_of(day):
-        with file.open("rb") as source:
-            size = source.seek(0, 2)
-            source.seek(max(0, size - _FOOTER_END))
-            length = int.from_bytes(source.read(4), "little")
-            source.seek(max(0, size - _FOOTER_END - length))
-            digest.update(f"{file.name} {size} ".encode() + source.read())
+        size, end = footer(file)
+        digest.update(f"{file.name} {size} ".encode() + end)
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.trace.events import LIST_COLUMNS
-from analysis.trace.parquet import TRACE_SCHEMA, WRITE_OPTIONS
+from analysis.trace.parquet import ONLY_FILE_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ _CHUNKS_PER_ROW_GROUP = 4_096
 
 @final
 class ChunkWriter:
-    """Writes a Parquet file of chunks; memory is that of a row group.
+    """Writes the only Parquet file of a trace; memory is that of a row group.
 
     Args:
         file: What to write; the caller gives it its place in a trace when it is closed.
@@ -35,7 +35,7 @@ class ChunkWriter:
     def __init__(self, file: Path) -> None:
         self.events = 0
         self._sink = file.open("wb")
-        self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA, **WRITE_OPTIONS)
+        self._writer = pq.ParquetWriter(self._sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS)
         self._begun: dict[tuple[str, str], tuple[int, int]] = {}
         self._rows: list[tuple[tuple[str, str], int, int, Events]] = []
         self._waiting = 0

@@ -26,6 +26,7 @@ from analysis.trace.events import (
     Event,
     TraceError,
 )
+from analysis.trace.manifest import FILES_KEY, MANIFEST, ONLY, SEVERAL, check_files, check_names
 from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ TRACE_SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
 )
+ONLY_FILE_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: ONLY})
+"""Of a Parquet file that is a trace by itself."""
+SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
+"""Of a Parquet file that is one of several."""
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
 _RISING = ("ts_ms", "first_entry", "last_entry")
@@ -58,6 +63,7 @@ _SUFFIX = ".parquet"
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark passes files by whose names begin so: they are its own notes.
 _HIDDEN = ("_", ".")
+_NOTES = frozenset(("_SUCCESS", MANIFEST))
 
 
 def write_trace(frames: Iterable[Frame], path: Path) -> int:
@@ -81,6 +87,8 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
 @contextmanager
 def new_trace(path: Path) -> Iterator[Path]:
     """Make a directory for the Parquet files of a trace, which gets its place when the block ends without an error.
+
+    If they are several, the block adds a manifest: `analysis.trace.manifest.write_manifest`.
 
     Raises:
         As `write_trace`; what the block raises is raised again, and what stood at `path` still stands.
@@ -110,7 +118,7 @@ def check_replaceable(path: Path) -> None:
     """
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())
-        strangers = [name for name in names if not name.endswith((_SUFFIX, ".crc")) and name != "_SUCCESS"]
+        strangers = [each for each in names if not each.endswith((_SUFFIX, ".crc")) and each not in _NOTES]
         if strangers:
             raise TraceError(f"{path}: not a trace that can be replaced, it holds {strangers[0]!r}")
         if not names:
@@ -174,7 +182,7 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
         is_timed: Whether to refuse times that no trace may have; `check_events` names the very event.
 
     Raises:
-        TraceError: It is missing, empty, cut short, has other columns, or lacks a chunk.
+        TraceError: It is missing, empty, cut short, has other columns, lacks a chunk or a file, or has one of another.
         UnsupportedVersionError: A newer release wrote it.
         OSError: The directory cannot be read.
     """
@@ -184,8 +192,11 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     ends: list[int] = []
     clock = TraceClock()
     row_groups_max = 0
-    for file in trace_files(path):
-        rows, row_groups = _scalars(file)
+    files = trace_files(path)
+    listed = check_names(path, files)
+    stated: dict[Path, bytes | None] = {}
+    for file in files:
+        rows, row_groups, stated[file] = _scalars(file)
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
             _check_times(file, rows, clock)
@@ -202,6 +213,7 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
             chunks.add(chunk)
     if not found:
         raise TraceError(f"{path}: the trace is empty")
+    check_files(path, stated, listed)
     for (topic, subscription), chunks in found.items():
         missing = run_end(chunks, 0) if 0 in chunks else 0
         if missing < len(chunks):
@@ -210,8 +222,8 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max)
 
 
-def _scalars(file: Path) -> tuple[pa.Table, int]:
-    """Check a file, and return which chunks it has, from when to when, and the number of its row groups."""
+def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
+    """Check a file, and return which chunks it has, when, the number of its row groups, and its `FILES_KEY`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     try:
@@ -222,7 +234,7 @@ def _scalars(file: Path) -> tuple[pa.Table, int]:
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
-        return rows, parquet.num_row_groups
+        return rows, parquet.num_row_groups, (parquet.metadata.metadata or {}).get(FILES_KEY)
     # Arrow meets damage with errors of many kinds.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
@@ -287,7 +299,7 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def _write_chunks(frames: Iterable[Frame], file: Path) -> int:
     events = 0
-    with file.open("wb") as sink, pq.ParquetWriter(sink, TRACE_SCHEMA, **WRITE_OPTIONS) as writer:
+    with file.open("wb") as sink, pq.ParquetWriter(sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS) as writer:
         rows: list[dict[str, object]] = []
         for row, count in _chunks(frames):
             events += count

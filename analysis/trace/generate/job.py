@@ -15,7 +15,8 @@ from pyspark import TaskContext
 from analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS
 from analysis.trace.generate.plan import PIECE_CHUNKS, PIECE_EVENTS, TracePlan
 from analysis.trace.generate.series import TopicSeries
-from analysis.trace.parquet import TRACE_SCHEMA, WRITE_OPTIONS, new_trace
+from analysis.trace.manifest import write_manifest
+from analysis.trace.parquet import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS, new_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,7 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Path) -> Made:
             # Tasks that still run would write into what is being removed.
             spark.sparkContext.cancelAllJobs()
             raise
+        write_manifest(directory)
     return Made(*total)
 
 
@@ -121,7 +123,7 @@ def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece]
         for subscription, group in groupby(pieces, key=lambda piece: piece.subscription):
             series = plan.series_of(subscription, outages)
             for piece in group:
-                writer = writer or pq.ParquetWriter(file, TRACE_SCHEMA, **WRITE_OPTIONS)
+                writer = writer or pq.ParquetWriter(file, SEVERAL_FILES_SCHEMA, **WRITE_OPTIONS)
                 for chunks in (_own_chunks(plan, series, piece), *_topic_chunks(plan, series, piece)):
                     count = sum(len(each.kind) for each in chunks.events)
                     events += count if chunks.subscription else 0

@@ -1,0 +1,130 @@
+"""Which files a Parquet trace has: each says whether it is the only one, and a manifest lists those of several.
+
+``_manifest.json`` is an object with `magic`, `version` and `files`: name -> `bytes`, the file's size, and
+`footer_sha256`, the SHA-256 of its Parquet footer, which lists the size and place of every page. Spark ignores the
+manifest because of its name. Traces of earlier releases state nothing: a missing file of theirs cannot be noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ackstate.errors import UnsupportedVersionError
+from analysis.trace.events import TraceError
+from analysis.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+MANIFEST = "_manifest.json"
+FILES_KEY = b"ackstate.trace.files"
+"""Key-value metadata of a trace's Parquet file: `ONLY` or `SEVERAL`."""
+ONLY, SEVERAL = b"1", b"several"
+_MAGIC = "ackstate trace"
+_VERSION = 1
+_BYTES_MAX = 256 << 20
+_FOOTER_END = 8  # The length of a Parquet file's footer, and its magic.
+_AGAIN = "copy the whole trace again, or make it anew"
+_LOG = logging.getLogger(__name__)
+
+
+def footer(file: Path) -> tuple[int, bytes]:
+    """Return the size of a Parquet file, and its footer: what it ends with, whatever that is."""
+    with file.open("rb") as source:
+        size = source.seek(0, 2)
+        source.seek(max(0, size - _FOOTER_END))
+        length = int.from_bytes(source.read(4), "little")
+        source.seek(max(0, size - _FOOTER_END - length))
+        return size, source.read()
+
+
+def write_manifest(directory: Path) -> None:
+    """List the Parquet files of a trace that is complete.
+
+    Raises:
+        OSError: The disk is full or failed.
+    """
+    files = {file.name: _entry(file) for file in sorted(directory.glob("*.parquet"))}
+    write_whole(directory / MANIFEST, json.dumps({"magic": _MAGIC, "version": _VERSION, "files": files}, indent=1))
+
+
+def check_names(path: Path, files: Sequence[Path]) -> Mapping[str, Mapping[str, Any]] | None:
+    """Make sure that a trace has the files that its manifest lists, and return that; None without one.
+
+    Args:
+        path: The trace, a directory or a file.
+        files: Its Parquet files.
+
+    Raises:
+        TraceError: One is missing, or is not of the trace; or the manifest is damaged.
+        UnsupportedVersionError: A newer release wrote the manifest.
+    """
+    if not path.is_dir() or not (path / MANIFEST).exists():
+        return None
+    listed = _read(path / MANIFEST)
+    names = [file.name for file in files]
+    if missing := sorted(listed.keys() - set(names)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise TraceError(f"{path}: {missing[0]}{more} of its {len(listed)} files is missing: {_AGAIN}")
+    if strangers := sorted(set(names) - listed.keys()):
+        raise TraceError(f"{path}: {strangers[0]} is no file of this trace, {MANIFEST} does not list it: take it away")
+    return listed
+
+
+def check_files(
+    path: Path, stated: Mapping[Path, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
+) -> None:
+    """Make sure that a trace is complete, and that its files are those that were written together.
+
+    Args:
+        path: The trace, a directory or a file.
+        stated: Its Parquet files, with what each says under `FILES_KEY`.
+        listed: What `check_names` returned.
+
+    Raises:
+        TraceError: A file is missing, or is one of another trace.
+    """
+    if listed is not None:
+        for file in stated:
+            if listed[file.name] != _entry(file):
+                raise TraceError(f"{file}: it is not the file of this name that {MANIFEST} lists: {_AGAIN}")
+        return
+    several = next((file for file, said in stated.items() if said is not None and said != ONLY), None)
+    if several is not None:
+        where = f"{MANIFEST}, which lists them, is missing" if path.is_dir() else "give the directory with all of them"
+        raise TraceError(f"{several}: it is one of several files of a trace: {where}")
+    only = next((file for file, said in stated.items() if said == ONLY), None)
+    if only is not None and len(stated) > 1:
+        raise TraceError(f"{path}: {only.name} is a whole trace, and there are {len(stated)} files: keep them apart")
+    if only is None:
+        _LOG.warning("%s: an older trace, which does not state its files: a missing one would not be noticed", path)
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    size, end = footer(file)
+    return {"bytes": size, "footer_sha256": hashlib.sha256(end).hexdigest()}
+
+
+def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        with file.open("rb") as source:
+            text = source.read(_BYTES_MAX + 1)
+        if len(text) > _BYTES_MAX:
+            raise ValueError(f"it has more than {_BYTES_MAX} bytes")
+        said = json.loads(text)
+        if said["magic"] != _MAGIC or type(said["version"]) is not int:
+            raise ValueError("it is not that of a trace")
+        if said["version"] > _VERSION:
+            raise UnsupportedVersionError(
+                f"{file}: manifest of version {said['version']}; this release reads up to {_VERSION}"
+            )
+        files = said["files"]
+        if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
+            raise ValueError("its files are no objects")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TraceError(f"{file}: the manifest is damaged, {error}: {_AGAIN}") from error
+    return files
