@@ -78,6 +78,9 @@ class TraceCommands:
                 metavar="N|X%", parser=_bad_rows_max, help="Refuse if more rows are bad than this, or this share."
             ),
         ] = "0",
+        text_bytes_max: Annotated[
+            int, typer.Option(metavar="N", min=1, help="How large the text of a file may be, decompressed.")
+        ] = 16 << 30,
         json: JsonOption = False,
     ) -> None:
         """Turn recordings, or what other brokers wrote, into one Parquet trace.
@@ -93,7 +96,9 @@ class TraceCommands:
             def show(done: int, total: int | None) -> None:
                 progress.update(task, completed=done, total=total)
 
-            done = convert(sources, out, bad_rows_max=bad_rows_max, progress=show)
+            done = convert(
+                sources, out, bad_rows_max=bad_rows_max, text_bytes_max=text_bytes_max, progress=show
+            )  # fmt: skip
         if json:
             self.write_json({"trace": str(out), **done.to_json()})
         else:

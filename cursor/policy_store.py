@@ -259,7 +259,7 @@ def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
         _check_version(document, what)
         numbers = {name: document.get(key) for key, name in _INTEGERS.items()}
         policies = Policies(DelayedDeliveryPolicies.from_json(document.get(_DELAYED, {})), **numbers)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         offset = getattr(error, "pos", getattr(error, "start", 0))
         raise _corrupt(what, offset=offset, expected="a document of policies", found=str(error)[:200]) from None
     canonical = encode_policies(policies)

@@ -274,7 +274,7 @@ def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
             raise CampaignError(f"{path}: totals of the subject {crashed!r}, not of {subject!r}: name another file")
         return {name: _totals(_upgraded(plain, version)) for name, plain in found["layers"].items()}
     # A RecursionError is what deep nesting brings.
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CampaignError(f"{path}: not the totals of a crash campaign ({error!r})") from error
 
 

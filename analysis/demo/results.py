@@ -93,7 +93,7 @@ class DemoDirectory:
 def _is_summary(file: Path) -> bool:
     try:
         found = json.loads(file.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and _SUMMARY_KEY in found
 

@@ -98,7 +98,7 @@ class Checkpoint:
             if body["magic"] != MAGIC:
                 raise ValueError(f"its magic is {body['magic']!r}")
             version = int(body["version"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path}: the state is damaged, {error}; {_BEGIN_ANEW}") from None
         if version > VERSION:
             raise UnsupportedVersionError(f"{path}: state of version {version}; this release reads up to {VERSION}")

@@ -77,7 +77,7 @@ def decoded_broker(text: str) -> BrokerState:
 def _read(text: str, policies: Sequence[Policy | None]) -> Any:
     try:
         return _Reader(policies).value(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"the state is damaged: {error}") from error
 
 

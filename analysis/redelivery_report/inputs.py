@@ -128,7 +128,7 @@ def read_origin(path: Path) -> Origin:
         if rows is None and not plan:
             raise KeyError("rows")
         return Origin(rows, int(found.get("bad_rows", 0)), bad, plan)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ReportInputError(f"{path}: not what ackstate trace printed with --json") from None
 
 

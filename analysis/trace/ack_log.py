@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MARK = "broker_acks_ms"
 _WORD_BITS = 64
+_ENTRIES_MAX = 1 << 22
+_BATCH_MAX = 1 << 20
 _Run = tuple[int, int, int]
 
 
@@ -34,7 +36,7 @@ def is_ack_log(first_line: bytes) -> bool:
     """Tell whether a line is a run of such a log."""
     try:
         row = json.loads(first_line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(row, dict) and MARK in row
 
@@ -52,7 +54,9 @@ def tables(
         try:
             rows = list(_BrokerRun(json.loads(line)).rows())
             table = pa.Table.from_pylist(rows, ROW_SCHEMA)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        except (
+            ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             # Arrow's own errors are of these kinds.
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             bad_rows.rows += 1
@@ -67,8 +71,12 @@ class _BrokerRun:
 
     def __init__(self, said: dict[str, Any]) -> None:
         self._said = said
+        if sum(max(0, last - first + 1) for _, first, last in said["entries"]) > _ENTRIES_MAX:
+            raise ValueError(f"a run must have at most {_ENTRIES_MAX} entries")
         entries = [(ledger, entry) for ledger, first, last in said["entries"] for entry in range(first, last + 1)]
         sizes = said.get("batch_sizes")
+        if sizes is not None and any(not 0 <= size <= _BATCH_MAX for size in sizes):
+            raise ValueError(f"a batch must have at most {_BATCH_MAX} messages")
         # By entry index: ledger, first message and the one after the last.
         self._messages: list[_Run] = (
             [(ledger, entry, entry + 1) for ledger, entry in entries] if sizes is None else _numbered(entries, sizes)

@@ -18,6 +18,7 @@ from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind, TraceE
 from analysis.trace.order import EventOrder
 from analysis.trace.parquet import check_trace, trace_files
 from analysis.trace.published import PublishedEntries
+from analysis.trace.row_limit import ROWS_AT_ONCE
 from analysis.trace.rows import Events, count_wrong
 from analysis.trace.times import TraceClock
 
@@ -220,7 +221,7 @@ def _chunks(path: Path) -> Iterator[_Chunk]:
     for file in trace_files(path):
         try:
             with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-                for batch in parquet.iter_batches(batch_size=64):
+                for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
                     yield from _chunks_of(file, batch)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)

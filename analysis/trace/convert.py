@@ -50,6 +50,7 @@ def convert(
     out: Path,
     *,
     bad_rows_max: BadRowsMax | None = None,
+    text_bytes_max: int = jsonl.TEXT_BYTES_MAX,
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
     """Write one trace from all sources, read in order; it appears at `out` when it is whole.
@@ -59,6 +60,7 @@ def convert(
             gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these.
         out: The trace; one that is there is replaced.
         bad_rows_max: How many rows may be left out because they cannot be right; by default none.
+        text_bytes_max: How large the text of each file may be, decompressed.
         progress: Called with the bytes read so far, and how many there are if that is known.
 
     Raises:
@@ -75,7 +77,7 @@ def convert(
     bad_rows = BadRows()
     with new_trace(out) as directory:
         with ChunkWriter(directory / FIRST_FILE) as writer:
-            _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run()
+            _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run(text_bytes_max)
         if not writer.events:
             raise TraceError(f"{', '.join(map(str, sources))}: no event in it, so there is no trace to write")
     return Converted(writer.events, bad_rows)
@@ -114,13 +116,13 @@ class _Conversion:
         self._total = sum(file.stat().st_size for file in files) if is_known else None
         self._done = 0
 
-    def run(self) -> None:
-        """Read everything."""
+    def run(self, text_bytes_max: int) -> None:
+        """Read everything; the text of a file may have so many bytes."""
         for source, file in enumerate(self._files):
             if self._is_parquet(file):
                 self._read_parquet(source, file)
             else:
-                self._read_text(source, file)
+                self._read_text(source, file, text_bytes_max)
             self._done += file.stat().st_size if self._total is not None else 0
         self._sorter.finish()
         self._check(finished=True)
@@ -134,13 +136,13 @@ class _Conversion:
         for table, numbers, share in row_parquet.tables(file, bad_rows=self._bad_rows, place=place):
             self._take(source, table, numbers, done=int(share * size))
 
-    def _read_text(self, source: int, file: Path) -> None:
+    def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:
         def place(number: int) -> str:
             return self._place(source, number)
 
         is_log: bool | None = None
         with jsonl.opened(file) as (text, position):
-            for block in jsonl.blocks(file, text, position):
+            for block in jsonl.blocks(file, text, position, bytes_max=text_bytes_max):
                 if is_log is None:
                     is_log = ack_log.is_ack_log(block.data.lstrip().partition(b"\n")[0])
                 if is_log:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 _BLOCK_BYTES = 8 << 20
 _LINE_BYTES_MAX = 64 << 20
+TEXT_BYTES_MAX = 16 << 30
+"""By default, how large the text of one file may be, decompressed: some 100 million events."""
 _GZIP = b"\x1f\x8b"
 _INT64_MAX = 2**63 - 1
 _TEXT = frozenset(("topic", "subscription", "kind"))
@@ -65,14 +67,19 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
             raw.close()
 
 
-def blocks(path: Path, text: IO[bytes], position: Callable[[], int]) -> Iterator[Block]:
+def blocks(
+    path: Path, text: IO[bytes], position: Callable[[], int], *, bytes_max: int = TEXT_BYTES_MAX
+) -> Iterator[Block]:
     """Cut text into blocks of whole lines.
 
     Raises:
-        TraceError: A line has no end in sight.
+        TraceError: A line has no end in sight, or the text is larger than `bytes_max`, decompressed.
     """
-    number, rest = 1, b""
+    number, rest, size = 1, b"", 0
     while data := text.read(_BLOCK_BYTES):
+        size += len(data)
+        if size > bytes_max:
+            raise TraceError(f"{path}: more than {bytes_max} bytes of text; --text-bytes-max allows more")
         whole, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             yield Block(whole + newline, number, position())

@@ -27,6 +27,7 @@ from analysis.trace.events import (
     TraceError,
 )
 from analysis.trace.manifest import FILES_KEY, MANIFEST, ONLY, SEVERAL, check_files, check_names
+from analysis.trace.row_limit import check_row_groups
 from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
         # Opened here, because Arrow takes no name whose bytes are not text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             _check_schema(file, parquet)
+            check_row_groups(file, parquet)
             rows = parquet.read([*_CHUNK, "first_seq", *_TIMES])
         for name in rows.column_names:
             if rows[name].null_count:

@@ -80,6 +80,8 @@ def test_negative_words_are_those_of_java(tmp_path):
         ({"entries": None}, Wrong.WRONG_TYPE),
         ({"topic": None}, Wrong.MISSING),
         ({"entries": [[-4, 0, 9]]}, Wrong.NEGATIVE),
+        ({"entries": [[4, 0, 10**15]]}, Wrong.WRONG_TYPE),
+        ({"batch_sizes": [10**15, 1, 1, 1, 1]}, Wrong.WRONG_TYPE),
     ],
 )
 def test_a_run_that_cannot_be_read_is_named(tmp_path, change, wrong):
@@ -121,3 +123,13 @@ def test_the_runs_of_real_brokers_are_taken_whole(tmp_path):
         assert published == run["n_messages"]
         assert len(acked) == run["n_acked"] or not run["index_ack"]
         assert mine[-1].kind is CRASH
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, '{"broker_acks_ms": ' + "9" * 9_999 + "}"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_no_parser_takes_is_a_bad_row(tmp_path, line, is_first):
+    lines = [line, json.dumps(RUN)]
+    source = tmp_path / "log.jsonl"
+    source.write_text("\n".join(lines if is_first else lines[::-1]))
+    with pytest.raises(TraceError, match=f"line {2 - is_first} "):
+        convert([source], tmp_path / "trace")
