@@ -7,6 +7,7 @@ are ticks at which it would do nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -151,14 +152,14 @@ class CursorReplay:
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
-        self._schedule.settled(now_ms)
-        self._sent_ms.clear()
         # What was acked after the reset itself is not durable yet.
         if self._cursor.redelivery_if_crashed:
-            try:
+            with suppress(StoreError):
                 result = self._cursor.persist(now_ms=now_ms)
-            except StoreError:
-                self._schedule.acked_at(now_ms)
+        self._schedule.settled(now_ms)
+        self._sent_ms.clear()
+        if self._cursor.is_dirty():
+            self._schedule.acked_at(now_ms)
         # The tick of that millisecond is still to come.
         self._note_left_out(result, now_ms - 1)
         return Epochs.of([self.row(now_ms, result)])

@@ -217,6 +217,8 @@ class GatedReplay(PersistWatcher):
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
         """See `Replay.reset`; nothing is on its way after it."""
+        # Its persist is no promotion.
+        self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)
         self._begin()
         return epochs
