@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from analysis.redelivery import record_growth, stretch
+from analysis.redelivery import record_bytes, stretch
 from analysis.redelivery.gated_replay import GatedReplay
 from analysis.redelivery.policy import Policy
 from analysis.redelivery.stretch import Stretch
@@ -217,7 +217,7 @@ def test_it_catches_young_acks_that_nobody_promotes(taken, monkeypatch):
 
 def test_it_catches_sizes_that_are_those_of_ranges_apart(taken, monkeypatch):
     def apart(_cursor, ledger_ids, entry_ids):
-        return record_growth.worst_cases(ledger_ids, entry_ids)
+        return record_bytes.isolated_bytes(ledger_ids, entry_ids)
 
     assert_difference(taken, monkeypatch, "record_growth", apart, of=stretch)
 
