@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from analysis.redelivery.policy import Policy
 
 MAGIC = "ackstate redelivery state"
-VERSION = 4
+VERSION = 5
 SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.parts"
 DAYS_KEPT = 400
 """Of so many days it is noticed if they change later: what is kept does not grow with the days."""
