@@ -34,9 +34,9 @@ _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 _AT_ONCE = 8  # requests under way
 _CHECK_S = 0.5  # by then a write is done that was under way at the look that is judged
 _AGAIN_MS_MAX = 3_600_000
-_TOKEN_FILE_BYTES_MAX = 64 * 1024
 _REASONS_MAX = 20  # subscriptions of which people are told why
 _CLOSE_PERCENT = 80
+_TOKEN_FILE_BYTES_MAX = 64 * 1024
 
 
 def _pause(text: str) -> int:
