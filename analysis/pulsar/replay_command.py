@@ -14,7 +14,6 @@ from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import for_each_line, parse_run
 from analysis.pulsar.replay import predict
 from analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
-from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 from analysis.store_commands import counted
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ class ReplayCommand:
             PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
         ] = PolicyName.PULSAR_4,
         ledger_creation_ms: Annotated[
-            int,
+            int | None,
             typer.Option(
                 metavar="MS",
                 min=0,
                 max=600_000,
-                help="Longest creation of a cursor ledger, where FILE has no time of it.",
+                help="Longest creation of a cursor ledger, where FILE has no time of it; else learned from each run.",
             ),
-        ] = LEDGER_CREATION_MS_MAX,
+        ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print a JSON object a run, one a line.")] = False,
     ) -> None:
         """Predict which acked messages killed Pulsar 4.2 brokers delivered again.

@@ -9,7 +9,6 @@ import pyarrow as pa
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import parse_run
 from analysis.pulsar.replay import predict
-from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ _SCHEMA = pa.schema([
 
 
 def predict_frame(
-    lines: DataFrame, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
+    lines: DataFrame, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None
 ) -> DataFrame:
     """Predict what killed brokers redelivered.
 
@@ -45,7 +44,7 @@ def predict_frame(
 
 
 def _predictions(
-    name: PolicyName, ledger_creation_ms: float
+    name: PolicyName, ledger_creation_ms: float | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One run at a time: a worker holds the candidates of one, whatever the size of a batch.

@@ -12,7 +12,6 @@ from rich.table import Table
 from analysis.pulsar.policy import PolicyName
 from analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
 from analysis.pulsar.replay import Prediction, predict
-from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX
 from analysis.store_commands import counted
 from analysis.whole_file import write_whole
 
@@ -45,9 +44,7 @@ class Verdict(NamedTuple):
         return self.measured in self.prediction.candidates
 
 
-def judge(
-    line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float = LEDGER_CREATION_MS_MAX
-) -> Verdict:
+def judge(line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None) -> Verdict:
     """Predict a recorded run, and only then look at what came of it.
 
     Args:
@@ -181,8 +178,9 @@ A broker keeps an ack in memory until it writes the cursor's state. When it does
   mark-delete position in between is not in it. So a first write of cumulative acks holds that position alone.
 
 The recording may say when the cursor ledger was ready (`cursor_ledger_ms`); a broker logs it: `Updated cursor ... with
-ledger id`. Otherwise the prediction covers a creation of up to 400 ms, or of `--ledger-creation-ms`. Brokers on a busy
-machine took up to 200 ms. The option matters to cursors that wrote once or twice before the end.
+ledger id`. Otherwise the prediction covers a creation of up to 400 ms, or of 12 times the slowest handling of an ACK
+command if that is more, or of `--ledger-creation-ms`. Brokers on a busy machine took up to 200 ms, on an overloaded one
+over 3 s, which 12 times did not always cover. It matters to cursors that wrote once or twice before the end.
 
 An ACK command of the recording may have its type, `Individual` or `Cumulative`. If a run has no types, the answer says
 so: its acks are taken as individual, and if all of them may be cumulative, the prediction covers that reading too.

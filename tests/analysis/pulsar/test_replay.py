@@ -389,6 +389,15 @@ def test_the_longest_creation_of_a_ledger_is_an_option(tmp_path, capsys):
     assert_one_line(run(capsys, "pulsar", "replay", path, "--ledger-creation-ms", "-1"), "--ledger-creation-ms")
 
 
+def test_a_broker_that_is_slow_in_memory_is_slow_at_creating_ledgers():
+    """The first command took 80 ms to be handled, so that its ledger may have taken a second."""
+    fields = recorded((0, [1], "Individual"), (900, [3], "Individual"), acked=[1, 3], t_end_ms=2_000)
+    fields |= {"cursor_opened_ms": [-1, -1], "cursor_ledger_ms": None}
+    assert set(predicted(fields).candidates) == {(3,)}
+    fields["broker_acks_ms"][0][1] = 80
+    assert set(predicted(fields).candidates) == {(3,), ()}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
