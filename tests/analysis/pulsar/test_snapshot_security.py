@@ -107,6 +107,7 @@ def make_broker(authority):
 def snapshot(capsys, authority, tmp_path):
     token_file = tmp_path / "token"
     token_file.write_text(f"{TOKEN}\n")
+    token_file.chmod(0o600)
 
     def snapshot(url, *more, token=token_file):
         options = ["--token-file", token] if token else []
@@ -217,6 +218,7 @@ def test_the_environment_adds_nothing(snapshot, make_broker, monkeypatch, tmp_pa
 def test_advice_about_a_token_is_of_what_happened(snapshot, make_broker, tmp_path):
     broker = make_broker()
     (tmp_path / "wrong").write_text("wrong-token")
+    (tmp_path / "wrong").chmod(0o600)
     outcome = snapshot(broker.url, token=tmp_path / "wrong")
     assert_one_line(outcome, "HTTP 401", "not accepted")
     assert "give a token" not in outcome.err
@@ -228,6 +230,7 @@ def test_advice_about_a_token_is_of_what_happened(snapshot, make_broker, tmp_pat
 @pytest.mark.parametrize("token", ["a\r\nX-Other: 1", "a\nb", "a b", "", "tökén", "a\x00b", "t" * 100_000])
 def test_a_file_without_a_token_is_refused_and_not_shown(snapshot, tmp_path, token):
     (tmp_path / "bad").write_bytes(token.encode())
+    (tmp_path / "bad").chmod(0o600)
     outcome = snapshot("http://127.0.0.1:1", token=tmp_path / "bad")
     assert_one_line(outcome, "expected a token")
     assert not token or token[:5] not in outcome.err
