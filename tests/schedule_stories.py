@@ -277,3 +277,35 @@ def acks_into_a_batch():
         story("ack_into_batch")
         story("persist")
     story.end()
+
+
+def appends_with_unknown_outcome_where_nothing_else_has_room():
+    story = Story(config=CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0))
+    story.sent(5)
+    story.ack(1)
+    story.schedule.script_faults(story.side, FaultKind.FAIL_AFTER, count=1)
+    story("persist")
+    story.ack(3)
+    story("persist")
+    story.end()
+
+
+def acks_up_to_old_acks_while_no_write_succeeds():
+    """What was held back is old by now: the mark-delete moves over it while it is written, and after that."""
+    story = Story(config=CursorConfig(become_old_ack_record_seconds=1))
+    story.schedule.meanwhile_share = 0
+    for first, meanwhile in ((0, True), (3, False)):
+        story.sent(3)
+        story.ack(first + 1)
+        story("persist")
+        assert story.side.cursor.stats().redelivery_young == 1
+        story.schedule.now_ms += 2_000
+        story.schedule.script_faults(story.side, FaultKind.FAIL_BEFORE, count=6)
+        if meanwhile:
+            story.ack_while_a_persist_writes(first)
+        else:
+            story("persist")
+            story.ack(first)
+        story.ack(first + 2)
+        story("persist")
+    story.end()

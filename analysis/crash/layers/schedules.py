@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _SHRINK_SECONDS = 5.0
 FEATURES = (
-    "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets", "fenced",
-    "raced", "fenced_publishes", "published_in_a_race", "group_persists", "derived",
+    "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets",
+    "failed_persists", "fenced", "raced", "fenced_publishes", "published_in_a_race", "group_persists", "derived",
 )  # fmt: skip
 """What a run counts beside its steps and faults: a feature that is never used is not tested."""
 

@@ -61,6 +61,7 @@ def check(side: Side) -> None:
     _count(cursor.deleted.range_count, model.counted()[1], "ranges")
     for consumer in CONSUMERS:
         _check_consumer(side, consumer)
+    side.receipts.check_none_lies(cursor, model, count_max=4)
     if side.is_writing:
         # After a failed write what it was to displace counts as gone already.
         enough = side.has_failed or cursor.unpersisted_record_bytes >= model.counted()[0]
@@ -80,7 +81,6 @@ def check_writing(side: Side) -> None:
     range_count = usage.range_count + usage.reserved_ranges
     fits = range_count <= allowed[Rule.UNACKED_RANGES]
     hold(Promise.I4, fits, f"{range_count} ranges of {allowed[Rule.UNACKED_RANGES]} while a persist writes")
-    side.receipts.check_none_lies(side.cursor, side.model, count_max=8)
 
 
 def check_all(side: Side) -> None:

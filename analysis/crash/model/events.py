@@ -34,6 +34,7 @@ EVENTS = {
     "nack": Event(6, traffic.nack),
     "close_consumer": Event(2, traffic.close_consumer),
     "persist": Event(7, upkeep.persist),
+    "persist_in_vain": Event(5, upkeep.persist_in_vain),
     "promote": Event(2, upkeep.promote),
     "tick": Event(6, upkeep.tick),
     "persist_together": Event(5, upkeep.persist_together),

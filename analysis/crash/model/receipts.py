@@ -43,12 +43,16 @@ class Receipts:
         self._pending.append(given)
 
     def check_none_lies(self, cursor: ManagedCursor, model: AckModel, *, count_max: int | None = None) -> None:
-        """Ask those that may have become durable, the latest so many, or all of them.
+        """Ask those that may have become durable: all, or so many of the earliest and of the latest.
+
+        The earliest that wait are those that persists have passed by.
 
         Raises:
             PromiseBrokenError: One says that it is durable, and nothing on the disk says so.
         """
-        asked = self._pending if count_max is None else self._pending[-count_max:]
+        asked = self._pending
+        if count_max is not None and len(asked) > 2 * count_max:
+            asked = asked[:count_max] + asked[-count_max:]
         for given in asked:
             if cursor.durable(given.receipt) and not _is_durable(given, model):
                 found = f"a receipt lied: {self._log.text(given.numbers)} counts as durable and is not on the disk"

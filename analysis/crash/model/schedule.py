@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
 _RECOUNT_EVERY = 16
 _Result = TypeVar("_Result")
-_BURST_SHARE = 0.3
 _HIGH_FIRST = 16_384 - 40
 _HIGH_END = 16_450
 _BUCKETS = DelayConfig(
@@ -164,13 +163,13 @@ class Schedule:
         Raises:
             PromiseBrokenError: Of the product; nothing else is raised.
         """
-        weights = [event.weight for event in EVENTS.values()]
-        weights[list(EVENTS).index("crash")] = self.settings.crash_weight
-        names = list(EVENTS)
+        weights = {name: event.weight for name, event in EVENTS.items()} | {"crash": self.settings.crash_weight}
+        for name in ("persist", "persist_in_vain", "promote", "tick"):
+            weights[name] *= self.settings.write_weight
         with judged():
             for number in range(self.event_count()) if numbers is None else numbers:
                 self.event_number, self.random = number, self.random_of(number)
-                self.step(*self.random.choices(names, weights))
+                self.step(*self.random.choices(list(weights), list(weights.values())))
                 if number % _RECOUNT_EVERY == 0:
                     self.check_all()
             self.event_number = None
@@ -207,7 +206,7 @@ class Schedule:
             EVENTS[name].happen(self, side, *args, **named)
         except StoreError as error:
             self.excuse(error, side)
-        if any(each.store.is_over for each in self.sides):
+        while any(each.store.is_over for each in self.sides):  # The next recovery may end its store, too.
             EVENTS["crash"].happen(self, side)
         for each in self.sides:
             each.store.forget_faults()
@@ -237,8 +236,9 @@ class Schedule:
         hold(Promise.ERRORS, side.is_limited, f"refused as too large, and no limit was set: {error}")
 
     def _script_fault(self, side: Side) -> None:
-        kind, ahead = self.random.choice(list(FaultKind)), self.random.choice((0, 0, 1, 2))
-        count = self.random.randint(2, 6) if self.random.random() < _BURST_SHARE else 1
+        settings = self.settings
+        kind, ahead = self.random.choice(settings.fault_kinds), self.random.choice((0, 0, 1, 2))
+        count = self.random.randint(2, 6) if self.random.random() < settings.burst_share else 1
         self.script_faults(side, kind, ahead=ahead, count=count)
 
     def script_faults(self, side: Side, kind: FaultKind, *, ahead: int = 0, count: int) -> None:

@@ -11,6 +11,7 @@ from ackstate.wire.pulsar import RangeForm
 from cursor.auto_age import AutoAge
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
+from cursor.stores.memory import FaultKind
 from cursor.subscription import SubscriptionType
 from limits.rules import GateLimits
 
@@ -62,6 +63,9 @@ class Settings:
         lag_events: So many events at a time the second subscription is asked nothing; 0 for never.
         broker_max: The limit on unacked messages that all subscriptions share; 0 for none.
         fault_share: How many of the events meet a fault of the store; 0 to 1.
+        fault_kinds: Which faults those are.
+        burst_share: How many of the faults hit several writes in a row; 0 to 1.
+        write_weight: How often the cursor is written, where 1 is the usual.
         crash_weight: How often the broker dies, where all other events together come about 120 times.
         reconfigures: Whether a broker may come back with other settings of its cursors.
         count_max: How many messages one event may concern at most.
@@ -86,6 +90,9 @@ class Settings:
     race_count_max: int = 0
     broker_max: int = 0
     fault_share: float = 0
+    fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
+    burst_share: float = 0.3
+    write_weight: float = 1
     crash_weight: float = 0
     reconfigures: bool = False
     count_max: int = 1_000
@@ -124,10 +131,46 @@ def drawn(random: Random) -> Settings:
         crash_weight=draw((3, 3, 11, 20)),
         reconfigures=draw((True, True, False)),
     )
+    if draw((True, False)):
+        return _with_failing_writes(settings, random)
     if settings.tracker in {Tracker.BUCKETED, Tracker.VIEW_OF_BUCKETS}:
         # A bucket is sealed where a ledger ends: else a crash hardly ever finds one of which a part is due.
         return replace(settings, entries_per_ledger_max=draw((5, 10)))
     return settings
+
+
+def _with_failing_writes(settings: Settings, random: Random) -> Settings:
+    """Return a broker with a tiny log whose writes fail more often than not, several in a row.
+
+    Few entries meet in every combination: an ack advances the mark-delete position while a persist fails on every
+    route, an append of unknown outcome is followed by a metadata store that has no room.
+    """
+    draw, is_native = random.choice, settings.config.format is Format.NATIVE
+    return replace(
+        settings,
+        config=replace(
+            settings.config,
+            flush_interval_ms=10,
+            compaction_bytes_min=draw((0, 65_536)),
+            ledger_entry_count_max=draw((2, 50_000)),
+            range_count_max=draw((None, None, 0, 1, 2)) if is_native else None,
+            metadata_range_count_max=draw((None, 0, 1)) if is_native else None,
+            metadata_bytes_max=draw((900_000, 60, 90)) if is_native else 900_000,
+            become_old_ack_record_seconds=draw((0, 1, 1)),
+            ledger_retry_ms=0,
+        ),
+        entries_per_ledger_max=draw((3, 6, 12)),
+        starts_high=False,
+        delay_share=0,
+        tracker=Tracker.VIEW,
+        count_max=draw((3, 5, 10)),
+        fault_share=draw((0.2, 0.5)),
+        fault_kinds=(FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL),
+        burst_share=0.6,
+        write_weight=2.5,
+        reconfigures=False,
+        crash_weight=3,
+    )
 
 
 def drawn_limits(random: Random) -> GateLimits:

@@ -109,6 +109,12 @@ def ack_some(schedule: Schedule, side: Side, *, only_covered: bool = False, coun
             ack(schedule, side, number)
 
 
+def ack_lowest(schedule: Schedule, side: Side) -> None:
+    """Ack what follows the mark-delete position for as long as it is on its way, so that this moves."""
+    while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
+        ack(schedule, side, number)
+
+
 def ack(schedule: Schedule, side: Side, number: int) -> None:
     """Ack one entry."""
     was_covered = checks.is_covered(side, number)

@@ -12,6 +12,7 @@ from analysis.crash.model.earlier_owner import EarlierOwner
 from analysis.crash.model.promise import Promise, hold
 from analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from analysis.crash.model.side import Waiter
+from cursor.journal_format import Format
 from cursor.managed import ManagedCursor, persist_all
 from cursor.outcome import Route
 from cursor.store import StoreError
@@ -33,6 +34,31 @@ def promote(schedule: Schedule, side: Side) -> None:
     left = schedule.random.choice((0, 0, 100, 500))
     schedule.note(f"promote until {left} bytes are left")
     schedule.interleave([side], lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
+
+
+def persist_in_vain(schedule: Schedule, side: Side) -> None:
+    """Persist, and again what that has held back or cut off: no write succeeds, and acks move the mark-delete."""
+    # What a whole state was to displace counts as lost though no ledger was made for it: no set here is told of that.
+    if not schedule.settings.fault_share or (side.config.format is Format.PULSAR and side.is_limited):
+        return
+    traffic.publish(schedule, side, 5)
+    traffic.dispatch(schedule, side, count=5)
+    traffic.ack_some(schedule, side, count=3)
+    side.cursor.persist(now_ms=schedule.now_ms)
+    traffic.ack_some(schedule, side, count=1)
+    before, write = schedule.meanwhile, schedule.random.choice((persist, promote))
+    if write is persist:
+        wait(schedule, side)
+    kinds = FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL
+    schedule.script_faults(side, schedule.random.choice(kinds), count=6)
+    schedule.meanwhile = traffic.ack_lowest
+    try:
+        write(schedule, side)
+    except StoreError:
+        schedule.counts["failed_persists"] += 1
+        raise
+    finally:
+        schedule.meanwhile = before
 
 
 def tick(schedule: Schedule, side: Side) -> None:

@@ -20,6 +20,7 @@ from cursor.log_ownership import LogOwnership, log_path
 from cursor.pulsar_format import PulsarFormat
 from cursor.store import StoreError
 from cursor.stores.memory import FaultKind, _MemoryLedgers
+from cursor.undurable import Undurable
 from delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
@@ -31,7 +32,9 @@ from schedule_stories import (
     Story,
     acks_into_a_batch,
     acks_until_the_gate_is_shut,
+    acks_up_to_old_acks_while_no_write_succeeds,
     acks_while_a_persist_writes,
+    appends_with_unknown_outcome_where_nothing_else_has_room,
     attaches_properties,
     crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     falls_behind,
@@ -78,6 +81,8 @@ STORIES = {
         *(ticks_after_the_interval, persists_without_ledgers, seeks_in_vain, attaches_properties, acks_into_a_batch),
         persists_together_where_nothing_has_room,
         publishes_as_an_earlier_owner,
+        appends_with_unknown_outcome_where_nothing_else_has_room,
+        acks_up_to_old_acks_while_no_write_succeeds,
         crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     ],
     ids=lambda each: each.__name__,
@@ -312,6 +317,43 @@ def forgets_acks_into_a_batch(patch):
     acks_into_a_batch()
 
 
+def appends_again_after_an_unknown_outcome(patch):
+    append = Journal.append
+
+    def again(self, content):
+        ledger_id = self._open_ledger
+        try:
+            return append(self, content)
+        except StoreError:
+            self._open_ledger = ledger_id
+            raise
+
+    patch(Journal, "append", again)
+    appends_with_unknown_outcome_where_nothing_else_has_room()
+
+
+def forgets_what_a_failed_persist_took(patch):
+    abandon_write = Undurable.abandon_write
+
+    def forget(self, mark_delete):
+        self.in_flight.remove_at_most(mark_delete)
+        abandon_write(self, mark_delete)
+
+    patch(Undurable, "abandon_write", forget)
+    acks_up_to_old_acks_while_no_write_succeeds()
+
+
+def forgets_that_a_persist_has_failed(patch):
+    cover = Undurable.cover
+
+    def forget(self, mark_delete):
+        self._has_failed = False
+        cover(self, mark_delete)
+
+    patch(Undurable, "cover", forget)
+    acks_up_to_old_acks_while_no_write_succeeds()
+
+
 PLANTED = {
     goes_back_with_the_mark_delete: Promise.I7,
     forgets_the_last_delta: Promise.I6,
@@ -338,6 +380,9 @@ PLANTED = {
     believes_receipts_after_a_reset_that_failed: Promise.I2,
     drops_the_cursor_properties: Promise.I6,
     forgets_acks_into_a_batch: Promise.I2,
+    appends_again_after_an_unknown_outcome: Promise.I10,
+    forgets_what_a_failed_persist_took: Promise.I2,
+    forgets_that_a_persist_has_failed: Promise.I2,
 }
 
 

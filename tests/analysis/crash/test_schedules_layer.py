@@ -17,8 +17,8 @@ PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}
 
 @pytest.mark.slow
 def test_schedules_break_no_promise():
-    first = int(os.environ.get("FIRST_SCHEDULE", "0"))
-    outcomes = list(islice(schedules.schedules(first), int(os.environ.get("CRASH_SCHEDULES", "16"))))
+    first = int(os.environ.get("FIRST_SCHEDULE", "131"))
+    outcomes = list(islice(schedules.schedules(first), int(os.environ.get("CRASH_SCHEDULES", "20"))))
     assert [broken for outcome in outcomes for broken in outcome.broken] == []
     assert sum(outcome.cycles for outcome in outcomes) > 8 * len(outcomes)
     assert sum(outcome.counts["steps"] for outcome in outcomes) > 70 * len(outcomes)
