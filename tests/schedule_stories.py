@@ -309,3 +309,26 @@ def acks_up_to_old_acks_while_no_write_succeeds():
         story.ack(first + 2)
         story("persist")
     story.end()
+
+
+def persists_after_the_ledger_became_old():
+    story = Story(config=CursorConfig(ledger_rollover_ms=1_000))
+    story.schedule.meanwhile_share = 0
+    story.sent(8)
+    for number in (1, 3, 5, 7):
+        story.schedule.now_ms += 800
+        story.ack(number)
+        story("persist")
+    assert story.schedule.counts["delta"] == story.schedule.counts["snapshot"] == 2
+    story.end()
+
+
+def compacts():
+    story = Story(config=CursorConfig(compaction_bytes_min=0))
+    story.schedule.meanwhile_share = 0
+    story.sent(40)
+    for number in range(1, 40, 2):
+        story.ack(number)
+        story("persist")
+    assert 1 < story.schedule.counts["snapshot"] < story.schedule.counts["delta"]
+    story.end()

@@ -148,6 +148,17 @@ def test_no_ack_adds_more_than_an_isolated_range(entry_id):
         assert len(others) or ranges.record_bytes == isolated_range_bytes(300, entry_id)
 
 
+@pytest.mark.parametrize("last", [0, 126, 127, 128, 129, 2**14 - 2, 2**14 - 1, 2**14, 2**14 + 1, 2**21 - 1, 2**21])
+def test_a_range_that_is_cut_takes_what_its_rest_takes(last):
+    for first in (0, max(last - 1, 0)):
+        cut, rest = DeletedRanges(), DeletedRanges()
+        cut.add_run(300, first, last + 3)
+        rest.add_run(300, last + 1, last + 3)
+        cut.remove_at_most(P(300, last))
+        assert cut.record_bytes == rest.record_bytes
+        cut._check()
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -465,6 +465,50 @@ def test_the_journal_is_bounded_by_the_state_and_not_by_the_history(store):
     assert len(store.ledgers.owned_by(f"cursor {cursor_path('orders', 'billing')}")) == 1
 
 
+def test_an_old_ledger_is_replaced_once_an_interval_and_not_at_every_persist_after_it():
+    cursor = open_cursor(MemoryStore(), LedgerMap.from_counts({1: 300}), ledger_rollover_ms=1_000)
+    for entry in range(100):
+        cursor.ack(P(1, 2 * entry + 1), now_ms=1_000 + entry)
+        cursor.persist(now_ms=1_000 + entry)
+    stats = cursor.stats()
+    assert (stats.snapshot_count, stats.persist_count, stats.metadata_write_count) == (2, 101, 0)
+    cursor.ack(P(1, 250), now_ms=2_000)
+    assert cursor.persist(now_ms=2_000).route is Route.SNAPSHOT
+
+
+def test_each_compaction_is_paid_for_by_the_deltas_before_it():
+    compaction_bytes_min = 500
+    cursor = open_cursor(MemoryStore(), LedgerMap.from_counts({1: 2_000}), compaction_bytes_min=compaction_bytes_min)
+    delta_bytes = snapshot_bytes = 0
+    for entry in range(1_000):
+        cursor.ack(P(1, 2 * entry + 1), now_ms=0)
+        result = cursor.persist(now_ms=0)
+        if result.route is Route.DELTA:
+            delta_bytes += result.bytes_written
+        else:
+            snapshot_bytes = result.bytes_written
+    stats = cursor.stats()
+    # The first ledger is that of the new cursor.
+    assert 2 < stats.snapshot_count <= 1 + delta_bytes / compaction_bytes_min
+    # Deltas have outweighed four times every snapshot but the last one.
+    assert stats.bytes_persisted <= delta_bytes * (1 + 1 / 4) + snapshot_bytes
+    assert stats.metadata_write_count == 0
+
+
+def test_an_orphan_journal_of_batch_acks_alone_is_not_absent(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack_batch(P(3, 2), [0b110], now_ms=0)
+    cursor.close(now_ms=0)
+    # A compaction leaves one record: the snapshot that has the batch and no acked entry.
+    cursor = open_cursor(store, log, ledger_entry_count_max=1)
+    cursor.ack_batch(P(3, 2), [0b100], now_ms=0)
+    cursor.persist(now_ms=0)
+    path = cursor_path("orders", "billing")
+    store.metadata.delete(path, expected_version=store.metadata.get(path).version)
+    with pytest.raises(CorruptStateError, match="none, but journals in ledgers"):
+        open_cursor(store, log)
+
+
 def test_bytes_per_persist_do_not_grow_with_the_live_holes():
     written = {}
     for holes in (1_000, 100_000):

@@ -23,6 +23,7 @@ class Promise(Enum):
     I13 = "an ack from before a reset does not count after it"
     I14 = "an owner that was fenced changes nothing, and is told so"
     I15 = "what was accepted is written when its time comes, and left out only for a reason"
+    I16 = "a persist writes no more than its state needs"
     ERRORS = "nothing fails by itself"
 
     @property

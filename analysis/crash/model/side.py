@@ -10,6 +10,7 @@ from analysis.crash.model.checks import forgiven
 from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
 from analysis.crash.model.receipts import Receipts
 from analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
+from analysis.crash.model.work import Work
 from analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, indexes, instant_of
 from cursor.dispatch.delivery import DeadLetterPolicy
 from cursor.journal import cursor_path
@@ -102,6 +103,7 @@ class Side(PersistWatcher):
         if not faults and self.left_ledgers_clean:
             self.written.check_one_journal()
         self.persisted_ms, self.epoch = self.schedule.now_ms, self.written.epoch
+        self.work = Work(self.config, now_ms=self.schedule.now_ms)
         self._open_subscription()
 
     def _open_cursor(self, faults: Sequence[Fault]) -> None:
@@ -238,6 +240,7 @@ class Side(PersistWatcher):
         found = f"after a reset the disk holds {self.schedule.log.text(held.acked)}"
         hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
         self.is_certain = True
+        self.work.begun(self.written.entry_sizes or None, now_ms=self.schedule.now_ms)
         self._attempted.clear()
         self.instants.clear()
         self.forgive()
@@ -248,6 +251,8 @@ class Side(PersistWatcher):
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
         """See what is durable now: what is on the disk, or of what was durable all that a failed write leaves."""
+        if isinstance(outcome, AckStateError) or self.has_failed or not self.is_certain:
+            self.work.failed()
         if isinstance(outcome, AckStateError):
             self.failed_ms = self.schedule.now_ms
             self._may_have_written()
@@ -265,6 +270,7 @@ class Side(PersistWatcher):
         self._count(result, held)
         instants = [*self.instants, instant_of(self.model)]
         self.written.check_persist(found, held, result, instants, self.config)
+        self._check_work(result)
         self.model.properties.wrote(held.properties, [instant.properties for instant in instants])
         self.model.properties.check_attached(self.written.cursor_properties)
         is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
@@ -272,6 +278,11 @@ class Side(PersistWatcher):
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
         self.receipts.check_none_lies(self.cursor, self.model)
+
+    def _check_work(self, result: PersistResult) -> None:
+        if self.is_certain and not self.has_failed and result.route is Route.DELTA:
+            self.work.check_delta(self.schedule.log, self._attempted[-1][1], self.model.durable)
+        self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.schedule.now_ms)
 
     def _count(self, result: PersistResult, held: Held) -> None:
         self.persisted_ms = self.schedule.now_ms

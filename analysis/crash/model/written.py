@@ -90,6 +90,12 @@ class Written:
         """The ledger that the record names; None if it holds the state itself."""
         return decode_record(self._disk.values[self._path].data).record.cursor_ledger_id
 
+    @property
+    def entry_sizes(self) -> list[int]:
+        """The sizes of the entries of the ledger that the record names, in bytes; empty if it holds the state."""
+        ledger_id = self.cursor_ledger_id
+        return [] if ledger_id is None else [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
+
     def find(self, ledgers: LedgerMap) -> Found:
         """Read what a recovery would begin with.
 
@@ -215,7 +221,7 @@ class Written:
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
             return
-        sizes = [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
+        sizes = self.entry_sizes
         hold(
             Promise.I11,
             len(sizes) <= config.ledger_entry_count_max,

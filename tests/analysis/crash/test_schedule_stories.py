@@ -17,6 +17,7 @@ from cursor.ack_state import AckState
 from cursor.dispatch.dispatcher import Dispatcher
 from cursor.journal import Journal
 from cursor.log_ownership import LogOwnership, log_path
+from cursor.persister import Persister
 from cursor.pulsar_format import PulsarFormat
 from cursor.store import StoreError
 from cursor.stores.memory import FaultKind, _MemoryLedgers
@@ -36,12 +37,14 @@ from schedule_stories import (
     acks_while_a_persist_writes,
     appends_with_unknown_outcome_where_nothing_else_has_room,
     attaches_properties,
+    compacts,
     crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     falls_behind,
     fills_the_first_hole_while_a_persist_writes,
     has_more_ranges_than_may_be_durable,
     is_fenced_after_a_crash,
     opens_copies_that_are_damaged,
+    persists_after_the_ledger_became_old,
     persists_into_a_full_disk,
     persists_together_where_nothing_has_room,
     persists_together_with_a_fault,
@@ -83,6 +86,8 @@ STORIES = {
         publishes_as_an_earlier_owner,
         appends_with_unknown_outcome_where_nothing_else_has_room,
         acks_up_to_old_acks_while_no_write_succeeds,
+        persists_after_the_ledger_became_old,
+        compacts,
         crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     ],
     ids=lambda each: each.__name__,
@@ -259,7 +264,7 @@ def forgets_what_a_view_has_missed(patch):
 
 
 def never_ticks(patch):
-    patch(cursor.persister.Persister, "tick", lambda *_, **__: False)
+    patch(Persister, "tick", lambda *_, **__: False)
     ticks_after_the_interval()
 
 
@@ -268,7 +273,7 @@ def never_falls_back(patch):
         self.abandon()
         raise error
 
-    patch(cursor.persister.Persister, "fall_back", give_up)
+    patch(Persister, "fall_back", give_up)
     persists_without_ledgers()
 
 
@@ -354,6 +359,47 @@ def forgets_that_a_persist_has_failed(patch):
     acks_up_to_old_acks_while_no_write_succeeds()
 
 
+def never_restarts_the_roll_over(patch):
+    count_written = Persister._count_written
+
+    def unchanged(self, *args, **named):
+        begun_ms = self._ledger_begun_ms
+        count_written(self, *args, **named)
+        self._ledger_begun_ms = begun_ms
+
+    patch(Persister, "_count_written", unchanged)
+    persists_after_the_ledger_became_old()
+
+
+def never_resets_the_size_of_the_deltas(patch):
+    begin_ledger = Journal.begin_ledger
+
+    def unchanged(self, *args):
+        delta_bytes = self.delta_bytes
+        written = begin_ledger(self, *args)
+        self.delta_bytes = delta_bytes
+        return written
+
+    patch(Journal, "begin_ledger", unchanged)
+    compacts()
+
+
+def writes_what_is_durable_again(patch):
+    plan_ledger = Persister._plan_ledger
+
+    def whole(self, *args, **named):
+        plan = plan_ledger(self, *args, **named)
+        return plan._replace(content=plan.content._replace(deleted=self.state.whole()[0]))
+
+    patch(Persister, "_plan_ledger", whole)
+    compacts()
+
+
+def writes_the_metadata_store_for_nothing(patch):
+    patch(Persister, "_backs_off", lambda *_, **__: True)
+    compacts()
+
+
 PLANTED = {
     goes_back_with_the_mark_delete: Promise.I7,
     forgets_the_last_delta: Promise.I6,
@@ -383,6 +429,10 @@ PLANTED = {
     appends_again_after_an_unknown_outcome: Promise.I10,
     forgets_what_a_failed_persist_took: Promise.I2,
     forgets_that_a_persist_has_failed: Promise.I2,
+    never_restarts_the_roll_over: Promise.I16,
+    never_resets_the_size_of_the_deltas: Promise.I16,
+    writes_what_is_durable_again: Promise.I16,
+    writes_the_metadata_store_for_nothing: Promise.I16,
 }
 
 

@@ -1,0 +1,103 @@
+"""Whether a persist does more work than its state needs: its writes, snapshots and bytes, one persist at a time.
+
+Every bound is the rule that the settings state, computed from the entries on the disk: a new ledger needs a reason, a
+delta repeats nothing that is durable, and each route has its number of writes. So what a whole schedule writes is
+bounded, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.wire import native
+from analysis.crash.model.promise import Promise, hold
+from analysis.crash.model.settings import Encoded
+from cursor.journal_format import Format
+from cursor.native_format import content_of
+from cursor.outcome import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Set
+
+    from analysis.crash.model.numbered_log import NumberedLog
+    from cursor.config import CursorConfig
+    from cursor.outcome import PersistResult
+
+_WRITES = {
+    Route.NOTHING: [],
+    Route.DELTA: [Encoded.ENTRY],
+    Route.WHOLE: [Encoded.ENTRY],
+    Route.SNAPSHOT: [Encoded.ENTRY, Encoded.RECORD],
+    Route.METADATA: [Encoded.RECORD],
+}
+_COMPACTION_RATIO = 4  # As `CursorConfig.compaction_bytes_min` documents it.
+
+
+@final
+class Work:
+    """The work of one cursor's persists.
+
+    Args:
+        config: Of the cursor.
+        now_ms: The present, at which the cursor was opened.
+    """
+
+    def __init__(self, config: CursorConfig, *, now_ms: int) -> None:
+        self._config = config
+        self._begun_ms = now_ms
+        self._sizes: Sequence[int] | None = None  # of the ledger's entries, if it may be appended to
+        self._has_failed = False  # whether a write has failed since a ledger was last written
+
+    def begun(self, sizes: Sequence[int] | None, *, now_ms: int) -> None:
+        """Note a reset: the sizes of the entries of the ledger that it began; None without one."""
+        self._sizes, self._has_failed = sizes, sizes is None
+        self._begun_ms = now_ms if sizes else self._begun_ms
+
+    def failed(self) -> None:
+        """Note that a write failed."""
+        self._has_failed = True
+
+    def check(
+        self, result: PersistResult, attempted: Sequence[tuple[Encoded, bytes]], sizes: Sequence[int], *, now_ms: int
+    ) -> None:
+        """See that a persist that completed did no more than it had to.
+
+        Args:
+            result: What it answered.
+            attempted: What it wrote, in order, failed attempts included.
+            sizes: Of the entries of the ledger as it is now.
+            now_ms: The present.
+
+        Raises:
+            PromiseBrokenError: It did.
+        """
+        if not self._has_failed:
+            self._check_writes(result, attempted)
+        if result.route is Route.SNAPSHOT:
+            hold(Promise.I16, self._needs_ledger(now_ms=now_ms), f"a whole state was written after {self._sizes} bytes")
+            self._begun_ms = now_ms
+        is_ledger = result.route is not Route.METADATA
+        self._sizes, self._has_failed = (sizes if is_ledger else None), not is_ledger
+
+    def check_delta(self, log: NumberedLog, entry: bytes, durable: Set[int]) -> None:
+        """See that a delta repeats nothing that is durable."""
+        content = content_of(native.decode(entry))
+        repeated = (log.held_by(content) - set(range(log.count_up_to(content.mark_delete)))) & durable
+        hold(Promise.I16, not repeated, f"a delta repeats {log.text(repeated)}, which is durable")
+
+    def _check_writes(self, result: PersistResult, attempted: Sequence[tuple[Encoded, bytes]]) -> None:
+        kinds, route = [encoded for encoded, _ in attempted], result.route
+        hold(Promise.I16, kinds == _WRITES[route], f"{route.name} wrote {[kind.value for kind in kinds]}")
+        is_needed = route is not Route.METADATA or self._config.format is Format.PULSAR
+        hold(Promise.I16, is_needed, "the metadata store was written, and no ledger had failed")
+        size = len(attempted[0][1]) if attempted else 0
+        hold(Promise.I4, result.bytes_written == size, f"{result.bytes_written} bytes are counted, {size} were written")
+
+    def _needs_ledger(self, *, now_ms: int) -> bool:
+        """Tell whether a persist has a reason to begin a new ledger."""
+        config, sizes = self._config, self._sizes
+        if sizes is None or self._has_failed or len(sizes) >= config.ledger_entry_count_max:
+            return True
+        is_old = 0 < config.ledger_rollover_ms <= now_ms - self._begun_ms
+        outgrown = max(_COMPACTION_RATIO * sizes[0], config.compaction_bytes_min)
+        return is_old or (config.format is Format.NATIVE and sum(sizes[1:]) > outgrown)
