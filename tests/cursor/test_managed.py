@@ -495,6 +495,19 @@ def test_each_compaction_is_paid_for_by_the_deltas_before_it():
     assert stats.metadata_write_count == 0
 
 
+def test_a_new_ledger_takes_four_writes_however_many_came_before():
+    store = MemoryStore()
+    cursor = open_cursor(store, LedgerMap.from_counts({1: 100}), ledger_entry_count_max=1)
+    counts = []
+    for entry in range(20):
+        before = store.mutation_count
+        cursor.ack(P(1, 2 * entry + 1), now_ms=0)
+        cursor.persist(now_ms=0)
+        counts.append(store.mutation_count - before)
+    # Create it, append, swing the record, delete the ledger before.
+    assert counts == [4] * 20
+
+
 def test_an_orphan_journal_of_batch_acks_alone_is_not_absent(store, log):
     cursor = open_cursor(store, log)
     cursor.ack_batch(P(3, 2), [0b110], now_ms=0)
