@@ -20,6 +20,7 @@ from cursor.store import LedgerNotFoundError, StoreError, StoreFullError
 from cursor.stores.directory_lock import leave_to_parent_at_fork
 from cursor.stores.file_draft import Draft
 from cursor.stores.file_generation import (
+    Generation,
     NotCopiedError,
     log_name,
     open_generation,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from cursor.stores.store_directory import StoreDirectory, StoreFile
 
 _Result = TypeVar("_Result")
+
+_DEAD_MIN = 1 << 12  # Bytes; a file system gives room in such blocks.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -66,7 +69,8 @@ class FileLog:
         self._refusal = ""  # Why nothing may be done any more; empty while all is well.
         self._is_closed = False
         self._is_cutting = False  # The log was not yet synced since it was cut.
-        self._size_not_copied = 0  # What the log had when it could not be written anew.
+        self._is_short = False  # The disk had no room to lay out the log.
+        self._copy_again_size = 0  # The log is not written anew before it has this size, because that failed.
         self.discarded: DiscardedTail | None
         try:
             with system_errors_in_our_words(directory):
@@ -141,11 +145,16 @@ class FileLog:
                 fail(calls, lambda: StoreError(self._refusal))
                 group.is_over = True
             else:
-                self._commit(group, calls)
+                full = self._commit(group, calls)
+                if full is not None and self._make_room():
+                    full = self._commit(group, self._groups.closed(group))
+                if full is not None:
+                    fail(calls, lambda: StoreFullError(*full.args))
+                    group.is_over = True
                 self._compact_if_due()
 
-    def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> None:
-        """Carry out calls with one sync, and tell what met all that were not refused."""
+    def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
+        """Carry out calls with one sync, and give each its outcome; only if the disk is full return the error."""
         generation = self._generation
         begin = generation.end
         draft = Draft(generation.index, begin)
@@ -155,16 +164,18 @@ class FileLog:
             for call in calls:
                 _carry_out(call, draft)
             error = self._append(draft)
-            if error is not None:
-                fail(calls, lambda: type(error)(*error.args))
-            group.is_over = True
-            self._refusal = "" if error is None or isinstance(error, StoreFullError) else str(error)
+            if not isinstance(error, StoreFullError):
+                if error is not None:
+                    fail(calls, lambda: type(error)(*error.args))
+                group.is_over = True
+            self._refusal = str(error) if error is not None and group.is_over else ""
         except BaseException:
             # This thread was interrupted, or worse.
             if not self._is_cutting and _is_unwritten(generation.file, begin):
                 draft.keep(0)
                 self._refusal = ""
             raise
+        return error if isinstance(error, StoreFullError) else None
 
     def _append(self, draft: Draft) -> StoreError | None:
         generation, body = self._generation, draft.body
@@ -196,7 +207,7 @@ class FileLog:
             if error.errno not in FULL:
                 raise
             # There may be room for the group alone.
-            self._is_cutting = True
+            self._is_cutting = self._is_short = True
             file.truncate(begin)
             file.write(begin, data)
 
@@ -217,25 +228,54 @@ class FileLog:
 
     def _compact_if_due(self) -> None:
         """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
+        size, live_size = self._generation.end, self._generation.index.live_size
+        if size > 2 * live_size and size >= self._copy_again_size:
+            if size >= self._compaction_size_min:
+                self._compact()
+            elif self._is_short:
+                # While there is some room: what is left may be too little once it is used up.
+                self._make_room()
+
+    def _make_room(self) -> bool:
+        """Write the state anew because the disk is full, whatever the size of the log, and say whether that was done.
+
+        It frees a block and an eighth of what it writes at least.
+        """
+        generation = self._generation
+        live_size = generation.index.live_size
+        if not self._refusal and generation.end - live_size >= _DEAD_MIN + live_size // 8:
+            self._compact()
+        return self._generation is not generation and not self._refusal
+
+    def _compact(self) -> None:
         old = self._generation
-        size, live_size = old.end, old.index.live_size
-        size_min = max(self._compaction_size_min, 2 * self._size_not_copied)
-        if self._refusal or size < size_min or size <= 2 * live_size:
+        if self._refusal:
             return
         try:
-            self._generation = write_generation(self._directory, old.number + 1, old)
+            self._generation = self._copied(old)
             old.file.close()
             self._directory.remove(log_name(old.number))
-            self._size_not_copied = 0
+            self._copy_again_size, self._is_short = 0, False
         except NotCopiedError:
-            # The old log goes on; tried again when it has doubled.
-            self._size_not_copied = size
+            # The old log goes on. Tried again when as much was written as the try cost: others may have made room.
+            self._copy_again_size = old.end + old.index.live_size + _DEAD_MIN
         except (OSError, AckStateError) as error:
             # The calls are done; what this leaves is for the next opening to find out.
             self._refusal = str(self._failed(error))
         except BaseException as error:
             self._refusal = str(self._failed(error))
             raise
+
+    def _copied(self, old: Generation) -> Generation:
+        """Write the next generation; if there is no room for it, give it what is laid out behind the log."""
+        try:
+            return write_generation(self._directory, old.number + 1, old)
+        except NotCopiedError as error:
+            if error.errno not in FULL or old.file.size <= old.end:
+                raise
+        old.file.truncate(old.end)
+        old.file.sync()
+        return write_generation(self._directory, old.number + 1, old)
 
     def _failed(self, error: BaseException) -> StoreError:
         what = str(error) or repr(error)
