@@ -11,6 +11,7 @@ from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import InvalidPositionError
 from ackstate.position import Position, check_position
 from ackstate.selection import Keep
+from ackstate.wire.pulsar.limits import LimitRule
 from cursor.undurable import EVERYTHING, RangeLimit, Undurable
 from cursor.undurable_batches import UndurableBatches
 
@@ -53,11 +54,13 @@ class PersistLimits(NamedTuple):
         batch_count_max: How many partly acked batches, the lowest first; None for any number.
         displaces: Whether what goes first may take the place of what is durable already. Else that stays, even beyond
             a limit that was lowered.
+        rule: What `range_count_max` counts: ranges, or what a Pulsar release counts in the words form.
     """
 
     range_count_max: int | None = None
     batch_count_max: int | None = None
     displaces: bool = False
+    rule: LimitRule = LimitRule.EXACT
 
 
 UNLIMITED = PersistLimits()
@@ -398,7 +401,7 @@ class AckState:
         undurable.begin_write(
             self.deleted,
             frontier=frontier,
-            limit=RangeLimit(limits.range_count_max, self._keep, limits.displaces),
+            limit=RangeLimit(limits.range_count_max, self._keep, limits.displaces, limits.rule),
             record_bytes_max=record_bytes_max,
         )
         self._durable_count -= len(undurable.displaced)

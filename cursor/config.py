@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.integers import check_count
 from ackstate.selection import Keep
-from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, RangeForm
+from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
 from cursor.ack_state import PersistLimits
 from cursor.auto_age import AutoAge
 from cursor.journal_format import Format
@@ -46,6 +46,10 @@ class CursorConfig:
             one if only holes part them that delay buckets hold (`cursor.shared_holes`), and what is durable already
             stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes its
             place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
+        range_limit_rule: What `range_count_max` counts in Pulsar's format. EXACT, the default, counts ranges in either
+            form. The others decide as a Pulsar release does. In WORDS these count acked entries and keep or exclude
+            whole ledgers: up to 5.0.0-M1 the first ledger with acks is always kept, however many ranges it has, and 5.0
+            keeps it only within the limit. In LIST, 4.2 keeps one range more than the limit. `keep` must be LOWEST.
         keep: Which ranges become durable first when there are more.
         batch_count_max: How many partly acked batches Pulsar's format holds, the lowest first; None for any number. The
             native format holds all. Pulsar: ``managedLedgerMaxBatchDeletedIndexToPersist``.
@@ -75,6 +79,7 @@ class CursorConfig:
     ledger_entry_count_max: int = 50_000
     ledger_rollover_ms: int = 4 * 3_600_000
     range_count_max: int | None = None
+    range_limit_rule: LimitRule = LimitRule.EXACT
     keep: Keep = Keep.LOWEST
     batch_count_max: int | None = 10_000
     metadata_range_count_max: int | None = None
@@ -96,25 +101,42 @@ class CursorConfig:
             check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
         if not isinstance(self.mark_delete_rate_limit, int | float) or not isfinite(self.mark_delete_rate_limit):
             raise TypeError(f"mark_delete_rate_limit is a finite number, found {self.mark_delete_rate_limit!r}")
-        for name, kind in (("keep", Keep), ("range_form", RangeForm), ("compression", Compression)):
+        for name, kind in _ENUMS.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} is a {kind.__name__}, found {getattr(self, name)!r}")
+        if self.range_limit_rule is not LimitRule.EXACT:
+            rule = f"range_limit_rule={self.range_limit_rule.name}"
+            if self.format is not Format.PULSAR:
+                raise ValueError(f"format must be PULSAR with {rule}, got {self.format.name}")
+            if self.keep is not Keep.LOWEST:
+                raise ValueError(f"keep must be LOWEST with {rule}, got {self.keep.name}")
 
     @property
     def ledger_limits(self) -> PersistLimits:
         """How much a cursor ledger may hold."""
+        if self.range_form is RangeForm.LIST or self.range_limit_rule is LimitRule.EXACT:
+            return self.list_limits
+        return self.list_limits._replace(range_count_max=self._pulsar_range_count_max, rule=self.range_limit_rule)
+
+    @property
+    def list_limits(self) -> PersistLimits:
+        """How much a list of ranges may hold: that of the metadata store is one whatever the `range_form`."""
         if self.format is Format.NATIVE:
             return PersistLimits(self.range_count_max)
-        range_count_max = _PULSAR_RANGES if self.range_count_max is None else self.range_count_max
-        return PersistLimits(range_count_max, self.batch_count_max, displaces=True)
+        one_more = self.range_limit_rule is LimitRule.PULSAR_4_2
+        return PersistLimits(self._pulsar_range_count_max + one_more, self.batch_count_max, displaces=True)
 
     @property
     def metadata_limits(self) -> PersistLimits:
-        """How much the metadata store may hold: its own limits, and none that is wider than that of a ledger."""
-        ledger = self.ledger_limits
+        """How much the metadata store may hold: its own limits, and none that is wider than that of a list."""
+        listed = self.list_limits
         ranges = self.metadata_range_count_max if self.format is Format.NATIVE else self.closing_range_count_max
-        limits = [limit for limit in (ranges, ledger.range_count_max) if limit is not None]
-        return ledger._replace(range_count_max=min(limits, default=None))
+        limits = [limit for limit in (ranges, listed.range_count_max) if limit is not None]
+        return listed._replace(range_count_max=min(limits, default=None))
+
+    @property
+    def _pulsar_range_count_max(self) -> int:
+        return _PULSAR_RANGES if self.range_count_max is None else self.range_count_max
 
     @property
     def closing_range_count_max(self) -> int:
@@ -134,8 +156,8 @@ class CursorConfig:
         """Return the settings by which a Pulsar broker's cursors would persist; what it leaves out is the default.
 
         A ``managedLedgerDefaultMarkDeleteRateLimit`` of 0 or less is no limiter: each ack is written, so the interval
-        is 0 then. The format stays native; `dataclasses.replace` chooses Pulsar's. Keys that do not concern a cursor
-        are ignored.
+        is 0 then. The format stays native; `dataclasses.replace` chooses Pulsar's, and with it the `range_limit_rule`
+        of a release, which no key names. Keys that do not concern a cursor are ignored.
 
         Args:
             source: The keys and their values, or the path of a ``broker.conf``.
@@ -151,6 +173,7 @@ class CursorConfig:
 _PULSAR_RANGES = 10_000
 _PULSAR_RANGES_IN_METADATA = 1_000
 
+_ENUMS = {"range_limit_rule": LimitRule, "keep": Keep, "range_form": RangeForm, "compression": Compression}
 _LEAST = {
     "flush_interval_ms": 0,
     "compaction_bytes_min": 0,

@@ -244,7 +244,8 @@ class ManagedCursor:
     def range_count_to_persist(self, range_count_max: int) -> int:
         """Return how many ranges a persist of everything would hold, those that only shared holes part counted as one.
 
-        Without shared holes it is the very number, with them it may be too high: see `FilledCount.at_most`.
+        Without shared holes it is the very number, with them it may be too high: see `FilledCount.at_most`. If
+        `counts_entries_to_persist`, it is the number of acked entries above the mark-delete position.
 
         Args:
             range_count_max: The limit that it is for.
@@ -253,6 +254,14 @@ class ManagedCursor:
         """
         with self._lock:
             return self._persister.range_count_to_persist(range_count_max)
+
+    @property
+    def counts_entries_to_persist(self) -> bool:
+        """Whether `CursorConfig.range_limit_rule` counts acked entries instead of ranges.
+
+        As long as there are at most `range_count_max` of them, each rule persists all.
+        """
+        return self._persister.counts_entries
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Take out of some entries of a ledger those that are acked. Complexity: O(containers of the bitmaps)."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CursorClosedError
+from ackstate.wire.pulsar import LimitRule
 from cursor.journal_format import Content
 from cursor.listener import Change
 from cursor.outcome import PersistResult, Route
@@ -115,6 +116,11 @@ class Persister:
         self._filled_count = FilledCount()
 
     @property
+    def counts_entries(self) -> bool:
+        """Whether the limit on ranges counts acked entries, as Pulsar's words form does."""
+        return self._ledger_limits.rule is not LimitRule.EXACT
+
+    @property
     def is_dirty(self) -> bool:
         """Whether something was accepted that no persist has looked at."""
         return self.accepted_number > self.durable_number
@@ -170,8 +176,11 @@ class Persister:
             return self.young_age.frontier(now_ms=now_ms)
 
     def range_count_to_persist(self, range_count_max: int) -> int:
-        """Return how many ranges the state has at most, as `FilledCount.at_most` says it."""
+        """Return how many ranges the state has at most, as `FilledCount.at_most` says it, or what the limit counts."""
         state, buckets = self.state, self.journal.known_buckets
+        if self.counts_entries:
+            # Not what the rule itself counts: an ack in a later ledger may add all of an earlier one to that.
+            return len(state.deleted)
         if not buckets:
             return state.deleted.range_count
         return self._filled_count.at_most(
@@ -443,7 +452,7 @@ class Persister:
             self.check_open()
             if self._ledger_limits.range_count_max and self.state.deleted.range_count > config.closing_range_count_max:
                 return None
-            plan = self._plan_whole(Route.METADATA, self._begin_within(EVERYTHING, self._ledger_limits))
+            plan = self._plan_whole(Route.METADATA, self._begin_within(EVERYTHING, self._config.list_limits))
             if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
                 return self._begun(plan, now_ms=now_ms)
             self.state.withdraw_persist()

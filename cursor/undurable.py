@@ -11,6 +11,7 @@ from ackstate.entry_bitmap import firsts
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.record_size import range_first_bytes, ranges_bytes
 from ackstate.selection import Keep, select
+from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_ranges
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -26,11 +27,40 @@ class RangeLimit(NamedTuple):
         range_count_max: So many; None for any number.
         keep: Which go first.
         displaces: Whether what goes first may take the place of what is durable already.
+        rule: What `range_count_max` counts: ranges, or what a Pulsar release counts in the words form.
     """
 
     range_count_max: int | None
     keep: Keep
     displaces: bool
+    rule: LimitRule = LimitRule.EXACT
+
+    def has_room_for(self, ranges: DeletedRanges) -> bool:
+        """Tell whether all of them are within the limit. Complexity: O(1), or O(ledgers) by a rule of Pulsar's."""
+        if self.range_count_max is None:
+            return True
+        return self.usage(ranges) <= self.range_count_max
+
+    def usage(self, ranges: DeletedRanges) -> int:
+        """Return how much of the limit ranges take: they are within it if it is not less. Complexity: as above."""
+        if self.rule is LimitRule.EXACT:
+            return ranges.range_count
+        counts = [len(bitmap) for _, bitmap in ranges.bitmaps()]
+        if self.rule is not LimitRule.PULSAR_5_0:
+            return sum(counts[:-1])
+        is_list = bool(counts) and self.range_count_max is not None and counts[0] > self.range_count_max
+        return ranges.range_count if is_list else sum(counts)
+
+    def select(self, ranges: DeletedRanges, *, always: DeletedRanges | None) -> DeletedRanges:
+        """Return a copy of the ranges that are within the limit, and of those of `always`, even if they are not."""
+        assert self.range_count_max is not None
+        if self.rule is LimitRule.EXACT:
+            return select(ranges, range_count_max=self.range_count_max, keep=self.keep, always=always).kept
+        limits = Limits(self.range_count_max, rule=self.rule)
+        kept = limit_ranges(ranges, form=RangeForm.WORDS, limits=limits).kept
+        if always is not None:
+            kept.update(always)
+        return kept
 
 
 @final
@@ -239,7 +269,7 @@ class Undurable:
         What is durable and gives way counts as not durable from now on: the write may happen although it fails.
         """
         assert limit.range_count_max is not None
-        if not self.held and deleted.range_count <= limit.range_count_max:
+        if not self.held and limit.has_room_for(deleted):
             return ready
         wanted = deleted.copy()
         wanted.difference_update(self.held)
@@ -247,7 +277,7 @@ class Undurable:
         durable.difference_update(ready)
         undurable = ready.copy() if self._as_one is None else self._as_one
         always = None if limit.displaces else durable
-        kept = select(wanted, range_count_max=limit.range_count_max, keep=limit.keep, always=always).kept
+        kept = limit.select(wanted, always=always)
         displaced = durable.copy()
         displaced.difference_update(kept)
         if displaced:

@@ -255,7 +255,7 @@ class CursorReplay:
         kept = self._cursor.deleted.range_count
         if limit is None or kept <= limit:
             return 0, cut, 0
-        is_own = limit != config.ledger_limits.range_count_max
+        is_own = limit != config.list_limits.range_count_max
         return (0, 0, cut) if is_own else (cut, 0, 0)
 
     def _more_due(self, until_ms: int, due: int | None) -> int | None:

@@ -17,7 +17,7 @@ from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.selection import Keep
-from ackstate.wire.pulsar import Compression, RangeForm
+from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
 from analysis.redelivery.acked import AckedFold
 from analysis.redelivery.cursor_replay import CursorReplay
 from analysis.redelivery.curve_sum import CurveSum, Histogram, Points
@@ -132,7 +132,7 @@ TUPLES: Mapping[str, type[Any]] = _by_name(
 """By name, what is made of its values."""
 
 ENUMS: Mapping[str, type[Enum]] = _by_name(
-    (Accounting, Compression, Format, Keep, RangeForm, Repair, Route, Rule, Source)
+    (Accounting, Compression, Format, Keep, LimitRule, RangeForm, Repair, Route, Rule, Source)
 )
 """By name, of which members are kept."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
 from ackstate.selection import Keep
-from ackstate.wire.pulsar import Compression, RangeForm
+from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
 from cursor.auto_age import AUTO, AutoAge
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
@@ -124,7 +124,7 @@ KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)
 """What `Policy.from_mapping` knows."""
 
 _ENUMS: Mapping[str, type[Enum]] = {
-    "format": Format, "keep": Keep, "range_form": RangeForm, "compression": Compression,
+    "format": Format, "keep": Keep, "range_limit_rule": LimitRule, "range_form": RangeForm, "compression": Compression,
 }  # fmt: skip
 _BOOLEANS = ("batch_index_acks", "ledger_writable")
 _NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")

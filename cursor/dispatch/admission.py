@@ -164,7 +164,7 @@ class Admission:
             reserved = sent._replace(record_bytes=cost, range_count=1)
             verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNACKED_RANGES:
-                reserved = reserved._replace(range_count=max(0, self._cursor.ack_effect(position).range_count))
+                reserved = reserved._replace(range_count=max(0, self._ranges_added(position)))
                 verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
                 added = self._cursor.unpersisted_bytes_added(position)
@@ -369,7 +369,7 @@ class Admission:
             if added > 0 and used + added > bytes_max:
                 return Rule.UNPERSISTED_ACK_RECORD_BYTES
         if ranges_max is not None:
-            added = self._cursor.ack_effect(position).range_count
+            added = self._ranges_added(position)
             used = usage.range_count + usage.reserved_ranges - reserved_ranges
             if added > 0 and used + added > ranges_max:
                 return Rule.UNACKED_RANGES
@@ -378,9 +378,16 @@ class Admission:
     def _range_count(self) -> int:
         """Return how many ranges count: beyond the limit it is seen which of them only shared holes part."""
         range_count, limit = self._cursor.deleted.range_count, self._ranges_limit
-        if limit is None or range_count < limit:
+        if limit is None or (range_count < limit and not self._cursor.counts_entries_to_persist):
             return range_count
         return self._cursor.range_count_to_persist(limit)
+
+    def _ranges_added(self, position: Position) -> int:
+        """Return at most how much acking an entry now would add to `_range_count`; below 0 it frees some."""
+        effect = self._cursor.ack_effect(position)
+        if self._cursor.counts_entries_to_persist:
+            return 0 if effect.mark_delete_advance else 1
+        return effect.range_count
 
     def _closed_by(self, usage: Usage, consumer: str) -> set[Rule]:
         assert self._gate is not None

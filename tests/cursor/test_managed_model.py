@@ -31,7 +31,7 @@ from ackstate import (
     select,
 )
 from ackstate.wire import native
-from ackstate.wire.pulsar import RangeForm
+from ackstate.wire.pulsar import LimitRule, RangeForm
 from cursor import AutoAge, CursorConfig, Format, ManagedCursor, Route, StoreError, UnreadableCursorError
 from cursor.ack_state import AckState, PersistLimits
 from cursor.journal import Journal, cursor_owner, cursor_path
@@ -39,7 +39,7 @@ from cursor.persister import Persister
 from cursor.pulsar_format import PulsarFormat
 from cursor.recovery import Recovery, decode_record
 from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
-from cursor.undurable import EVERYTHING
+from cursor.undurable import EVERYTHING, RangeLimit
 from cursor.undurable_batches import UndurableBatches
 from planted import assert_caught
 from planted_cursor import (
@@ -59,6 +59,9 @@ PASSING_BY = [
     replace(PLAIN, become_old_ack_record_seconds=1, range_count_max=1, keep=Keep.WIDEST),
     replace(PULSAR, range_count_max=2, metadata_range_count_max=1, batch_count_max=1, range_form=RangeForm.LIST),
     replace(PULSAR, range_count_max=3, keep=Keep.WIDEST, become_old_ack_record_seconds=1),
+    replace(PULSAR, range_count_max=2, metadata_range_count_max=1, range_limit_rule=LimitRule.PULSAR_4_2),
+    replace(PULSAR, range_count_max=3, range_limit_rule=LimitRule.PULSAR_5_0, become_old_ack_record_seconds=1),
+    replace(PULSAR, range_count_max=2, range_form=RangeForm.LIST, range_limit_rule=LimitRule.PULSAR_4_2),
 ]
 CONFIGS = [
     PLAIN,
@@ -108,11 +111,27 @@ def runs_of(positions):
     return runs
 
 
+def whole_ledgers(acked, limits: PersistLimits):
+    """What Pulsar's words form keeps: ledgers by their acked entries, up to the first that the limit excludes."""
+    kept = set()
+    for ledger_id in sorted({position.ledger_id for position in acked}):
+        entries = {position for position in acked if position.ledger_id == ledger_id}
+        counted = len(kept) + len(entries) * (limits.rule is LimitRule.PULSAR_5_0)
+        if counted > limits.range_count_max:
+            break
+        kept |= entries
+    return kept
+
+
 def limited(durable, candidates, limits: PersistLimits, keep):
     """What a durable state has room for, run by run: the obvious way."""
     runs = runs_of(durable | candidates)
     if limits.range_count_max is None:
         return durable | candidates
+    if limits.rule is not LimitRule.EXACT:
+        kept = whole_ledgers(durable | candidates, limits)
+        if kept or limits.rule is not LimitRule.PULSAR_5_0:
+            return kept
     others = runs if limits.displaces else [run for run in runs if not durable & set(run)]
     room = max(limits.range_count_max - (len(runs) - len(others)), 0)
     if keep is Keep.WIDEST:
@@ -519,7 +538,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(faults=FAULTS, config=st.none() | st.sampled_from(CONFIGS))
     def close_and_reopen(self, faults=(), config=None):
-        limits = self.config.ledger_limits, self.config.metadata_limits
+        limits = self.config.ledger_limits, self.config.list_limits, self.config.metadata_limits
         attempted = [self.planned(EVERYTHING, limit) for limit in limits]
         try:
             result = self.cursor.close(now_ms=self.now_ms)
@@ -621,8 +640,12 @@ class CursorMachine(RuleBasedStateMachine):
         elif found.form.name is not self.config.format:
             return
         # I4: the durable state is within its limit; natively what was durable stays, even beyond one that was lowered.
-        limit = self.config.ledger_limits.range_count_max
-        assert limit is None or len(runs_of(above)) <= max(limit, self.range_count_at_open), "over the limit"
+        limits = self.config.list_limits if ledger_id is None else self.config.ledger_limits
+        if limits.rule is LimitRule.EXACT:
+            limit = limits.range_count_max
+            assert limit is None or len(runs_of(above)) <= max(limit, self.range_count_at_open), "over the limit"
+        elif not self.range_count_at_open:
+            assert limited(above, set(), limits, self.config.keep) == above, "over the limit"
         if not self.possible_resets:
             assert content.mark_delete >= self.durable_mark_delete, "the durable mark-delete went back"  # I7
         if self.is_certain:
@@ -789,6 +812,17 @@ def test_model_catches_a_limit_that_is_one_off(monkeypatch):
     machine = machine_of(PASSING_BY[0])
     machine.ack_many([2, 4, 6, 8])
     with pytest.raises(AssertionError):
+        machine.persist()
+
+
+def test_model_catches_a_gauge_that_counts_ranges_where_whole_ledgers_are_excluded(monkeypatch):
+    monkeypatch.setattr(RangeLimit, "usage", lambda self, ranges: ranges.range_count)
+    machine = machine_of(replace(PULSAR, range_count_max=2, range_limit_rule=LimitRule.PULSAR_4_2), entries=10)
+    machine.roll(1)
+    machine.publish(3)
+    for number in (1, 2, 3, 11):
+        machine.ack(number)
+    with pytest.raises(AssertionError, match="messages_covered"):
         machine.persist()
 
 

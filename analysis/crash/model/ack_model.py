@@ -26,6 +26,7 @@ class AckModel:
         not_before: When what was given back with a delay may be sent again.
         properties: Those of the cursor and of its mark-delete position.
         sent_count: How often each was sent since the subscription was opened.
+        counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
     """
 
     def __init__(self, log: NumberedLog) -> None:
@@ -36,6 +37,7 @@ class AckModel:
         self.unacked_of_batch: dict[int, set[int]] = {}
         self.durable_unacked_of_batch: dict[int, set[int]] = {}
         self.properties = Properties()
+        self.counts_entries = False
         self._floor = 0
         self._counted: tuple[int, int] | None = None
         self.begin_reading()
@@ -51,7 +53,7 @@ class AckModel:
         self._counted = None
 
     def counted(self, also: int | None = None) -> tuple[int, int]:
-        """Return bytes of what is acked and not durable, and ranges of what is acked, above the mark-delete.
+        """Return bytes of what is acked and not durable, and ranges or entries of all acks above the mark-delete.
 
         Of what the disk may hold, that counts which leaves most bytes out. With a number given: what they would be if
         that were acked as well.
@@ -63,7 +65,10 @@ class AckModel:
             floor += 1
         above = [number for number in range(floor, len(log)) if number in acked]
         left_out = ([number for number in above if number not in held] for held in (self.durable, *self.resets))
-        counted = max(log.record_bytes(log.runs(numbers)) for numbers in left_out), len(log.runs(above))
+        counted = (
+            max(log.record_bytes(log.runs(numbers)) for numbers in left_out),
+            len(above if self.counts_entries else log.runs(above)),
+        )
         if also is None:
             self._floor, self._counted = floor, counted
         return counted

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ackstate.selection import Keep
-from ackstate.wire.pulsar import RangeForm
+from ackstate.wire.pulsar import LimitRule, RangeForm
 from cursor.auto_age import AutoAge
 from cursor.config import CursorConfig
 from cursor.journal_format import Format
@@ -189,7 +189,7 @@ def drawn_limits(random: Random) -> GateLimits:
 def drawn_config(random: Random) -> CursorConfig:
     """Return settings of a cursor under which little is enough to compact, to cut, and to be young."""
     draw = random.choice
-    return CursorConfig(
+    config = CursorConfig(
         format=draw((Format.NATIVE, Format.NATIVE, Format.PULSAR)),
         flush_interval_ms=draw((10, 1_000)),
         mark_delete_rate_limit=draw((0, 0, 1, 10)),
@@ -205,6 +205,9 @@ def drawn_config(random: Random) -> CursorConfig:
         become_old_ack_record_seconds=draw((0, 0, 0, 1, 2, 5, AutoAge(late_share_max=0.5, seconds_max=3))),
         ledger_retry_ms=draw((0, 10, 1_000)),
     )
+    if config.format is Format.PULSAR and config.keep is Keep.LOWEST:
+        return replace(config, range_limit_rule=draw((LimitRule.EXACT, *LimitRule)))
+    return config
 
 
 def _differences(value: Settings | GateLimits | CursorConfig, default: object) -> list[str]:

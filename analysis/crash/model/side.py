@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ackstate.errors import AckStateError
+from ackstate.wire.pulsar import LimitRule
 from analysis.crash.model.ack_model import AckModel
 from analysis.crash.model.checks import forgiven
 from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
@@ -118,6 +119,8 @@ class Side(PersistWatcher):
                 cast("Store", schedule.cursor_store), topic="t", subscription=self.name,
                 ledgers=schedule.message_log.ledgers, config=self.config, now_ms=schedule.now_ms,
             )  # fmt: skip
+            self.model.counts_entries = self.config.ledger_limits.rule is not LimitRule.EXACT
+            self.model.changed()
         finally:
             self.is_writing = False
             self.store.forget_faults()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.wire import native
+from ackstate.wire.pulsar import LimitRule
 from analysis.crash.model.promise import Promise, hold
 from cursor.journal import cursor_owner
 from cursor.journal_format import Format
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
     from analysis.crash.model.ack_model import AckModel
     from analysis.crash.model.numbered_log import NumberedLog
+    from cursor.ack_state import PersistLimits
     from cursor.config import CursorConfig
     from cursor.journal_format import Content
     from cursor.outcome import PersistResult
@@ -191,11 +193,11 @@ class Written:
         allowed = 0 if result.route is Route.METADATA else self._range_count
         self._range_count = range_count
         limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
-        limit = limits.range_count_max
+        limit, counted = limits.range_count_max, self._usage(held.acked, limits, floor=floor)
         hold(
             Promise.I4,
-            limit is None or range_count <= max(limit, allowed),
-            f"{range_count} ranges are durable, {limit} may be",
+            limit is None or counted <= max(limit, allowed),
+            f"{counted} ranges are durable, or entries by a rule of Pulsar's, {limit} may be",
         )
         batch_limit = limits.batch_count_max
         batch_count = len(held.unacked_of_batch)
@@ -205,14 +207,28 @@ class Written:
             f"{batch_count} batches are durable, {batch_limit} may be",
         )
 
+    def _usage(self, acked: Iterable[int], limits: PersistLimits, *, floor: int) -> int:
+        """Return how much of a limit on ranges acks take: ranges or, as in Pulsar's words form, entries."""
+        above = sorted(number for number in acked if number >= floor)
+        ranges = len(self._log.runs(above))
+        if limits.rule is LimitRule.EXACT:
+            return ranges
+        ledger_ids = [self._log.positions[number].ledger_id for number in above]
+        if limits.rule is not LimitRule.PULSAR_5_0:
+            return sum(ledger_id < ledger_ids[-1] for ledger_id in ledger_ids)
+        is_list = (
+            limits.range_count_max is not None and ledger_ids.count(min(ledger_ids, default=0)) > limits.range_count_max
+        )
+        return ranges if is_list else len(above)
+
     def _check_cut(self, result: PersistResult, instants: Sequence[Instant], config: CursorConfig) -> None:
         """Nothing is cut where all has room."""
         limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
         if not result.messages_cut or (result.route is Route.METADATA and config.metadata_bytes_max < BYTES_MIN):
             return
-        runs = (self._log.runs(sorted(each for each in now.acked if each >= now.floor)) for now in instants)
+        counted = (self._usage(now.acked, limits, floor=now.floor) for now in instants)
         # One that is too young may be what joins two that are durable.
-        most, limit = max(map(len, runs)) + result.messages_held_back, limits.range_count_max
+        most, limit = max(counted) + result.messages_held_back, limits.range_count_max
         found = f"{result.messages_cut} messages were cut of at most {most} ranges, {limit} may be durable"
         hold(Promise.I15, limit is not None and most > limit, found)
 
