@@ -478,3 +478,44 @@ def test_where_a_read_ended_at_the_end_of_a_ledger_is_as_in_pulsar(store, log):
     assert cursor.read(10)[-1] == P(3, 9)
     assert cursor.read_position == P(3, 10)
     assert cursor.read(1) == [P(5, 0)]
+
+
+# Deviations from Pulsar that no recording shows; docs/embedding.md lists these and the recorded ones.
+
+
+def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_after_reopening(store, log):
+    """Pulsar takes the position before the batch, the last entry of the ledger before, as one below the mark-delete."""
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 9), now_ms=0)
+    cursor.close(now_ms=0)
+    cursor = open_cursor(store, log)
+    assert cursor.mark_delete_position == P(5, -1)
+    receipt = cursor.mark_delete(P(5, 0), unacked_words=[0b1100], now_ms=0)
+    assert (cursor.mark_delete_position, cursor.batch[P(5, 0)]) == (P(5, -1), (0b1100,))
+    cursor.persist(now_ms=0)
+    assert cursor.durable(receipt)
+    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(5, 0): (0b1100,)}
+
+
+def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is(store, log):
+    """Pulsar moves it to the first entry of the next ledger, although that is empty; what is read is the same."""
+    cursor = open_cursor(store, log)
+    cursor.read(100)
+    end = cursor.read_position
+    log.roll(20)
+    assert cursor.read(5) == []
+    assert cursor.read_position == end < P(20, 0)
+    log.append()
+    assert (cursor.read(5), cursor.read_position) == ([P(20, 0)], P(20, 1))
+
+
+def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit(store, log):
+    """Pulsar forgets it only after it was written once more; with one slot the batch above is not on its disk."""
+    cursor = open_cursor(store, log, batch_count_max=1)
+    cursor.ack_batch(P(3, 1), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
+    above = cursor.ack_batch(P(3, 8), [0b10], now_ms=0)
+    cursor.mark_delete(P(3, 5), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(above)
+    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(3, 8): (0b10,)}
