@@ -90,4 +90,5 @@ def test_a_store_of_dead_bytes_opens_and_recovers_while_the_disk_is_full(disk, c
             cursor.ack_entries(1, [entry_id], now_ms=0)
             cursor.persist(now_ms=0)
         assert cursor.redelivery_if_crashed == 0
-        put_many(store, 100)
+        if compaction_size_min < DISK_SIZE:  # Else the log uses up what is laid out before it has to be compacted.
+            put_many(store, 100)
