@@ -50,7 +50,7 @@ class AdminError(AckStateError):
 
 
 class Origin(NamedTuple):
-    """Who answers under a URL: only what has the same three is the same server."""
+    """Scheme, host and port of a URL: servers are the same only if all three are equal."""
 
     scheme: str
     host: str

@@ -251,7 +251,7 @@ class CrashCommand:
             except (KeyboardInterrupt, AckStateError, OSError) as error:
                 for line in getattr(error, "complaint", ()):
                     typer.echo(f"| {line}", err=True)
-                # What was found until then is reported all the same.
+                # Failures found until then are reported all the same.
                 if not campaign.found:
                     raise
                 ending = error

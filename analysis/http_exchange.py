@@ -58,7 +58,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a server answered, whatever its status.
+    """The answer of a server, of any status.
 
     Attributes:
         status: Of HTTP.

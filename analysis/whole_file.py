@@ -1,4 +1,4 @@
-"""Files that appear by rename, so that whoever finds one finds all of it, and lock files. No link is followed."""
+"""Writes files that appear whole, by rename, and lock files. No link is followed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who may write a topic's message log: a record in the metadata store names the owner's term and its open ledger.
+"""Ownership of a topic's message log: a record in the metadata store names the owner's term and its open ledger.
 
 Opening a log to write raises the term by compare-and-set and fences the ledger that the record names. An owner appends
 to no ledger before the record names it, and closes it, by a fence, before the record names the next one. So an earlier
-owner can neither append nor begin a ledger, whatever it was doing when it lost the topic, and an open fences one ledger
+owner can neither append nor begin a ledger, at whatever step it lost the topic, and an open fences one ledger
 however many the log has.
 """
 
@@ -34,7 +34,7 @@ _TAKEOVER_ATTEMPTS = 10
 
 
 class LogRecord(NamedTuple):
-    """What the metadata store holds of a message log.
+    """The record of a message log in the metadata store.
 
     Attributes:
         term: Rises whenever the log is opened to write: a record of another term is another owner's.

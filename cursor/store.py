@@ -45,7 +45,7 @@ class StoreFullError(StoreError):
 
 
 class PayloadTooLargeError(StoreError):
-    """What is to be written or read is larger than the store was told to handle; nothing was sent or changed."""
+    """A value to be written or read exceeds the store's limit; nothing was sent or changed."""
 
 
 class LedgerFencedError(StoreError):

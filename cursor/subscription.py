@@ -248,7 +248,7 @@ class Subscription(PersistWatcher):
             TypeError: A number is no integer, or the name no text.
             CursorClosedError: The cursor is closed.
             ConsumerBusyError: The subscription is exclusive and another consumer has it.
-            ConsumerClosedError: The consumer was closed: nobody would give back what it gets. `consumer_opened` lets it
+            ConsumerClosedError: The consumer was closed: no one would return its messages. `consumer_opened` lets it
                 in again. The last 1,000 that were closed are known.
             ValueError: `max_messages` is negative, or the name is empty or not UTF-8.
             StoreError: The log could not be read; nothing was sent, the messages concerned will be dispatched later.

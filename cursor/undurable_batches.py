@@ -45,8 +45,8 @@ class UndurableBatches:
         self._cut: set[Position] = set()
         # Those of them, and of failed ones before, until one that holds or covers them has been written.
         self._passed_by: set[Position] = set()
-        # What was unacked of a batch before its last ack, until its entry is durable: a persist that excludes the entry
-        # writes the acks before the last one, durable before or not.
+        # The unacked indexes of a batch before its last ack, until its entry is durable: a persist that excludes the
+        # entry writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
         # What a persist that is withdrawn gives back.
         self._before = _Before(set(), set(), set(), BatchIndexes())

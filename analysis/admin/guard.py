@@ -44,7 +44,7 @@ class Guard:
 
     Args:
         app: Gets what is not refused.
-        tokens: What requests must bear, except those for `OPEN_PATHS`. None if whoever reaches the server may use it:
+        tokens: What requests must bear, except those for `OPEN_PATHS`. None if any client may use the server:
             then the Host must be this machine's, because a name that somebody else controls may resolve to it and would
             make a browser the way in.
         wrong_token_seconds: How long the answer to a wrong token is delayed.

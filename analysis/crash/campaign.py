@@ -83,7 +83,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Seen:
-    """What one campaign saw of a layer; this, not the totals, decides its exit status.
+    """Counts of one campaign in one layer; these, not the totals, decide its exit status.
 
     Attributes:
         runs: Seeds that were run to their end.
@@ -231,7 +231,7 @@ def run_layer(
             campaign.
 
     Returns:
-        What this campaign saw.
+        The counts of this campaign.
     """
     seen = Seen() if seen is None else seen
     seen.has_failed = totals.has_failed_unfinished

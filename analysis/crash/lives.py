@@ -49,7 +49,7 @@ _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
 _CRASHED_AFTERWARDS_SHARE = 0.5
 _QUIET_REPORT_SHARE = 0.3
-# A gauge is bounded by what was sent: a life that is asked one operation at a time leaves it no room.
+# Operations in flight widen the bounds of a gauge: a life that sends one operation at a time leaves no room.
 _ONE_AT_A_TIME_SHARE = 0.2
 # Only so far ahead that what was asked is about what it can have seen. A subject may hold answers back until a persist:
 # when it has said nothing for so long, it is asked more.

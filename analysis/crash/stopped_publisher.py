@@ -43,7 +43,7 @@ class StoppedPublisher:
         self.published: dict[Position, bytes] = {}
         """Every message that was reported to be stored, by its position."""
         self.is_fenced = False
-        self._is_enough = threading.Event()  # so many messages, or the end
+        self._is_enough = threading.Event()  # set after the requested number of messages, or at the end
         self._message_count = 1
         self._process = subprocess.Popen(  # noqa: S603 - a program of ours
             # Without -P a directory `analysis` in the current one would hide ours.
@@ -64,7 +64,7 @@ class StoppedPublisher:
         return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
 
     def stop(self) -> None:
-        """SIGSTOP: whatever it was doing, it does no more of it."""
+        """Stop the process in the middle of its work, with SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -61,7 +61,7 @@ class End(Enum):
 
 
 class AckType(Enum):
-    """What an ACK command acknowledges, by Pulsar's names."""
+    """The types of an ACK command, by Pulsar's names."""
 
     INDIVIDUAL = "Individual"
     """The entries that it lists."""
@@ -90,7 +90,7 @@ def mask_of(words: Sequence[int]) -> int:
 
 
 class AckCommand(NamedTuple):
-    """What one ACK command acked, and when the broker looked at its clock for it.
+    """One ACK command: the messages that it acked, and when the broker read its clock for it.
 
     Attributes:
         when: Between its receipt and the end of its handling.
@@ -278,14 +278,14 @@ def _commands(fields: Mapping[str, Any], first_messages: Sequence[int]) -> tuple
 
 def _command(row: Any, name: str, first_messages: Sequence[int]) -> AckCommand:
     if len(_list(row, name)) not in {3, 4}:
-        raise TraceError(f"{name} is [received, handled, entries, type], found {_shown(row)}")
+        raise TraceError(f"{name} must be [received, handled, entries, type], got {_shown(row)}")
     when = _window(row[:2], name)
     kind = _ack_type(row[3], f"{name}[3]") if len(row) == 4 else AckType.INDIVIDUAL
     listed = enumerate(_list(row[2], f"{name}[2]"))
     acks = tuple(_ack(ack, f"{name}[2][{index}]", first_messages) for index, ack in listed)
     if kind is AckType.CUMULATIVE:
         if not acks or any(ack.unacked_words or ack.entry >= acks[-1].entry for ack in acks[:-1]):
-            raise TraceError(f"{name}[2] must end with the entry up to which is acked, found {_shown(row[2])}")
+            raise TraceError(f"{name}[2] must end with the last entry of the cumulative ack, got {_shown(row[2])}")
         acks = acks[-1:]
     return AckCommand(when, acks, kind)
 
@@ -298,7 +298,7 @@ def _ack_type(value: Any, name: str) -> AckType:
 
 
 def _as_cumulative(commands: Sequence[AckCommand], first_messages: Sequence[int]) -> list[AckCommand] | None:
-    """Return the commands as cumulative acks, None if one of them lists something else than what is up to its last."""
+    """Return the commands as cumulative acks; None if one of them skips an entry below its last."""
     found = []
     acked = 0  # entries, from the first
     for command in commands:

@@ -49,7 +49,7 @@ class LimiterCall(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """What is known of the clocks of a run; when the cursor's ledger was ready may be unknown."""
+    """The clocks of a run; the time when the cursor's ledger was ready may be unknown."""
 
     calls: Sequence[LimiterCall]
     cursor_opened: Window
@@ -59,11 +59,11 @@ class Clocks(NamedTuple):
 
 
 class LastWrite(NamedTuple):
-    """What the last record holds.
+    """The contents of the last record.
 
     Attributes:
-        position: Its mark-delete position is that after so many commands; 0 is the position at the opening.
-        contents: Its ranges and batches are those after so many commands; 0 is no record.
+        position: Its mark-delete position is the one after this number of commands; 0 is the position at the opening.
+        contents: Its ranges and batches are those after this number of commands; 0 is no record.
     """
 
     position: int
@@ -74,10 +74,10 @@ NO_WRITE = LastWrite(0, 0)
 
 
 class _Course(NamedTuple):
-    """What courses of events have in common that are no longer distinguished.
+    """The common state of possible courses of events that no longer differ.
 
     Attributes:
-        written: The last write that is done. With `ready`, the first one, and what it would hold now.
+        written: The last completed write. With `ready`, the first one, with its contents if it began now.
         is_dirty: Whether the limiter refused something since the last flush.
         ready: When the cursor's ledger is ready, as long as the first write waits for it.
         has_ledger: Whether the cursor has its ledger.
@@ -135,7 +135,7 @@ def _at_the_end(course: _Course, clocks: Clocks) -> Iterator[LastWrite]:
 
 
 def _first_writes(course: _Course, handled: int) -> tuple[LastWrite, ...]:
-    """Return the first write of a course if its ledger is ready after so many commands.
+    """Return the first write of a course if its ledger is ready after this number of commands.
 
     A write that is done before the cursor has noted its new ledger makes it create another one, which begins with the
     latest position. Of 70 cursors one did so.

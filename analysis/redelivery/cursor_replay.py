@@ -152,7 +152,7 @@ class CursorReplay:
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
-        # What was acked after the reset itself is not durable yet.
+        # Acks after the reset itself are not durable yet.
         if self._cursor.redelivery_if_crashed:
             with suppress(StoreError):
                 result = self._cursor.persist(now_ms=now_ms)

@@ -380,7 +380,7 @@ class _Life:
         self, part: Chunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
         *, blocked_until_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Replay the next events, and add to what each policy's curve comes to.
+        """Replay the next events, and add to the sum of each policy's curve.
 
         Args:
             part: The events.

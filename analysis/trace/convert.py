@@ -117,7 +117,7 @@ class _Conversion:
         self._done = 0
 
     def run(self, text_bytes_max: int) -> None:
-        """Read everything; the text of a file may have so many bytes."""
+        """Read all inputs; `text_bytes_max` bounds the unpacked text of each file."""
         for source, file in enumerate(self._files):
             if self._is_parquet(file):
                 self._read_parquet(source, file)

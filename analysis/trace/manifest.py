@@ -28,7 +28,7 @@ _MAGIC = "ackstate trace"
 _VERSION = 1
 _BYTES_MAX = 256 << 20
 _FOOTER_END = 8  # The length of a Parquet file's footer, and its magic.
-_AGAIN = "copy the whole trace again, or make it anew"
+_AGAIN = "copy the whole trace again, or create it again"
 _LOG = logging.getLogger(__name__)
 
 

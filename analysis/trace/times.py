@@ -1,4 +1,4 @@
-"""Which times a trace may have, and what a time outside of them was probably meant to be.
+"""Bounds of the times of a trace, and the probable unit of a time outside them.
 
 Times are ms since 1970, from 2000 to 2100; or all of a trace are ms on a clock of its own that begins at 0, which is
 shorter than the seconds from 1970 to 2000, so that neither seconds, microseconds nor nanoseconds are taken for either.

@@ -42,7 +42,7 @@ class ConsumerBusyError(AckStateError):
 
 
 class ConsumerClosedError(AckStateError):
-    """A consumer was closed and not opened again: what it would be sent, nobody would give back."""
+    """The consumer was closed and not opened again: no one would return the messages sent to it."""
 
 
 @final

@@ -70,7 +70,7 @@ class FileLog:
         self._is_closed = False
         self._is_cutting = False  # The log was not yet synced since it was cut.
         self._is_short = False  # The disk had no room to lay out the log.
-        self._copy_again_size = 0  # The log is not written anew before it has this size, because that failed.
+        self._copy_again_size = 0  # After a failed compaction the log is not compacted again before it has this size.
         self.discarded: DiscardedTail | None
         try:
             with system_errors_in_our_words(directory):
@@ -237,7 +237,7 @@ class FileLog:
                 self._make_room()
 
     def _make_room(self) -> bool:
-        """Write the state anew because the disk is full, whatever the size of the log, and say whether that was done.
+        """Compact the log because the disk is full, at any size of the log, and return whether that was done.
 
         It frees a block and an eighth of what it writes at least.
         """

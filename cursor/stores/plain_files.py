@@ -1,10 +1,10 @@
 """Opens the files of a store: plain files only, never what a link leads to, and never by waiting.
 
-A link in a store's directory could lead anywhere, and what is behind it would be read, locked or cut. A named pipe
+A link in a store's directory could lead anywhere, and its target would be read, locked or truncated. A named pipe
 would keep the caller waiting for ever, and a device has no end. A second name of a file (a hard link) would have its
 bytes changed, so a file with one is only read.
 
-What the store creates, only its owner may read: the directory has mode 0700 and each file 0600. The modes of what is
+Only the owner may read a new store: the directory has mode 0700 and each file 0600. The modes of what is
 there already are left alone. `SECURITY.md` says what all this protects against.
 """
 
@@ -88,7 +88,7 @@ def create_empty(path: Path) -> None:
 def make_directory(path: Path) -> None:
     """Make a missing directory that only its owner may enter, and the missing ones above it with the usual modes.
 
-    What has the name already is left as it is, even if it is no directory.
+    An existing entry is left alone, even if it is no directory.
 
     Raises:
         OSError: It cannot be made.

@@ -69,7 +69,7 @@ _UNFINISHED = "ackstate.sqlite3.new"
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
 # What stands beside a database and belongs to it. An index of the log, "-shm", only repeats what the log says.
 _LOGS = ("-journal", "-wal")
-# What opening a store reads or writes where it stands; all else that is ours is removed or replaced.
+# Files that opening a store reads or writes in place; all its other files are removed or replaced.
 _OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
 STORE_FILES = _OPENED | _LEFTOVERS | {UNFINISHED_MARK}
 """Every name that a store's directory may hold."""

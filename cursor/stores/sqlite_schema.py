@@ -38,7 +38,7 @@ _FOUND_CHARACTERS_MAX = 200
 def check_schema(database: Path, connection: sqlite3.Connection, statements: Sequence[str]) -> None:
     """Refuse a database whose schema is not to the letter what some statements create.
 
-    A trigger or view of somebody else could change what is written or read, whatever it is called.
+    A foreign trigger or view of any name could change the data that is written or read.
     """
     with closing(sqlite3.connect(":memory:")) as pattern:
         for statement in statements:

@@ -84,7 +84,7 @@ def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
     die_with(parent_pid)
-    # What anything prints must not get between the pairs.
+    # Printed text must not get between the pairs.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     try:
@@ -93,7 +93,7 @@ def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None
                 answers.write(pickle.dumps(("item", outcome)))
                 if asked_to_end:
                     return
-    except Exception as error:  # Whatever it is, it is the parent's.
+    except Exception as error:  # The parent reports every error.
         answers.write(pickle.dumps(("raised", error)))
 
 

@@ -1,6 +1,6 @@
 """ZK: a topic on a real ZooKeeper server, while the server dies or hangs, sessions expire, and old owners write on.
 
-Whoever opens the message log and the cursor last is their owner; an older one is stale. Its receipts and positions
+The last process to open the message log and the cursor owns them; earlier owners are stale. Its receipts and positions
 count all the same: a receipt that says durable must be of an ack that the new owner has, a message with a position
 must be in its log. Each event is followed by a recovery, which is judged.
 
@@ -268,7 +268,7 @@ class _Story:
             for _ in range(self.chance.randint(1, 6)):
                 self._owner.work()
             publisher.resume()
-        # What is missing in the log is noted by the recovery.
+        # The recovery notes messages missing from the log.
         self._published |= publisher.published
         if not publisher.is_fenced:
             self._break(FENCED, "a process that has lost the log continues to publish")

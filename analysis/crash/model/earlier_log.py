@@ -67,7 +67,7 @@ class EarlierLog:
         hold(Promise.I14, _stored(disk) == before, "a publish of an earlier owner changed the log")
 
     def _messages(self) -> list[Message]:
-        """Return messages for the open ledger, or so many that the owner needs the next one."""
+        """Return messages for the open ledger, or enough to make the owner need the next ledger."""
         count = self._random.choice((1, 3, self._schedule.settings.entries_per_ledger_max))
         return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
 

@@ -43,7 +43,7 @@ class Receipts:
         self._pending.append(given)
 
     def check_none_lies(self, cursor: ManagedCursor, model: AckModel, *, count_max: int | None = None) -> None:
-        """Ask those that may have become durable: all, or so many of the earliest and of the latest.
+        """Ask those that may have become durable: all, or a number of the earliest and of the latest.
 
         The earliest that wait are those that persists have passed by.
 

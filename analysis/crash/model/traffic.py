@@ -37,7 +37,7 @@ def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  
 
 
 def append(schedule: Schedule, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
-    """Publish messages that somebody else chose, to the broker's log or to another opening of it."""
+    """Publish given messages, to the broker's log or to another opening of it."""
     first = len(schedule.log)
     schedule.log.append((log or schedule.message_log).publish(messages), messages)
     for each in schedule.sides:

@@ -20,7 +20,7 @@ _COUNTED = frozenset({"Shared", "Key_Shared"})
 
 
 class PartlyAcked(NamedTuple):
-    """What is known of the partly acked batches of a subscription.
+    """The known bounds of the partly acked batches of a subscription.
 
     Attributes:
         messages_per_entry: The mean; None if nothing says it.
@@ -64,7 +64,7 @@ def partly_acked(
 def _messages_per_entry(
     stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
 ) -> float | None:
-    """Return the mean of the consumers, each as often as it has messages, else that of what was published."""
+    """Return the mean of the consumers, weighted by their messages, else the mean of the published messages."""
     consumers = [each for each in stats.consumers if each.avg_messages_per_entry > 0] if stats else []
     if consumers:
         weights = [max(each.unacked_messages, 1) for each in consumers]

@@ -155,7 +155,7 @@ class FaultShim:
             path = Path(os.fsdecode(self._library.ackstate_fault_name(at)))
             old_path = os.fsdecode(self._library.ackstate_fault_old_name(at))
             inode = self._library.ackstate_fault_name_inode(at)
-            # What was removed since stays removed, and another file may have its name.
+            # A file that was removed since stays removed; its name may belong to another file.
             if not os.path.lexists(path) or os.lstat(path).st_ino != inode:
                 continue
             lost += 1
