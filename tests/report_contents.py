@@ -115,4 +115,4 @@ def usual_inputs():
 
 def verdict(topic, low, high, measured):
     sets = tuple(tuple(range(count)) for count in sorted({low, high}))
-    return Verdict(Prediction(topic, low, high, sets), tuple(range(measured)))
+    return Verdict(Prediction(topic, low, high, sets, has_ack_types=True), tuple(range(measured)))
