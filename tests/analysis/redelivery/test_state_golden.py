@@ -96,14 +96,24 @@ def test_a_field_that_has_another_name_is_noticed():
     assert shape(json.loads(kept("ranges"))) != shape(json.loads(other))
 
 
+def test_a_named_tuple_that_has_another_field_is_noticed():
+    def shortened(value):
+        return value | {"values": value["values"][:-1]} if value.get("tuple") == "PersistLimits" else value
+
+    state = kept("ranges")
+    assert shape(json.loads(state)) != shape(json.loads(state, object_hook=shortened))
+
+
 def shape(value):
-    """Return which fields each class has, whatever is in them."""
+    """Return the fields of each class and the number of values of each named tuple, without the values."""
     found = set()
 
     def look(each):
         if isinstance(each, dict):
             if "object" in each:
                 found.add((each["object"], *sorted(each["fields"])))
+            if each.get("tuple"):
+                found.add((each["tuple"], str(len(each["values"]))))
             for inner in each.values():
                 look(inner)
         elif isinstance(each, list):
