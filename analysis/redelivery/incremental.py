@@ -40,6 +40,7 @@ from analysis.redelivery.thinned_curve import ThinnedCurve
 from analysis.redelivery.trace_source import FrameSource
 from analysis.trace.events import TraceError
 from analysis.trace.parquet import check_trace
+from analysis.trace.times import RULE, WALL_CLOCK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -171,6 +172,11 @@ def _span(spans: Mapping[str, Span], before: Checkpoint | None) -> tuple[int, Sl
             raise TraceError(
                 f"{name}: it begins at {covered.begin_ms} ms, and {last} ends at {last_ms} ms: a day begins after "
                 "the one before it; cut them where no event is"
+            )
+        if last_ms is not None and (covered.begin_ms in WALL_CLOCK_MS) != (last_ms in WALL_CLOCK_MS):
+            raise TraceError(
+                f"{name}: all days must have times of the same clock, got {covered.begin_ms} ms after {last} ended at "
+                f"{last_ms} ms: write {RULE}"
             )
         last, last_ms = name, covered.end_ms
     every = list(spans.values())

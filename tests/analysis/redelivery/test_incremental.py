@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from ackstate.deleted_ranges import DeletedRanges
 from analysis.redelivery import daily_subscription, incremental
 from analysis.redelivery import estimates as at_once
 from analysis.redelivery.acked import AckedFold
+from analysis.redelivery.checkpoint import Checkpoint
 from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, encoded
 from analysis.redelivery.curve_changes import SERIES
 from analysis.redelivery.daily_subscription import Days
@@ -35,6 +37,20 @@ from analysis.trace import parquet
 from analysis.trace.events import Event, EventKind, TraceError
 from analysis.trace.recorder import Frame
 from traces import traces
+
+
+@pytest.mark.parametrize("before", [None, "a checkpoint"])
+def test_days_of_different_clocks_are_refused(before):
+    own, wall = parquet.Span(0, 9_000, 1), parquet.Span(1_700_000_000_000, 1_700_000_009_000, 1)
+    spans = {"day-1": own, "day-2": wall}
+    checkpoint = None
+    if before:
+        checkpoint = Checkpoint(Path("1"), (None,), 1, {"day-1": ""}, own.begin_ms, own.end_ms, "", {})
+        del spans["day-1"]
+    with pytest.raises(TraceError, match="day-2: all days must have times of the same clock, .* after day-1 ended"):
+        incremental._span(spans, checkpoint)
+    following = parquet.Span(9_001, 10_000, 1)
+    assert incremental._span(spans | {"day-2": following}, checkpoint)[1].end_ms == following.end_ms
 
 
 def gated(policy, limit):
