@@ -43,6 +43,8 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _PROGRESS_SECONDS = 0.3
 # What one of our workers refused, at the end of its traceback.
 _OWN_ERROR = re.compile(r"(?:ackstate|limits|delay|cursor|analysis)\.[\w.]+: (.*)")
+# Java's and Python's text of ENOSPC.
+_NO_ROOM = "No space left on device"
 _REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
@@ -162,6 +164,11 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
         reason = _reason(error)
         if own := _OWN_ERROR.fullmatch(reason):
             raise TraceError(f"{what}: {own[1]}{hint(own[1])}") from error
+        if _NO_ROOM in reason:
+            raise TraceError(
+                f"{what}: the disk is full, that of the output or of Spark's temporary files; "
+                "SPARK_LOCAL_DIRS names another directory for those"
+            ) from error
         raise TraceError(f"{what}: Spark cannot {work} it, {reason}{hint(reason)}") from error
 
 

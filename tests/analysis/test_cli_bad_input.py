@@ -708,6 +708,16 @@ def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, 
     assert not (out / "report.html").exists()
 
 
+@pytest.mark.root
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, good_trace):
+    disk = small_disk("64k")
+    outcome = run_apart("redelivery", good_trace, env={**os.environ, "SPARK_LOCAL_DIRS": str(disk)})
+    assert_one_line(outcome, good_trace, "the disk is full", "SPARK_LOCAL_DIRS")
+    assert "Job aborted" not in outcome.err
+
+
 def fill(disk):
     """Leave no room at all."""
     with (disk / "filler").open("wb", buffering=0) as filler:
