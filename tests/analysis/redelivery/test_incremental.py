@@ -47,7 +47,7 @@ def test_days_of_different_clocks_are_refused(before):
     if before:
         checkpoint = Checkpoint(Path("1"), (None,), 1, {"day-1": ""}, own.begin_ms, own.end_ms, "", {})
         del spans["day-1"]
-    with pytest.raises(TraceError, match="day-2: all days must have times of the same clock, .* after day-1 ended"):
+    with pytest.raises(TraceError, match=r"day-2: all days must have times of the same clock, .* after day-1 ended"):
         incremental._span(spans, checkpoint)
     following = parquet.Span(9_001, 10_000, 1)
     assert incremental._span(spans | {"day-2": following}, checkpoint)[1].end_ms == following.end_ms
