@@ -99,6 +99,15 @@ def test_what_a_limit_cuts_is_counted_and_becomes_durable_when_there_is_room(dis
     assert str(open_cursor(disk, log).deleted) == "[(3:1..3:4],(3:5..3:6]]"
 
 
+def test_a_limit_that_cuts_again_after_a_reset_is_another_event(disk, log):
+    cursor = open_cursor(disk, log, range_count_max=1)
+    for truncation_count in (1, 2):
+        cursor.ack_entries(3, [2, 4], now_ms=0)
+        assert cursor.persist(now_ms=0).messages_cut == 1
+        assert cursor.stats().truncation_count == truncation_count
+        cursor.reset(P(3, 0), now_ms=0)
+
+
 def test_a_limit_that_keeps_the_widest(disk, log):
     cursor = open_cursor(disk, log, range_count_max=1, keep=Keep.WIDEST)
     cursor.ack_entries(3, [2, 5, 6, 7, 9], now_ms=0)

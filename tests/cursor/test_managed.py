@@ -350,6 +350,40 @@ def test_an_append_that_comes_between_reading_and_fencing_is_recovered(log):
         older.persist(now_ms=2)
 
 
+def test_a_ledger_that_an_owner_begins_meanwhile_is_deleted_once_it_is_named_no_more(store, log, monkeypatch):
+    """It is begun after the opening has listed the ledgers of the cursor, and before it reads the record."""
+    older = open_cursor(store, log, ledger_entry_count_max=1)
+    owned_by, begun = store.ledgers.owned_by, []
+
+    def listed(owner):
+        ledger_ids = owned_by(owner)
+        if not begun:
+            older.ack(P(3, 4), now_ms=1)
+            older.persist(now_ms=1)
+            begun.append(journal_ledger(store))
+        return ledger_ids
+
+    monkeypatch.setattr(store.ledgers, "owned_by", listed)
+    newer = open_cursor(store, log, ledger_entry_count_max=1)
+    assert journal_ledger(store) == begun[0]
+    newer.ack(P(3, 6), now_ms=1)
+    assert newer.persist(now_ms=1).route is Route.SNAPSHOT
+    assert owned_by(cursor_owner(cursor_path("orders", "billing"))) == [journal_ledger(store)] != begun
+
+
+def test_a_ledger_that_is_lost_while_a_cursor_is_opened_is_damage(store, log, monkeypatch):
+    open_cursor(store, log)
+    fence = store.ledgers.fence
+
+    def lost(ledger_id):
+        store.ledgers.delete(ledger_id)
+        return fence(ledger_id)
+
+    monkeypatch.setattr(store.ledgers, "fence", lost)
+    with pytest.raises(CorruptStateError):
+        open_cursor(store, log)
+
+
 def test_a_receipt_belongs_to_the_cursor_that_gave_it(store, log):
     receipt = open_cursor(store, log).ack(P(3, 4), now_ms=1)
     with pytest.raises(ValueError, match="not given by this open cursor"):

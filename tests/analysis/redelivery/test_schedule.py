@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +24,15 @@ SETTINGS = st.fixed_dictionaries({
     "tick_ms": st.sampled_from((1, 7)),
     "mark_delete_rate_limit": st.sampled_from((0, 20, 300)),
 })  # fmt: skip
-STEPS = st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30)
+OUTCOMES = (None, Schedule.persisted, Schedule.failed)
+STEPS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(OUTCOMES)), max_size=30)
 
 
 @given(SETTINGS, STEPS)
 def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found, steps):
     one, many = (Schedule(Policy.from_mapping(found), opened_ms=1_000) for _ in range(2))
     now_ms = 1_000
-    for wait_ms, is_persisted in steps:
+    for wait_ms, take_note in steps:
         now_ms += wait_ms
         quiet_until = one.quiet_until
         one.acked_at(now_ms)
@@ -38,7 +40,23 @@ def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found,
         due = one.next_due()
         assert due == many.next_due()
         assert due >= quiet_until
-        if is_persisted and due <= now_ms + 30:
+        if take_note is not None and due <= now_ms + 30:
             now_ms = due + 1
-            one.persisted(due)
-            many.persisted(due)
+            for each in (one, many):
+                take_note(each, due)
+                assert each.next_due() is None or each.next_due() > due
+
+
+@pytest.mark.parametrize("rate_limit", [0, 300])
+@pytest.mark.parametrize("tick_ms", [1, 7])
+def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_limit):
+    found = {"flush_interval_ms": 0, "tick_ms": tick_ms, "mark_delete_rate_limit": rate_limit}
+    schedule = Schedule(Policy.from_mapping(found), opened_ms=1_000)
+    schedule.acked(np.array([1_000, 1_020]))
+    ticks = schedule.persist_until(1_100)
+    assert schedule.flush_at > ticks[-1] >= 1_020
+    schedule.acked_at(1_100)
+    due = schedule.next_due()
+    for take_note in (Schedule.failed, Schedule.persisted):
+        take_note(schedule, due)
+        assert schedule.flush_at > due
