@@ -153,7 +153,8 @@ class Persister:
     def _may_cover_more(self, *, now_ms: int) -> bool:
         """Tell whether the metadata store held less than was acked and a ledger, to be tried again, may hold more."""
         may_write_ledger = self.journal.needs_ledger and not self._backs_off(now_ms=now_ms)
-        return may_write_ledger and (self.state.cut_off > 0 or self.state.batch_cut_count > 0)
+        # Not batches: a ledger may hold as many as the metadata store, and left out are those beyond in either.
+        return may_write_ledger and self.state.cut_off > 0
 
     def _must_let_go(self, *, now_ms: int) -> bool:
         """Tell whether the journal is old and keeps delay buckets from being deleted, though nothing is new."""

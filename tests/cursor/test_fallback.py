@@ -110,6 +110,18 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     assert not cursor.is_persist_due(now_ms=3)
 
 
+def test_batches_beyond_their_limit_are_no_reason_to_try_the_ledger_again(store, log):
+    """The limit is that of either store: the ledger would hold no more of them."""
+    cursor = open_cursor(store, log, format=Format.PULSAR, batch_count_max=1)
+    for entry_id in (5, 7):
+        cursor.ack_batch(P(3, entry_id), [1], now_ms=1)
+    store.break_ledgers()
+    assert cursor.persist(now_ms=1).batches_cut == 1
+    store.mend_ledgers()
+    assert not cursor.is_persist_due(now_ms=5 * SECOND_MS)
+    assert cursor.persist(now_ms=5 * SECOND_MS).route is Route.NOTHING
+
+
 @pytest.mark.parametrize("form", Format)
 def test_what_a_ledger_has_made_durable_is_not_given_up(store, log, form):
     cursor = open_cursor(store, log, format=form, metadata_range_count_max=1)
