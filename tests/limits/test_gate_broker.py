@@ -206,6 +206,22 @@ def test_a_waiter_is_called_by_the_acks_of_another_subscription():
     assert calls == [1]
 
 
+@pytest.mark.parametrize("is_redelivery", [False, True])
+def test_a_waiter_is_called_when_another_subscription_has_not_sent_what_it_was_granted(is_redelivery):
+    broker, woken = BrokerLimit(10), []
+    one, two = Subscription(broker), Subscription(broker)
+    assert one.gate.request([17] * 10, usage=Usage(0, 0, 0)).granted == 10
+    two.send(1)
+    assert two.send(1).granted == 0
+    two.gate.when_open(lambda: woken.append(True))
+    assert not woken
+    if is_redelivery:
+        one.redeliver(1)
+    else:
+        one.send(1)
+    assert woken == [True]
+
+
 def test_a_waiter_that_raises_keeps_no_other_subscription_from_going_on():
     broker = BrokerLimit(10, 0.1)
     one, others, calls = Subscription(broker), [Subscription(broker) for _ in range(2)], []
