@@ -14,7 +14,7 @@ from cursor.stores.sqlite import SqliteStore
 from cursor.stores.sqlite_database import STORE_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from analysis.trace.recorder import Frame
@@ -127,7 +127,12 @@ class BrokerDirectory:
             if entry not in ours or entry.is_symlink() or not entry.is_dir():
                 yield entry.name
             else:
-                yield from sorted(inside.name for inside in entry.iterdir() if inside.name not in ours[entry])
+                yield from sorted(inside.name for inside in entry.iterdir() if not _is_one_of(ours[entry], inside))
+
+
+def _is_one_of(names: Collection[str], entry: Path) -> bool:
+    """Tell whether an entry of a directory is a file, and no link, with one of these names."""
+    return entry.name in names and entry.is_file() and not entry.is_symlink()
 
 
 def _size(recording: Path) -> int:

@@ -84,6 +84,8 @@ class DemoDirectory:
 
     def _check(self) -> None:
         self.broker.check_replaceable()
+        if self.trace.is_symlink():
+            raise DirectoryInUseError(f"{self.trace}: a symbolic link, and in the way of the demo's trace")
         check_replaceable(self.trace)
         for file, is_ours in ((self.summary, _is_summary), (self.report, _is_report)):
             if os.path.lexists(file) and not (file.is_file() and is_ours(file)):

@@ -33,6 +33,7 @@ DAYS_KEPT = 400
 """Of so many days it is noticed if they change later: what is kept does not grow with the days."""
 
 _MANIFEST = "manifest.json"
+_PARTS = frozenset((_MANIFEST, "states", "results", "logs"))
 _BEGIN_ANEW = "begin anew with another --state"
 
 
@@ -76,8 +77,9 @@ class Checkpoint:
         """
         if not state.exists():
             return None
-        found = sorted(each for each in state.iterdir() if each.name.isdigit())
-        strangers = sorted(each.name for each in state.iterdir() if not each.name.isdigit() and each.name[0] != ".")
+        entries = sorted(each for each in state.iterdir() if not each.name.startswith("."))
+        found = [each for each in entries if _is_checkpoint(each)]
+        strangers = [each.name for each in entries if each not in found]
         if strangers:
             raise CheckpointError(f"{state}: no state directory, it holds {strangers[0]!r}")
         if not found:
@@ -169,8 +171,15 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     unfinished.rename(checkpoint.path)
     sync_path(checkpoint.path.parent)
     for each in checkpoint.path.parent.iterdir():
-        if each.name.isdigit() and each.name < checkpoint.path.name:
+        if _is_checkpoint(each) and each.name < checkpoint.path.name:
             shutil.rmtree(each)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Tell whether something is the directory of a checkpoint, whole or half removed, and no link."""
+    if not path.name.isdigit() or path.is_symlink() or not path.is_dir():
+        return False
+    return all(each.name in _PARTS or each.name.startswith(".") for each in path.iterdir())
 
 
 def _grid(policies: Sequence[Mapping[str, str] | None]) -> str:

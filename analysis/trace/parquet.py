@@ -118,14 +118,21 @@ def check_replaceable(path: Path) -> None:
         OSError: It cannot be looked into.
     """
     if path.is_dir():
-        names = sorted(entry.name for entry in path.iterdir())
-        strangers = [each for each in names if not each.endswith((_SUFFIX, ".crc")) and each not in _NOTES]
-        if strangers:
-            raise TraceError(f"{path}: not a trace that can be replaced, it holds {strangers[0]!r}")
-        if not names:
+        entries = sorted(path.iterdir())
+        for stranger in (each.name for each in entries if not _is_of_trace(each)):
+            raise TraceError(f"{path}: not a trace that can be replaced, it holds {stranger!r}")
+        if not entries:
             return
     if os.path.lexists(path):
         check_trace(path)
+
+
+def _is_of_trace(entry: Path) -> bool:
+    """Tell whether an entry of a directory is one that a trace has, so that it may be removed with the trace."""
+    name = entry.name
+    is_checksum = name.startswith(".") and name.endswith(".crc")
+    has_our_name = name in _NOTES or is_checksum or (name.endswith(_SUFFIX) and not name.startswith(_HIDDEN))
+    return has_our_name and entry.is_file() and not entry.is_symlink()
 
 
 def trace_files(path: Path) -> list[Path]:
@@ -282,8 +289,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:
-    """Rename a new trace to where it belongs; an old one, which may be a file, is moved aside first."""
+    """Rename a new trace to where it belongs; an old one, which may be a file, is moved aside first.
+
+    What stands there is checked again, because others may have put it there while the trace was written.
+    """
     aside = target.with_name(f".{target.name}.{os.getpid()}.replaced")
+    if target.is_symlink():
+        raise TraceError(f"{target}: became a symbolic link while the trace was written; nothing was replaced")
+    check_replaceable(target)
     if not target.exists():
         unfinished.rename(target)
         return

@@ -146,11 +146,19 @@ def check_segment(path: Path) -> None:
         TraceError: It is no segment.
         UnsupportedVersionError: A newer release recorded it.
     """
+    _check_file(path)
     with path.open("rb") as file:
         _check_header(path, file.read(_HEADER.size))
 
 
+def _check_file(path: Path) -> None:
+    # Opening a named pipe would wait for ever.
+    if not path.is_file():
+        raise TraceError(f"{path}: not a file")
+
+
 def _read_segment(path: Path) -> Iterator[Frame]:
+    _check_file(path)
     data = path.read_bytes()
     _check_header(path, data[: _HEADER.size])
     if len(data) < _HEADER.size:

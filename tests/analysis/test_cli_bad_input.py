@@ -557,6 +557,31 @@ def test_a_demo_follows_no_link_to_a_broker_elsewhere(broker, tmp_path, capsys):
     assert tree(tmp_path) == before
 
 
+def test_a_demo_follows_no_link_to_a_trace_elsewhere(good_trace, tmp_path, capsys):
+    shutil.copytree(good_trace.parent, tmp_path / "elsewhere")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "trace.parquet").symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path / "out"), tmp_path / "out" / "trace.parquet")
+    assert tree(tmp_path) == before
+
+
+def test_a_demo_removes_no_directory_with_the_name_of_a_file_of_a_store(broker, tmp_path, capsys):
+    (broker / "store" / "ackstate.sqlite3.new").mkdir()
+    (broker / "store" / "ackstate.sqlite3.new" / "one.jpeg").write_bytes(b"keep me")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "ackstate.sqlite3.new")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["trace", "recover"])
+def test_a_pipe_in_a_recording_is_refused_and_not_waited_for(broker, tmp_path, command):
+    os.mkfifo(broker / "recording" / "000002.events")
+    given = (broker,) if command == "recover" else (broker / "recording", tmp_path / "trace")
+    outcome = run_apart(command, *given)
+    assert_one_line(outcome, broker / "recording" / "000002.events", "not a file")
+
+
 def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
     set_version(broker / "recording")
     before = tree(tmp_path)

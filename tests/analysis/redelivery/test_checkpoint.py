@@ -70,6 +70,25 @@ def test_the_next_replaces_it_and_the_later_of_two_counts(directory, state):
     assert Checkpoint.latest(state, POLICIES).day_count == 3
 
 
+@pytest.mark.parametrize("what", ["a link to a checkpoint", "a directory", "a file"])
+def test_what_is_no_checkpoint_is_neither_read_nor_removed_as_one(tmp_path, directory, state, what):
+    other, name = kept(tmp_path / "other", days_of(directory)[:1]) / "000001", state / "000001"
+    if what == "a link to a checkpoint":
+        name.symlink_to(other)
+    elif what == "a directory":
+        name.mkdir()
+        (name / "one.jpeg").write_bytes(b"keep me")
+    else:
+        name.write_bytes(b"keep me")
+    with pytest.raises(CheckpointError, match="no state directory, it holds '000001'"):
+        Checkpoint.latest(state, POLICIES)
+    # It may also appear after the look.
+    kept(state, days_of(directory))
+    assert sorted(each.name for each in state.iterdir()) == [".lock", "000001", "000003"]
+    assert (other / "manifest.json").exists()
+    assert what != "a directory" or (name / "one.jpeg").exists()
+
+
 def test_days_that_were_read_may_be_deleted(directory, state):
     for name in ("day=2026-11-20", "day=2026-11-21"):
         shutil.rmtree(directory / name)

@@ -60,6 +60,65 @@ def test_a_trace_replaces_the_one_that_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
+def trace_at(path, count=3):
+    parquet.write_trace([Frame("t", "s", acks(0, count))], path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["photos.crc", ".photos.crc", "_photos.parquet", "photos.parquet", "_SUCCESS"])
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_a_directory_or_link_with_the_name_of_a_part_is_not_removed_with_a_trace(tmp_path, name, kind):
+    trace_at(tmp_path / "trace")
+    photos = tmp_path / "trace" / name if kind == "directory" else tmp_path / "photos"
+    photos.mkdir()
+    (photos / "one.jpeg").write_bytes(b"keep me")
+    if kind == "link":
+        (tmp_path / "trace" / name).symlink_to(photos)
+    with pytest.raises(TraceError, match=f"/trace: not a trace that can be replaced, it holds '{name}'"):
+        trace_at(tmp_path / "trace", 5)
+    assert (photos / "one.jpeg").read_bytes() == b"keep me"
+    assert (tmp_path / "trace" / name).exists()
+    assert len(pq.read_table(next((tmp_path / "trace").glob("part-*")))) == 1
+
+
+@pytest.mark.parametrize("name", ["notes.crc", "_notes.parquet", ".notes.parquet"])
+def test_a_file_that_no_writer_of_traces_makes_is_not_removed_with_a_trace(tmp_path, name):
+    (trace_at(tmp_path / "trace") / name).write_text("keep me")
+    with pytest.raises(TraceError, match=f"it holds '{name}'"):
+        trace_at(tmp_path / "trace", 5)
+    assert (tmp_path / "trace" / name).read_text() == "keep me"
+
+
+@pytest.mark.parametrize("begin", ["a trace", "nothing"])
+@pytest.mark.parametrize(
+    "what", ["a link to a trace", "a link to nothing", "a directory with something else", "a file"]
+)
+def test_what_appears_where_a_trace_goes_while_it_is_written_is_left_alone(tmp_path, begin, what):
+    target, other = tmp_path / "trace", tmp_path / "other"
+    if begin == "a trace":
+        trace_at(target)
+    if what == "a link to a trace":
+        trace_at(other)
+
+    def appear():
+        if begin == "a trace":
+            target.rename(tmp_path / "moved")
+        if what.startswith("a link"):
+            target.symlink_to(other)
+        elif what == "a file":
+            target.write_text("keep me")
+        else:
+            target.mkdir()
+            (target / "one.jpeg").write_bytes(b"keep me")
+        return sorted(each for each in tmp_path.rglob("*") if ".unfinished" not in str(each))
+
+    before = []
+    with pytest.raises(TraceError, match="/trace: "), parquet.new_trace(target):
+        before += appear()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert target.is_symlink() == what.startswith("a link")
+
+
 def test_a_file_whose_name_is_no_text_is_refused_by_a_name_that_is(tmp_path):
     parquet.write_trace([Frame("t", "s", acks(0, 3))], tmp_path / "trace")
     (file,) = (tmp_path / "trace").iterdir()
