@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.wire import native, native_pointer
@@ -23,6 +23,7 @@ from ackstate.wire.pulsar import decode_position_info
 from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome, StoredRecord
 from cursor.journal import ROOT, cursor_owner
 from cursor.journal_format import Content, Format, Repair
+from cursor.log_ownership import check_log_record, log_path
 from cursor.message_log import MessageLog
 from cursor.native_format import parts_of
 from cursor.recovery import Recovery, UnreadableCursorError, decode_record
@@ -95,7 +96,16 @@ def inspect_cursor(
         inspection = _CursorReader(store, name, log).inspection()
     except CorruptStateError as error:
         problems.append(_problem(error))
-    return replace(inspection, problems=(*inspection.problems, *problems))
+    notes = []
+    try:
+        check_log_record(store.metadata, name.topic)
+    except CorruptStateError as error:
+        notes.append(
+            Note(f"the next open of the message log replaces its damaged record {log_path(name.topic)}: {error}")
+        )
+    except UnsupportedVersionError as error:
+        problems.append(_unread(log_path(name.topic), error))
+    return replace(inspection, problems=(*inspection.problems, *problems), notes=(*inspection.notes, *notes))
 
 
 @final

@@ -178,6 +178,19 @@ class LogOwnership:
             return found.version
 
 
+def check_log_record(metadata: MetadataStore, topic: str) -> None:
+    """Make sure that the record of a topic's log, if there is one, can be read.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote the record; the log cannot be opened to write.
+        CorruptStateError: The record is damaged; the next open to write replaces it.
+        StoreError: The storage failed.
+    """
+    found = metadata.get(log_path(topic))
+    if found is not None:
+        decode_log_record(found.data)
+
+
 def log_owner(topic: str) -> str:
     """Return in whose name the ledgers of a topic's log are created."""
     return f"topic {quote(topic, safe='')}"

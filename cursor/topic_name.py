@@ -29,7 +29,7 @@ def parse_topic(topic: str) -> TopicName | None:
 
 
 def check_name(kind: str, name: object) -> None:
-    """Refuse the name of a topic or subscription that is no text (`TypeError`), or is empty (`ValueError`).
+    """Refuse the name of a topic or subscription that is no text (`TypeError`), empty or not UTF-8 (`ValueError`).
 
     Args:
         kind: What it is the name of, such as ``topic``.
@@ -39,3 +39,8 @@ def check_name(kind: str, name: object) -> None:
         raise TypeError(f"{kind} must be a str, got {name!r}")
     if not name:
         raise ValueError(f"{kind} must not be empty")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(name[error.start]):04X} at index {error.start}"
+        raise ValueError(f"{kind} must be text that UTF-8 can encode, got the lone surrogate {found}") from None

@@ -9,12 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ackstate import LedgerMap, Position
-from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire import native, native_pointer
 from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
 from cursor.findings import Status
 from cursor.inspection import find_cursors, inspect_cursor, inspect_store
 from cursor.journal import cursor_owner, cursor_path
+from cursor.log_ownership import log_path
 from cursor.store import ABSENT, Versioned
 
 TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"
@@ -380,3 +381,33 @@ def test_a_cursor_opens_if_and_only_if_no_problem_is_found(form, which, at, bit)
         else:
             report = cursor.recovery_report
             assert (found.content.mark_delete, found.records_replayed) == (report.mark_delete, report.records_replayed)
+
+
+@pytest.mark.parametrize(
+    ("damage", "status"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), Status.NOTE),
+        (lambda data: b"", Status.NOTE),
+        (lambda data: data[:4] + b"\x63" + data[5:], Status.PROBLEM),
+    ],
+    ids=["damaged", "empty", "newer"],
+)
+def test_a_message_log_record_that_cannot_be_read_is_reported(damage, status):
+    store, path = MemoryStore(), log_path("t")
+    log = MessageLog.open(store, topic="t")
+    log.publish([Message(0, -1, b"")])
+    ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    (sound,) = inspect_store(store)
+    assert sound.status is Status.OK
+    found = store.metadata.get(path)
+    store.metadata.put(path, damage(found.data), expected_version=found.version)
+    (cursor,) = inspect_store(store)
+    assert cursor.status is status
+    told = cursor.notes[0].text if status is Status.NOTE else str(cursor.problems[0])
+    assert path in told
+    assert (status is Status.NOTE) == ("the next open of the message log replaces" in told)
+    if status is Status.NOTE:
+        MessageLog.open(store, topic="t")
+    else:
+        with pytest.raises(UnsupportedVersionError):
+            MessageLog.open(store, topic="t")

@@ -630,8 +630,14 @@ def test_a_clock_that_goes_back_neither_stops_the_flush_nor_the_ledger(store, lo
     [
         ({"topic": b"t"}, TypeError, "topic must be a str, got b't'"),
         ({"topic": ""}, ValueError, "topic must not be empty"),
+        ({"topic": "a\ud800"}, ValueError, r"topic must be text that UTF-8 can encode, got .* U\+D800 at index 1"),
         ({"subscription": 7}, TypeError, "subscription must be a str, got 7"),
         ({"subscription": ""}, ValueError, "subscription must not be empty"),
+        (
+            {"subscription": "\udcff"},
+            ValueError,
+            r"subscription must be text that UTF-8 can encode, .* U\+DCFF at index 0",
+        ),
         ({"ledgers": {3: 9}}, TypeError, r"ledgers must be a LedgerMap, such as log\.ledgers, got a dict"),
     ],
 )
