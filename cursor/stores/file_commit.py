@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.errors import AckStateError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system gives room in such blocks.
+_ROOM_MIN = 1 << 16  # Bytes that the next group may take, besides what a new log needs.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -229,21 +231,37 @@ class FileLog:
     def _compact_if_due(self) -> None:
         """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
         size, live_size = self._generation.end, self._generation.index.live_size
-        if size > 2 * live_size and size >= self._copy_again_size:
-            if size >= self._compaction_size_min:
+        if size < self._copy_again_size or not self._may_be_worth_it():
+            return
+        room = self._room()
+        if size > 2 * live_size and size >= self._compaction_size_min:
+            if room >= live_size:
                 self._compact()
-            elif self._is_short:
-                # While there is some room: what is left may be too little once it is used up.
-                self._make_room()
+        elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
+            # While there is some room: what is left may be too little once it is used up.
+            self._make_room()
+
+    def _may_be_worth_it(self) -> bool:
+        """Say whether writing the state anew would free a block and an eighth of what it writes at least."""
+        live_size = self._generation.index.live_size
+        return not self._refusal and self._generation.end - live_size >= _DEAD_MIN + live_size // 8
+
+    def _room(self) -> float:
+        """Return the bytes that a new log may take: those free on the disk and those laid out behind the old log."""
+        if not isinstance(self._directory, KernelDirectory):
+            return inf
+        try:
+            return self._directory.free_size + self._generation.file.size - self._generation.end
+        except OSError:
+            return inf
 
     def _make_room(self) -> bool:
-        """Compact the log because the disk is full, at any size of the log, and return whether that was done.
+        """Compact the log for want of room, at any size of the log, and return whether that was done.
 
-        It frees a block and an eighth of what it writes at least.
+        Without room for it nothing is tried, because a failed try would put off the next one.
         """
         generation = self._generation
-        live_size = generation.index.live_size
-        if not self._refusal and generation.end - live_size >= _DEAD_MIN + live_size // 8:
+        if self._may_be_worth_it() and self._room() >= generation.index.live_size:
             self._compact()
         return self._generation is not generation and not self._refusal
 

@@ -58,6 +58,12 @@ class KernelDirectory:
         """See `StoreDirectory.open`."""
         return self._open(name, 0)
 
+    @property
+    def free_size(self) -> int:
+        """The bytes that are free on the disk for this user."""
+        found = os.statvfs(self._path)
+        return found.f_bavail * found.f_frsize
+
     def rename(self, name: str, new_name: str) -> None:
         """See `StoreDirectory.rename`."""
         (self._path / name).rename(self._path / new_name)

@@ -34,7 +34,7 @@ def disk(tmp_path):
 def fill(disk, *, free=0):
     """Let another file take what is free but for some bytes."""
     found = os.statvfs(disk)
-    with (disk / "other").open("wb", buffering=0) as file:
+    with (disk / "other").open("ab", buffering=0) as file:
         file.write(bytes(found.f_bavail * found.f_bsize - free))
 
 
@@ -92,3 +92,47 @@ def test_a_store_of_dead_bytes_opens_and_recovers_while_the_disk_is_full(disk, c
         assert cursor.redelivery_if_crashed == 0
         if compaction_size_min < DISK_SIZE:  # Else the log uses up what is laid out before it has to be compacted.
             put_many(store, 100)
+
+
+@pytest.mark.parametrize("compaction_size_min", [1 << 16, 1 << 30])
+@pytest.mark.parametrize("reopenings", [0, 1, 2])
+@pytest.mark.parametrize("live_share", [1 / 8, 1 / 4, 1 / 3])
+def test_a_store_works_for_good_once_the_disk_has_room_again(disk, compaction_size_min, reopenings, live_share):
+    """Whatever was written while another file had the disk, and however often the store was opened meanwhile."""
+    count = int(DISK_SIZE * live_share) // VALUE_SIZE
+
+    def opened():
+        return FileStore(disk / "store", compaction_size_min=compaction_size_min)
+
+    def put(store, number):
+        path = f"/{number % count}"
+        found = store.metadata.get(path)
+        store.metadata.put(path, bytes(VALUE_SIZE), expected_version=ABSENT if found is None else found.version)
+
+    def put_some(store):
+        for number in range(50):
+            with suppress(StoreFullError):
+                put(store, number)
+        return versions(store)
+
+    def versions(store):
+        return {path: store.metadata.get(f"/{path}").version for path in store.metadata.children("/")}
+
+    with closing(opened()) as store:
+        for number in range(count + 5):
+            put(store, number)
+        fill(disk)
+        before = put_some(store)
+    for _ in range(reopenings):
+        fill(disk)
+        with closing(opened()) as store:
+            assert versions(store) == before
+            before = put_some(store)
+    with closing(opened()) as store:
+        assert versions(store) == before
+        (disk / "other").unlink()
+        for number in range(400):
+            put(store, number)
+        before = versions(store)
+    with closing(opened()) as store:
+        assert versions(store) == before
