@@ -231,10 +231,11 @@ class FileLog:
     def _compact_if_due(self) -> None:
         """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
         size, live_size = self._generation.end, self._generation.index.live_size
-        if size < self._copy_again_size or not self._may_be_worth_it():
+        is_due = size > 2 * live_size and size >= self._compaction_size_min
+        if size < self._copy_again_size or not (is_due or self._may_be_worth_it()):
             return
         room = self._room()
-        if size > 2 * live_size and size >= self._compaction_size_min:
+        if is_due:
             if room >= live_size:
                 self._compact()
         elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
