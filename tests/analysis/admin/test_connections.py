@@ -187,7 +187,10 @@ class TestManyConnections:
             assert server.exchange(b"GET /healthz HTTP/1.0\r\n\r\n").endswith(HEALTHY)
             status, errors = server.stop()
         assert (status, errors.count("\n")) == (0, 1)
-        assert "WARNING cannot accept connections: Too many open files; they wait" in errors
+        # Which of the two comes first depends on how fast the server accepts.
+        assert re.search(
+            "WARNING (cannot accept connections: Too many open files; they wait|out of file descriptors: )", errors
+        )
 
 
 class TestAmbiguousRequests:
