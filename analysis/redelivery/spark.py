@@ -45,6 +45,7 @@ _PROGRESS_SECONDS = 0.3
 _OWN_ERROR = re.compile(r"(?:ackstate|limits|delay|cursor|analysis)\.[\w.]+: (.*)")
 # Java's and Python's text of ENOSPC.
 _NO_ROOM = "No space left on device"
+_WRITTEN = re.compile(r"writing rows to (?:file:)?(.+?): ")
 _REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
@@ -165,10 +166,9 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
         if own := _OWN_ERROR.fullmatch(reason):
             raise TraceError(f"{what}: {own[1]}{hint(own[1])}") from error
         if _NO_ROOM in reason:
-            raise TraceError(
-                f"{what}: the disk is full, that of the output or of Spark's temporary files; "
-                "SPARK_LOCAL_DIRS names another directory for those"
-            ) from error
+            written = _WRITTEN.search(reason)
+            where = written[1] if written else "Spark's temporary files, which SPARK_LOCAL_DIRS can put elsewhere"
+            raise TraceError(f"{what}: the disk is full: {where}") from error
         raise TraceError(f"{what}: Spark cannot {work} it, {reason}{hint(reason)}") from error
 
 

@@ -85,7 +85,7 @@ def test_a_state_on_a_full_disk_is_one_line_and_none_is_left(tmp_path, capsys):
         pytest.skip("only root mounts file systems")
     try:
         words = ["redelivery", tmp_path / "days", "--state", disk / "state", "--format", "json", "--out"]
-        assert_one_line(run(capsys, *words, tmp_path / "out.json"), disk, "No space left")
+        assert_one_line(run(capsys, *words, tmp_path / "out.json"), disk, "the disk is full")
         assert [each.name for each in (disk / "state").iterdir()] == [".lock"]
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
