@@ -18,7 +18,7 @@ import sys
 import time
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from rich.console import Console
@@ -360,12 +360,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(handlers=[logging.NullHandler()])
     warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
     logging.getLogger("analysis.trace.manifest").handlers[:] = [warnings]
+    logging.getLogger("analysis.token_file").handlers[:] = [_WarningLines()]
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = _status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate"))
     # After a failure, one line says what it is.
     for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
         _complain(f"warning: {text}")
     sys.exit(status)
+
+
+@final
+class _WarningLines(logging.Handler):
+    """Writes each warning to standard error at once: a server may run for months before it ends."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        _complain(f"warning: {record.getMessage()}")
 
 
 def _status(command: Callable[[], Any]) -> int:

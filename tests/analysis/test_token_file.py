@@ -8,6 +8,7 @@ import pytest
 
 from analysis.admin.tokens import TokenFile
 from analysis.admin_client import _token as token_of_parameters
+from analysis.cli import main
 from analysis.pulsar.snapshot import command
 from analysis.token_file import open_token_file
 
@@ -40,6 +41,17 @@ def test_a_token_file_that_others_can_use_is_warned_about_once(token, caplog, re
     assert [record.getMessage() for record in caplog.records] == [
         f"{token}: the mode of a token file must be 0600, got {mode:04o}: others can use the token"
     ]
+
+
+def test_the_command_line_shows_the_warning(token, capsys):
+    token.chmod(0o644)
+    with pytest.raises(SystemExit):
+        main(["pulsar", "snapshot", "http://127.0.0.1:1", "--token-file", str(token)])
+    warning, *_ = capsys.readouterr().err.splitlines()
+    assert (
+        warning
+        == f"ackstate: warning: {token}: the mode of a token file must be 0600, got 0644: others can use the token"
+    )
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
