@@ -2,6 +2,8 @@
 
 import pytest
 
+from cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from delay import TopicDelayIndex
 from delayed_topic import MACHINES, NONE, TRACKERS, DelayedTopic
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)
@@ -200,3 +202,43 @@ def test_a_subscription_that_was_closed_goes_on_where_it_was(make_trackers, mach
     came = topic.drain(now_ms=500)
     assert sorted(came) == [*range(3, 14)]
     assert_in_time(topic, came, from_ms=500)
+
+
+def two_ledgers_of_delayed_messages(store):
+    """A log of two ledgers with four messages each, all of them due in ten seconds."""
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=4)
+    for _ in range(2):
+        positions = log.publish([Message(0, 10_000, b"")] * 4)
+    return log, positions[0]
+
+
+def opened(store, log, name):
+    return ManagedCursor.open(store, topic="t", subscription=name, ledgers=log.ledgers, now_ms=0)
+
+
+def test_the_index_drops_a_ledger_once_a_persist_covers_it():
+    store, index = MemoryStore(), TopicDelayIndex(tick_time_ms=1)
+    log, in_second_ledger = two_ledgers_of_delayed_messages(store)
+    cursor = opened(store, log, "a")
+    subscription = Subscription(log, cursor, delays=index.open_view(cursor.is_acked))
+    assert subscription.dispatch("c", 10, now_ms=0) == []
+    cursor.mark_delete(in_second_ledger, now_ms=1)
+    assert len(index) == 8  # A crash may forget the ack.
+    cursor.persist(now_ms=1)
+    assert len(index) == 4
+
+
+def test_a_subscription_that_is_opened_with_durable_acks_does_not_keep_their_ledger():
+    store, index = MemoryStore(), TopicDelayIndex(tick_time_ms=1)
+    log, in_second_ledger = two_ledgers_of_delayed_messages(store)
+    reader, ahead = opened(store, log, "reader"), opened(store, log, "ahead")
+    subscription = Subscription(log, reader, delays=index.open_view(reader.is_acked))
+    assert subscription.dispatch("c", 10, now_ms=0) == []
+    ahead.mark_delete(in_second_ledger, now_ms=1)
+    ahead.persist(now_ms=1)
+    view = index.open_view(ahead.is_acked)
+    reader.mark_delete(in_second_ledger, now_ms=1)
+    reader.persist(now_ms=1)
+    assert len(index) == 8  # The other view is at the beginning.
+    Subscription(log, ahead, delays=view)
+    assert len(index) == 4
