@@ -47,7 +47,8 @@ def test_a_file_store_and_an_sqlite_store_look_the_same(path, tmp_path, capsys):
 def test_a_torn_end_of_the_log_is_told_and_is_no_problem(path, capsys):
     content = log_in(path).read_bytes().rstrip(b"\0")
     with closing(FileStore(path)) as store:
-        store.ledgers.append(1, bytes(range(1, 200)))
+        (ledger_id,) = store.ledgers.owned_by(cursor_owner(cursor_path(TOPIC, "billing")))
+        store.ledgers.append(ledger_id, bytes(range(1, 200)))
     torn = log_in(path).read_bytes().rstrip(b"\0")[:-50]
     log_in(path).write_bytes(torn)
     size = len(torn) - len(content)

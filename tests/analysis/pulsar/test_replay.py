@@ -428,7 +428,7 @@ def test_a_broker_that_is_slow_in_memory_is_slow_at_creating_ledgers():
         ({"config": {"a": []}}, ["config.a"]),
         ({"broker_acks_ms": [[0, 0, [1], "Cumulated"]]}, ["broker_acks_ms[0][3]", "Cumulated"]),
         ({"broker_acks_ms": [[0, 0, [1], 7]]}, ["broker_acks_ms[0][3]", "7"]),
-        ({"broker_acks_ms": [[0, 0, [], "Cumulative"]]}, ["broker_acks_ms[0][2]", "up to which"]),
+        ({"broker_acks_ms": [[0, 0, [], "Cumulative"]]}, ["broker_acks_ms[0][2]", "last entry"]),
         ({"broker_acks_ms": [[0, 0, [2, 1], "Cumulative"]]}, ["broker_acks_ms[0][2]", "[2, 1]"]),
         (
             {"broker_acks_ms": [[0, 0, [1]], [0, 0, [1], "Individual"]]},
