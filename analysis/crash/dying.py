@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +26,18 @@ def die_with(parent_pid: int) -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(2)
+
+
+def end_worker(worker: subprocess.Popen[bytes], *, patience_s: float) -> bool:
+    """End a worker politely, since it has to clean up; kill it after a while. Return whether it cleaned up."""
+    worker.terminate()
+    try:
+        worker.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.communicate()
+        return False
+    return True
 
 
 if __name__ == "__main__":

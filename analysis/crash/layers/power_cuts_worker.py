@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.crash.dying import die_with
+from analysis.crash.dying import die_with, end_worker
 from analysis.crash.layer import LayerSkippedError
 from analysis.crash.layers.system_calls.shim import compiled, environment
 from analysis.crash.scratch import scratch_directory
@@ -63,17 +63,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
         except EOFError:
             raise RuntimeError(f"the worker ended by itself with status {worker.wait()}") from None
         finally:
-            _end(worker)
-
-
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker: politely, because it has a disk to unmount; if it does not listen, without asking."""
-    worker.terminate()
-    try:
-        worker.communicate(timeout=_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.communicate()
+            end_worker(worker, patience_s=_PATIENCE_S)
 
 
 def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None) -> None:

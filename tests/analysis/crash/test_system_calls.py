@@ -13,8 +13,8 @@ from signal import SIGKILL
 
 import pytest
 
+from analysis.crash.dying import end_worker
 from analysis.crash.layer import LayerSkippedError, RunOutcome
-from analysis.crash.layers.system_calls import layer as system_calls_module
 from analysis.crash.layers.system_calls import shim as fault_shim
 from analysis.crash.layers.system_calls import system_calls
 from analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
@@ -141,12 +141,11 @@ def test_a_process_without_the_shim_has_a_worker_run_the_layer(library):
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr(system_calls_module, "_PATIENCE_S", 0.1)
+def test_a_worker_that_does_not_listen_is_killed():
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
     worker = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
     assert worker.stdout.readline() == b"1\n"
-    system_calls_module._end(worker)
+    assert not end_worker(worker, patience_s=0.1)
     assert worker.returncode == -SIGKILL
 
 

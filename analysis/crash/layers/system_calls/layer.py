@@ -26,7 +26,7 @@ from dataclasses import asdict
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.dying import die_with
+from analysis.crash.dying import die_with, end_worker
 from analysis.crash.layer import BrokenPromise, RunOutcome
 from analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
 from analysis.crash.layers.system_calls.script import LEDGERS, script
@@ -102,18 +102,8 @@ def system_calls(first_seed: int) -> Iterator[RunOutcome]:
             yield from map(_outcome, worker.stdout)
             raise RuntimeError(f"the worker that has the fault shim ended by itself with status {worker.wait()}")
         finally:
-            _end(worker)
-
-
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker: politely, because it has a directory to remove; if it does not listen, without asking."""
-    worker.terminate()
-    try:
-        worker.communicate(timeout=_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.communicate()
-        remove_leftovers(_PURPOSE)
+            if not end_worker(worker, patience_s=_PATIENCE_S):
+                remove_leftovers(_PURPOSE)
 
 
 def faulted_runs(
