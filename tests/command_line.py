@@ -55,6 +55,13 @@ def assert_one_line(outcome, *naming, status=2):
         assert str(name) in outcome.err
 
 
+def write_token(path, token):
+    """Write a token file as one should be, which nobody else can read: another is warned about."""
+    path.touch(mode=0o600)
+    path.write_text(f"{token}\n")
+    return path
+
+
 def tree(directory):
     """Everything below a directory: names, kinds and bytes."""
     return {

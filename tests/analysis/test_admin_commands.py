@@ -18,7 +18,7 @@ import httpx  # noqa: F401 -- the first command would wait for it
 import pytest
 
 from analysis.admin_client import AdminError, namespace_path, relative_time_ms, topic_path
-from command_line import ENTRY, run
+from command_line import ENTRY, run, write_token
 
 PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
 NAMESPACE = "/admin/v2/namespaces/a/b/delayedDelivery"
@@ -577,8 +577,7 @@ def test_a_certificate_is_held_to_what_is_trusted(server, secured, admin):
 def served(tmp_path_factory):
     """Run `ackstate serve` with a token; return the options that reach it."""
     place = tmp_path_factory.mktemp("served")
-    token = place / "token"
-    token.write_text("s3cr3t\n")
+    token = write_token(place / "token", "s3cr3t")
     command = [*ENTRY, "serve", "--port", "0", "--store", place / "store", "--token-file", token]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.pulsar.snapshot import command
-from command_line import assert_one_line, run
+from command_line import assert_one_line, run, write_token
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"
 TOPIC = "persistent://public/default/smoke"
@@ -296,8 +296,8 @@ def test_what_a_user_should_not_say_is_one_line(capsys, arguments, naming):
 
 
 def test_a_file_that_holds_no_token_is_not_shown(capsys, tmp_path):
-    (tmp_path / "token").write_text("my secret")
-    outcome = snapshot(capsys, "http://127.0.0.1:1", "--token-file", tmp_path / "token")
+    token_file = write_token(tmp_path / "token", "my secret")
+    outcome = snapshot(capsys, "http://127.0.0.1:1", "--token-file", token_file)
     assert_one_line(outcome, "expected a token")
     assert "secret" not in outcome.err
 

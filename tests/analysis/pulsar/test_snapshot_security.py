@@ -16,7 +16,7 @@ import trustme
 
 from analysis.admin_client import AdminError, AdminServer, ServerOptions
 from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from command_line import assert_one_line, run
+from command_line import assert_one_line, run, write_token
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"
 TOPIC = "persistent://public/default/smoke"
@@ -105,9 +105,7 @@ def make_broker(authority):
 
 @pytest.fixture
 def snapshot(capsys, authority, tmp_path):
-    token_file = tmp_path / "token"
-    token_file.write_text(f"{TOKEN}\n")
-    token_file.chmod(0o600)
+    token_file = write_token(tmp_path / "token", TOKEN)
 
     def snapshot(url, *more, token=token_file):
         options = ["--token-file", token] if token else []
@@ -217,9 +215,7 @@ def test_the_environment_adds_nothing(snapshot, make_broker, monkeypatch, tmp_pa
 
 def test_advice_about_a_token_is_of_what_happened(snapshot, make_broker, tmp_path):
     broker = make_broker()
-    (tmp_path / "wrong").write_text("wrong-token")
-    (tmp_path / "wrong").chmod(0o600)
-    outcome = snapshot(broker.url, token=tmp_path / "wrong")
+    outcome = snapshot(broker.url, token=write_token(tmp_path / "wrong", "wrong-token"))
     assert_one_line(outcome, "HTTP 401", "not accepted")
     assert "give a token" not in outcome.err
     broker.changes["/admin/v2/brokers/version"] = (403, b"", {})
