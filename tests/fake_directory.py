@@ -3,6 +3,7 @@
 import errno
 import functools
 from contextlib import closing
+from math import inf
 from pathlib import Path
 
 from cursor import FileStore
@@ -63,6 +64,8 @@ class FakeDirectory:
         if self.fails_at == len(self.steps) - 1:
             partial()
             raise self.error()
+
+    free_size = inf
 
     def names(self):
         return sorted(self.files)

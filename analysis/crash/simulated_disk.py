@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from cursor.store import StoreLockedError
@@ -136,6 +137,10 @@ class _SimulatedDirectory:
 
     def __str__(self) -> str:
         return "the simulated disk"
+
+    @property
+    def free_size(self) -> float:
+        return inf
 
     def names(self) -> Sequence[str]:
         return sorted(self._open().numbers)

@@ -249,8 +249,6 @@ class FileLog:
 
     def _room(self) -> float:
         """Return the bytes that a new log may take: those free on the disk and those laid out behind the old log."""
-        if not isinstance(self._directory, KernelDirectory):
-            return inf
         try:
             return self._directory.free_size + self._generation.file.size - self._generation.end
         except OSError:

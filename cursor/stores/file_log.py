@@ -268,15 +268,20 @@ class LogReader:
 
     def _end_log(self) -> None:
         """Say why what follows is torn if it is not what was laid out; raise if it is neither."""
-        tail = self._file.read(self.end, self._file.size - self.end)
-        reason = ""
+        reason, tail = "", b""
         if self._kinds == (CHANGES,):
-            if _is_zeros(tail):
+            if self._ends_in_zeros():
                 return
+            tail = self._file.read(self.end, self._file.size - self.end)
             reason = torn_reason(tail, self.place, offset=self.end)
         if not reason:
-            raise self._damage("a sound group", tail[: HEADER.size].hex(" ", 4))
+            raise self._damage("a sound group", self._file.read(self.end, HEADER.size).hex(" ", 4))
         self.torn = DiscardedTail(self.end, len(tail.rstrip(_ZERO)), reason)
+
+    def _ends_in_zeros(self) -> bool:
+        """Say whether nothing but zeros follows: of a sparse file there may be more than the memory holds."""
+        size = self._file.size
+        return all(_is_zeros(self._file.read(at, min(_WINDOW, size - at))) for at in range(self.end, size, _WINDOW))
 
     def _damage(self, expected: object, found: object) -> CorruptStateError:
         return CorruptStateError(self._name, offset=self.end, expected=expected, found=found)

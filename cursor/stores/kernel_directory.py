@@ -118,7 +118,11 @@ class KernelFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """See `StoreFile.read`."""
-        found = os.pread(self._descriptor, size, offset)
+        try:
+            found = os.pread(self._descriptor, size, offset)
+        except MemoryError:
+            # What a foreign file says of its size, or its holes, may be beyond any memory.
+            raise OSError(errno.ENOMEM, f"no memory for {size} bytes of a file") from None
         if not 0 < len(found) < size:
             return found
         # One call returns at most 2 GiB, and less if a signal comes in between.

@@ -64,6 +64,11 @@ class StoreFile(Protocol):
 class StoreDirectory(Protocol):
     """A directory that holds one store."""
 
+    @property
+    def free_size(self) -> float:
+        """The bytes that its files may still take together; infinite if nothing says how many."""
+        ...
+
     def names(self) -> Sequence[str]:
         """Return the names of the files in it, sorted."""
         ...

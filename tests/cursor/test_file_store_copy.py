@@ -3,7 +3,10 @@
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -268,6 +271,42 @@ def test_a_sparse_file_of_50_gb_is_refused_and_copied_nowhere(tmp_path, temporar
     with pytest.raises(StoreError, match="copy_bytes_max"):
         kind.open_copy(tmp_path / "store")
     assert not list(temporary.iterdir())
+
+
+def test_zeros_behind_a_log_take_no_memory(directory):
+    with (directory / LOG).open("ab") as file:
+        file.truncate(256 << 20)
+    tracemalloc.start()
+    try:
+        with closing(FileStore.open_copy(directory)) as copy:
+            assert state_of(copy) == history_of_calls()[-1][1]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+LIMITED = """
+import resource, sys
+from cursor import FileStore
+from cursor.store import StoreError
+resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
+try:
+    FileStore.open_copy(sys.argv[1], copy_bytes_max=1 << 40)
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_log_beyond_the_memory_is_refused_in_our_words(directory):
+    with (directory / LOG).open("ab") as file:
+        file.write(b"x")
+        file.truncate(8 << 30)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, directory], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{directory}: no memory for 85")
 
 
 def test_holes_take_no_room_in_a_copy(tmp_path):
