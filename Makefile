@@ -14,7 +14,7 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # All tests run in three processes side by side, for many wait, for other programs or for the disk, more than they
 # compute: those that need Spark, a disk of their own or a browser; what analyses; the rest.
 HEAVY := spark or root or browser
-ANALYSIS := analysis tests/analysis tests/museum
+ANALYSIS := ackstate/analysis tests/analysis tests/museum
 FAST  := not slow and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
@@ -55,7 +55,7 @@ crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an 
 
 calibrate: setup ## kill real cursors beside the estimate, into benchmarks/calibration.json and docs/calibration.md
 	$(JAVA) .venv/bin/ackstate calibrate --out benchmarks/calibration.json
-	.venv/bin/python -P -m analysis.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
+	.venv/bin/python -P -m ackstate.analysis.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
 
 kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
@@ -63,7 +63,7 @@ kill-matrix: setup ## every crash layer on every bug of the museum, into docs/ki
 RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
 
 pulsar-replay: setup ## what real Pulsar brokers redelivered beside its prediction, into docs/pulsar-replay.md
-	.venv/bin/python -P -m analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
+	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from ackstate.analysis.http_exchange import Answer, AnswerTooLongError, ExchangeError, HttpExchanges, Request
+from ackstate.analysis.token_file import open_token_file
 from ackstate.errors import AckStateError
-from analysis.http_exchange import Answer, AnswerTooLongError, ExchangeError, HttpExchanges, Request
-from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     import ssl
@@ -305,7 +305,7 @@ def _encoded(name: str) -> str:
 
 
 def _client_conf(path: str) -> dict[str, str]:
-    from cursor.pulsar_conf import read_properties  # noqa: PLC0415
+    from ackstate.cursor.pulsar_conf import read_properties  # noqa: PLC0415
 
     try:
         return read_properties(path) if path else {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from analysis.admin_client import (
+from ackstate.analysis.admin_client import (
     DEFAULT_ADMIN_URL,
     AdminError,
     AdminServer,
@@ -29,7 +29,7 @@ from analysis.admin_client import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# As in `analysis.cli`: Typer brings a Click of its own in some releases, and this is the base of its errors.
+# As in `ackstate.analysis.cli`: Typer brings a Click of its own in some releases, and this is the base of its errors.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 _RESOURCE = "/delayedDelivery"
 

@@ -24,16 +24,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ackstate.errors import AckStateError
-from analysis import tables
-from analysis.admin.command import ServeCommand
-from analysis.admin_commands import add_admin_commands
-from analysis.calibration.command import CalibrateCommand
-from analysis.crash_command import CrashCommand
-from analysis.explain_command import ExplainCommand
-from analysis.path_argument import path_argument
-from analysis.pulsar_commands import add_pulsar_commands
-from analysis.report_command import (
+from ackstate.analysis import tables
+from ackstate.analysis.admin.command import ServeCommand
+from ackstate.analysis.admin_commands import add_admin_commands
+from ackstate.analysis.calibration.command import CalibrateCommand
+from ackstate.analysis.crash_command import CrashCommand
+from ackstate.analysis.explain_command import ExplainCommand
+from ackstate.analysis.path_argument import path_argument
+from ackstate.analysis.pulsar_commands import add_pulsar_commands
+from ackstate.analysis.report_command import (
     BrokerRunsOption,
     CalibrationOption,
     FormatOption,
@@ -42,17 +41,18 @@ from analysis.report_command import (
     Output,
     ReportOption,
 )
-from analysis.store_commands import StoreCommands
-from analysis.sweep_command import MasterOption, SweepCommand
-from analysis.trace_commands import TraceCommands, trace_app
+from ackstate.analysis.store_commands import StoreCommands
+from ackstate.analysis.sweep_command import MasterOption, SweepCommand
+from ackstate.analysis.trace_commands import TraceCommands, trace_app
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
-    from analysis.demo.broker import BrokerSettings
-    from analysis.demo.job import DemoRun
+    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.job import DemoRun
 
 app = typer.Typer(
     name="ackstate",
@@ -126,7 +126,7 @@ def _rate(number: float | None) -> float | None:
 
 
 def _record_bytes_limit(number: int) -> int:
-    from limits import GateLimits
+    from ackstate.limits import GateLimits
 
     try:
         return GateLimits(max_unpersisted_ack_record_bytes=number).max_unpersisted_ack_record_bytes
@@ -174,11 +174,11 @@ def demo(
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them.
     """
-    from analysis.demo import job as main_job
-    from analysis.demo.broker import BrokerSettings
-    from analysis.demo.results import DemoDirectory
-    from analysis.report import render, verdict
-    from analysis.whole_file import write_whole
+    from ackstate.analysis.demo import job as main_job
+    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.results import DemoDirectory
+    from ackstate.analysis.report import render, verdict
+    from ackstate.analysis.whole_file import write_whole
 
     results = DemoDirectory(out)
     lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
@@ -237,11 +237,11 @@ def redelivery(
             trace, policy or [], crashes_per_day=rate, output=output, json=json, master=master, state=state
         )
         return
-    from analysis.redelivery import estimate
-    from analysis.redelivery.checked_source import checked_source
-    from analysis.redelivery.spark import open_session, readable_failures
-    from analysis.trace.events import TraceError
-    from analysis.trace.parquet import check_trace
+    from ackstate.analysis.redelivery import estimate
+    from ackstate.analysis.redelivery.checked_source import checked_source
+    from ackstate.analysis.redelivery.spark import open_session, readable_failures
+    from ackstate.analysis.trace.events import TraceError
+    from ackstate.analysis.trace.parquet import check_trace
 
     # Before Spark, which takes seconds to start.
     covered = check_trace(trace)
@@ -270,12 +270,12 @@ def package(
 ) -> None:
     """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
 
-    What the packages import must be in the workers' Python, which is named by
+    What the package imports must be in the workers' Python, which is named by
     spark.pyspark.python. After the job come the words of a command, such as
     redelivery TRACE; docs/cluster.md has the whole line.
     """
-    from analysis.redelivery.package import SCRIPT, write_package
-    from analysis.whole_file import write_whole
+    from ackstate.analysis.redelivery.package import SCRIPT, write_package
+    from ackstate.analysis.whole_file import write_whole
 
     out.mkdir(parents=True, exist_ok=True)
     count = write_package(out / "ackstate.zip")
@@ -316,7 +316,7 @@ def broker(
     It says "ready" when it has begun. On a directory that a killed broker
     left, it recovers first and goes on.
     """
-    from analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import BrokerSettings
 
     settings = BrokerSettings(
         seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_ms_max, flush_interval_ms,
@@ -336,9 +336,9 @@ def recover(
     does; no ack is changed. What comes back is noted in the recording, so that
     recovering again finds nothing more.
     """
-    from analysis.demo.directory import BrokerDirectory
-    from analysis.demo.recovery import recover as recover_all
-    from analysis.trace.recorder import Recorder
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
     with place.begun() as (store, frames), Recorder(place.recording) as recorder:
@@ -359,8 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless somebody handles it.
     logging.basicConfig(handlers=[logging.NullHandler()])
     warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
-    logging.getLogger("analysis.trace.manifest").handlers[:] = [warnings]
-    logging.getLogger("analysis.token_file").handlers[:] = [_WarningLines()]
+    logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
+    logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = _status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate"))
     # After a failure, one line says what it is.
@@ -430,9 +430,9 @@ def _os_error(error: OSError) -> str:
 
 def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
     """Run the main job once for each of the settings, with progress shown."""
-    from analysis.demo import job as main_job
-    from analysis.demo.results import DemoDirectory
-    from analysis.redelivery.spark import local_session, readable_failures
+    from ackstate.analysis.demo import job as main_job
+    from ackstate.analysis.demo.results import DemoDirectory
+    from ackstate.analysis.redelivery.spark import local_session, readable_failures
 
     runs: list[DemoRun] = []
     with _progress() as progress, readable_failures(DemoDirectory(out).trace):
@@ -452,11 +452,11 @@ def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms
 
 
 def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
-    from analysis.demo.broker import Broker, run
-    from analysis.demo.directory import BrokerDirectory
-    from analysis.demo.kill import READY
-    from analysis.demo.recovery import recover as recover_all
-    from analysis.trace.recorder import Recorder
+    from ackstate.analysis.demo.broker import Broker, run
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.kill import READY
+    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
     now_ms = _clock()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ackstate.errors import AckStateError
-from analysis.crash.campaign import (
+from ackstate.analysis.crash.campaign import (
     OURS,
     RECEIPTS_MIN,
     Budget,
@@ -23,16 +22,17 @@ from analysis.crash.campaign import (
     run_layer,
     write_totals,
 )
-from analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
-from analysis.crash.campaign_report import as_json, remarks, table
-from analysis.trace.recorder import segments
+from ackstate.analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
+from ackstate.analysis.crash.campaign_report import as_json, remarks, table
+from ackstate.analysis.trace.recorder import segments
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.progress import Progress
 
-    from analysis.crash.layer import Layer
+    from ackstate.analysis.crash.layer import Layer
 
 _KEEP_EVERY_S = 10.0
 _RANGE = re.compile(r"L(\d)\.\.L(\d)")
@@ -70,47 +70,47 @@ class _Entry:
 
 
 def _schedules(_: _Options) -> Layer:
-    from analysis.crash.layers.schedules import schedules
+    from ackstate.analysis.crash.layers.schedules import schedules
 
     return schedules
 
 
 def _crash_states(_: _Options) -> Layer:
-    from analysis.crash.layers.crash_states import crash_states
+    from ackstate.analysis.crash.layers.crash_states import crash_states
 
     return crash_states
 
 
 def _system_calls(options: _Options) -> Layer:
     if (subject := options.subject_or_ours) != OURS:
-        from analysis.crash.layers.call_kills import call_kills
+        from ackstate.analysis.crash.layers.call_kills import call_kills
 
         return partial(call_kills, subject=subject, recording=options.trace)
-    from analysis.crash.layers.system_calls import system_calls
+    from ackstate.analysis.crash.layers.system_calls import system_calls
 
     return system_calls
 
 
 def _kills(options: _Options) -> Layer:
-    from analysis.crash.layers.kills import kills
+    from ackstate.analysis.crash.layers.kills import kills
 
     return partial(kills, subject=options.subject_or_ours, recording=options.trace)
 
 
 def _power_cuts(options: _Options) -> Layer:
-    from analysis.crash.layers.power_cuts import power_cuts
+    from ackstate.analysis.crash.layers.power_cuts import power_cuts
 
     return partial(power_cuts, subject=options.subject_or_ours, recording=options.trace)
 
 
 def _damage(_: _Options) -> Layer:
-    from analysis.crash.layers.damage import damage
+    from ackstate.analysis.crash.layers.damage import damage
 
     return damage
 
 
 def _zookeeper(_: _Options) -> Layer:
-    from analysis.crash.layers.zookeeper import zookeeper
+    from ackstate.analysis.crash.layers.zookeeper import zookeeper
 
     return zookeeper
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from analysis.store_commands import (
+from ackstate.analysis.store_commands import (
     STORE,
     CopyBytesOption,
     JsonOption,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from cursor.findings import CursorInspection
-    from cursor.hole_report import HoleReport
-    from cursor.stored_holes import StoredHoles
+    from ackstate.cursor.findings import CursorInspection
+    from ackstate.cursor.hole_report import HoleReport
+    from ackstate.cursor.stored_holes import StoredHoles
 
 _TIME_MS_MAX = 2**63 - 1
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -69,9 +69,9 @@ class ExplainCommand:
 
         Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
         """
-        from cursor.inspection import find_cursors, inspect_cursor  # noqa: PLC0415 - needed only when it runs
-        from cursor.message_log import MessageLog  # noqa: PLC0415 - needed only when it runs
-        from cursor.stored_holes import explain_holes  # noqa: PLC0415 - needed only when it runs
+        from ackstate.cursor.inspection import find_cursors, inspect_cursor  # noqa: PLC0415 - needed only when it runs
+        from ackstate.cursor.message_log import MessageLog  # noqa: PLC0415 - needed only when it runs
+        from ackstate.cursor.stored_holes import explain_holes  # noqa: PLC0415 - needed only when it runs
 
         present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         explained: list[tuple[CursorInspection, StoredHoles | None]] = []

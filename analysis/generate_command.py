@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from analysis.path_argument import path_argument
+from ackstate.analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +73,11 @@ class GenerateCommand:
         many_consumers, mixed_delays, heavy_traffic. The same options make the
         same events on any number of cores.
         """
-        from analysis.redelivery.spark import local_session, readable_failures  # noqa: PLC0415 - needs `spark`
-        from analysis.spark_progress import tasks_shown  # noqa: PLC0415
-        from analysis.trace.generate.job import make_trace  # noqa: PLC0415
-        from analysis.trace.generate.plan import TracePlan  # noqa: PLC0415
-        from analysis.trace.parquet import check_replaceable  # noqa: PLC0415
+        from ackstate.analysis.redelivery.spark import local_session, readable_failures  # noqa: PLC0415 - needs `spark`
+        from ackstate.analysis.spark_progress import tasks_shown  # noqa: PLC0415
+        from ackstate.analysis.trace.generate.job import make_trace  # noqa: PLC0415
+        from ackstate.analysis.trace.generate.plan import TracePlan  # noqa: PLC0415
+        from ackstate.analysis.trace.parquet import check_replaceable  # noqa: PLC0415
 
         plan = TracePlan(
             workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval_ms, crashes

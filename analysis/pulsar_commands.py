@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from analysis.pulsar.replay_command import ReplayCommand
-from analysis.pulsar.snapshot.command import SnapshotCommand
+from ackstate.analysis.pulsar.replay_command import ReplayCommand
+from ackstate.analysis.pulsar.snapshot.command import SnapshotCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable

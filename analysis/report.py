@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from analysis import html_page
-from analysis.html_page import section, table
+from ackstate.analysis import html_page
+from ackstate.analysis.html_page import section, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.demo.job import DemoRun, SubscriptionOutcome
+    from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
 
 # Each line has a panel of its own, so colour only decorates; these three stand out from white and from black.
 _COLOURS = ("#2f81c7", "#c2692a", "#3b9150")

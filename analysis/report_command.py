@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.path_argument import path_argument
-from analysis.whole_file import whole_file, write_whole
+from ackstate.analysis.path_argument import path_argument
+from ackstate.analysis.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from analysis.redelivery.incremental import DailyEstimates
-    from analysis.redelivery.results import SweepResult
-    from analysis.redelivery.trace_source import FileSource
-    from analysis.redelivery_report.contents import Contents
-    from analysis.redelivery_report.inputs import ReportInputs
+    from ackstate.analysis.redelivery.incremental import DailyEstimates
+    from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.redelivery.trace_source import FileSource
+    from ackstate.analysis.redelivery_report.contents import Contents
+    from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 # Where `make calibrate` leaves it.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
@@ -57,7 +57,7 @@ class ReportFiles:
 
     Attributes:
         report: Where.
-        calibration: What it shows beside the trace, as the next two; see `analysis.redelivery_report.inputs`.
+        calibration: What it shows beside the trace, as the next two; see `ackstate.analysis.redelivery_report.inputs`.
         broker_runs: The same.
         origin: The same.
     """
@@ -87,13 +87,13 @@ class ReportFiles:
 
     def read_inputs(self) -> ReportInputs:
         """Read the files, before Spark starts; raises as `ReportInputs.read`."""
-        from analysis.redelivery_report.inputs import ReportInputs  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.inputs import ReportInputs  # noqa: PLC0415 - needs the extra `spark`
 
         return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
 
     def write(self, source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
-        from analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
 
         self._write(make_contents(source, trace, result, inputs, command=_command()))
 
@@ -101,12 +101,12 @@ class ReportFiles:
         self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs
     ) -> None:
         """Write the report of all days up to now, whole or not at all."""
-        from analysis.redelivery_report.making import make_daily_contents  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.making import make_daily_contents  # noqa: PLC0415 - needs the extra `spark`
 
         self._write(make_daily_contents(spark, found, result, inputs, command=_command()))
 
     def _write(self, contents: Contents) -> None:
-        from analysis.redelivery_report.page import render  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.page import render  # noqa: PLC0415 - needs the extra `spark`
 
         write_whole(self.report, render(contents))
 

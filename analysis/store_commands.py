@@ -20,11 +20,11 @@ from ackstate.errors import AckStateError, CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ackstate.cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.store import Store
     from ackstate.deleted_ranges import DeletedRanges, Run
     from ackstate.position import Position
-    from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome
-    from cursor.journal_format import Content
-    from cursor.store import Store
 
 _ZOOKEEPER = "zookeeper://"
 _DATABASE = "ackstate.sqlite3"
@@ -65,7 +65,7 @@ class StoreCommands:
 
         Exit status: 0 all cursors open, 1 some do not, 2 could not look.
         """
-        from cursor.inspection import inspect_store
+        from ackstate.cursor.inspection import inspect_store
 
         with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
             notes = _store_notes(opened)
@@ -94,7 +94,7 @@ class StoreCommands:
 
         Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
         """
-        from cursor.inspection import find_cursors, inspect_cursor
+        from ackstate.cursor.inspection import find_cursors, inspect_cursor
 
         with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
             names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)
@@ -134,11 +134,11 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:
-    from cursor.stores.file import FileStore
-    from cursor.stores.file_generation import holds_store
-    from cursor.stores.sqlite import SqliteStore
-    from cursor.stores.sqlite_mark import MADE, bears_our_mark
-    from cursor.stores.temporary_copy import COPY_BYTES_MAX
+    from ackstate.cursor.stores.file import FileStore
+    from ackstate.cursor.stores.file_generation import holds_store
+    from ackstate.cursor.stores.sqlite import SqliteStore
+    from ackstate.cursor.stores.sqlite_mark import MADE, bears_our_mark
+    from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
 
     try:
         names = [path.name for path in Path(store).iterdir()]
@@ -160,8 +160,8 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
 
 def _store_notes(store: Store) -> list[Note]:
     """Return what there is to know of a store as a whole."""
-    from cursor.findings import Note
-    from cursor.stores.file import FileStore
+    from ackstate.cursor.findings import Note
+    from ackstate.cursor.stores.file import FileStore
 
     tail = store.discarded if isinstance(store, FileStore) else None
     if tail is None:
@@ -171,7 +171,7 @@ def _store_notes(store: Store) -> list[Note]:
 
 def _in_zookeeper(store: str) -> Store:
     try:
-        from cursor.stores.zookeeper import ZooKeeperStore
+        from ackstate.cursor.stores.zookeeper import ZooKeeperStore
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
     hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from analysis.report_command import (
+from ackstate.analysis.report_command import (
     BrokerRunsOption,
     CalibrationOption,
     FormatOption,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.results import PolicyResult, SweepResult
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.results import PolicyResult, SweepResult
 
 MasterOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs: local[2], or spark://HOST:PORT of a cluster.")
@@ -100,8 +100,8 @@ class SweepCommand:
         recorded comes first. What is recommended is compared with the first
         policy of the grid, or with --baseline.
         """
-        from analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
-        from analysis.redelivery.results import RECORDED_LABEL
+        from ackstate.analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
+        from ackstate.analysis.redelivery.results import RECORDED_LABEL
 
         flags = list(settings or ())
         if flush_interval_ms is not None:
@@ -136,7 +136,7 @@ class SweepCommand:
         state: Path | None = None,
     ) -> None:
         """Show, or write, the estimates under one policy; as recorded if there are no settings."""
-        from analysis.redelivery.policy import Policy
+        from ackstate.analysis.redelivery.policy import Policy
 
         policy = Policy.from_mapping(_pairs(settings)) if settings else None
         if state is not None:
@@ -154,13 +154,13 @@ class SweepCommand:
         json: bool, master: str | None,
     ) -> None:  # fmt: skip
         """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
-        from analysis.redelivery.checkpoint import Checkpoint
-        from analysis.redelivery.daily import days_of, unread
-        from analysis.redelivery.incremental import daily_estimates
-        from analysis.redelivery.persistable import persistable
-        from analysis.redelivery.results import SweepResult
-        from analysis.redelivery.spark import open_session, readable_failures, shown_stages
-        from analysis.trace.events import TraceError
+        from ackstate.analysis.redelivery.checkpoint import Checkpoint
+        from ackstate.analysis.redelivery.daily import days_of, unread
+        from ackstate.analysis.redelivery.incremental import daily_estimates
+        from ackstate.analysis.redelivery.persistable import persistable
+        from ackstate.analysis.redelivery.results import SweepResult
+        from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
+        from ackstate.analysis.trace.events import TraceError
 
         # Before Spark, which takes seconds to start.
         persistable([policy])
@@ -204,13 +204,13 @@ class SweepCommand:
             PolicyError: None of the policies can be replayed.
             AckStateError: As `ReportFiles.read_inputs`.
         """
-        from analysis.redelivery.checked_source import checked_source
-        from analysis.redelivery.estimates import estimates
-        from analysis.redelivery.persistable import persistable
-        from analysis.redelivery.results import SweepResult
-        from analysis.redelivery.spark import open_session, readable_failures, shown_stages
-        from analysis.trace.events import TraceError
-        from analysis.trace.parquet import check_trace
+        from ackstate.analysis.redelivery.checked_source import checked_source
+        from ackstate.analysis.redelivery.estimates import estimates
+        from ackstate.analysis.redelivery.persistable import persistable
+        from ackstate.analysis.redelivery.results import SweepResult
+        from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
+        from ackstate.analysis.trace.events import TraceError
+        from ackstate.analysis.trace.parquet import check_trace
 
         # Before Spark, which takes seconds to start.
         covered = check_trace(trace)
@@ -280,7 +280,7 @@ def _table(first: str, others: Sequence[str]) -> Table:
 
 
 def _rate_text(number: float | None) -> str:
-    from analysis.redelivery.recommendation import short_number
+    from ackstate.analysis.redelivery.recommendation import short_number
 
     return "-" if number is None else short_number(number)
 

@@ -11,8 +11,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.demo.job import DemoRun
-    from analysis.demo.recovery import Recovered
+    from ackstate.analysis.demo.job import DemoRun
+    from ackstate.analysis.demo.recovery import Recovered
 
 # Of a subscription at a terminal; a longer one goes on in the next line.
 _NAME_WIDTH_MAX = 17
@@ -41,7 +41,8 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return redelivery if crashed, a row for each subscription of one topic.
 
     Args:
-        rows: Columns as `analysis.redelivery.estimate.summary` has them, and ``crashes`` as `crashes` there has them.
+        rows: Columns as `ackstate.analysis.redelivery.estimate.summary` has them, and ``crashes`` as `crashes` there
+        has them.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
     for row in rows:

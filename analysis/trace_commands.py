@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from analysis.generate_command import GenerateCommand
-from analysis.path_argument import path_argument
+from ackstate.analysis.generate_command import GenerateCommand
+from ackstate.analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class _ConvertByDefault(TyperGroup):
 
 
 def _bad_rows_max(text: str) -> Any:
-    from analysis.trace.bad_rows import BadRowsMax  # noqa: PLC0415 - needs the extra `spark`
+    from ackstate.analysis.trace.bad_rows import BadRowsMax  # noqa: PLC0415 - needs the extra `spark`
 
     try:
         return BadRowsMax.parse(str(text))
@@ -88,7 +88,7 @@ class TraceCommands:
         Text may be compressed with gzip. docs/traces.md describes the formats.
         Bad rows are left out and counted; too many refuse the whole.
         """
-        from analysis.trace.convert import convert  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.trace.convert import convert  # noqa: PLC0415 - needs the extra `spark`
 
         with self.progress() as progress:
             task = progress.add_task("reading", total=None)
@@ -115,7 +115,7 @@ class TraceCommands:
 
         Exit status: 0, or 2 if something is wrong with it.
         """
-        from analysis.trace.check import check_events  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.trace.check import check_events  # noqa: PLC0415 - needs the extra `spark`
 
         with self.progress() as progress:
             task = progress.add_task("reading", total=None)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import ManagedCursor, SqliteStore, persist_all
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from cursor import ManagedCursor, SqliteStore, persist_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cursor import MetadataStore, Store
+    from ackstate.cursor import MetadataStore, Store
 
 ABOUT = (
     "SQLite with synchronous=FULL in a temporary directory. An ack is of an entry that stands alone above the live "

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate import LedgerMap
+from ackstate.cursor import ManagedCursor
 from benchmarks.measurement import Report
-from cursor import ManagedCursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cursor.store import Versioned
+    from ackstate.cursor.store import Versioned
 
 ABOUT = (
     "100 thousand open cursors in a process of its own, divided by their number; nothing waits in them to be "

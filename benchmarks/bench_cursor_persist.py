@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
 from benchmarks.measurement import Against, Report, Spread
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cursor import Store
+    from ackstate.cursor import Store
 
 ABOUT = (
     "Each ack is of an entry that stands alone above the live holes, and is persisted by itself. Bytes are those "

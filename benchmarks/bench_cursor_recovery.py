@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import ManagedCursor, MemoryStore
 from benchmarks.bench_cursor import CountingStore, sqlite
 from benchmarks.measurement import Against, Report, Spread, timed
 from benchmarks.workloads import alternating, clustered
-from cursor import ManagedCursor, MemoryStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cursor import Store
+    from ackstate.cursor import Store
 
 ABOUT = (
     "Opening a cursor whose journal holds a snapshot of a million ranges and then deltas of one ack each: all of "

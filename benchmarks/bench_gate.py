@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Usage
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from limits import BrokerLimit, DispatchGate, GateLimits, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ackstate.cursor import SqliteStore
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from cursor import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.subscription import Subscription, SubscriptionType
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits
+from ackstate.limits.rules import Accounting
 from benchmarks.measurement import RESULTS, Against, Report
 from benchmarks.overshoot_plot import Curve, Panel, drawn
 from benchmarks.workloads import SEED
-from cursor import CursorConfig, ManagedCursor, MemoryStore
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.subscription import Subscription, SubscriptionType
-from delay import TopicDelayIndex
-from limits import DispatchGate, GateLimits
-from limits.rules import Accounting
 
 if TYPE_CHECKING:
     from ackstate import Position

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import LedgerMap, Position
-from analysis.trace.parquet import write_trace
-from analysis.trace.recorder import read_recording
-from analysis.trace.recording import Recording
+from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import Recording
+from ackstate.cursor import ManagedCursor, MemoryStore
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from cursor import ManagedCursor, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

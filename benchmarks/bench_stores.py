@@ -10,14 +10,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ackstate.cursor import FileStore, SqliteStore
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from cursor import FileStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ackstate.cursor import Store
     from benchmarks.measurement import Spread
-    from cursor import Store
 
 ABOUT = (
     "FileStore, SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, all in one "

@@ -1,18 +1,18 @@
 """A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
 
-from cursor.auto_age import AUTO, AutoAge
-from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from cursor.config import CursorConfig
-from cursor.journal_format import Format, Repair
-from cursor.listener import Change, CursorListener
-from cursor.managed import ManagedCursor, persist_all
-from cursor.message_log import Message, MessageLog
-from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
-from cursor.policy_store import Policies, PolicyOwner, PolicyStore
-from cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
-from cursor.recovery import UnreadableCursorError
-from cursor.shared_holes import BucketReferences, SharedHoles
-from cursor.store import (
+from ackstate.cursor.auto_age import AUTO, AutoAge
+from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.listener import Change, CursorListener
+from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.message_log import Message, MessageLog
+from ackstate.cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
+from ackstate.cursor.policy_store import Policies, PolicyOwner, PolicyStore
+from ackstate.cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.shared_holes import BucketReferences, SharedHoles
+from ackstate.cursor.store import (
     LedgerFencedError,
     LedgerNotFoundError,
     LedgerStore,
@@ -24,10 +24,10 @@ from cursor.store import (
     StoreLockedError,
     VersionMismatchError,
 )
-from cursor.stores.file import FileStore
-from cursor.stores.memory import MemoryStore
-from cursor.stores.sqlite import SqliteStore
-from cursor.subscription import (
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.subscription import (
     AckRefusedError,
     BlockReason,
     ConsumerBusyError,

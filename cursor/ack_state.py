@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.ack_hole import ack_effect, stretch_effect
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.undurable import EVERYTHING, RangeLimit, Undurable
+from ackstate.cursor.undurable_batches import UndurableBatches
 from ackstate.deleted_ranges import DeletedRanges, Run
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import InvalidPositionError
 from ackstate.position import Position, check_position
 from ackstate.selection import Keep
 from ackstate.wire.pulsar.limits import LimitRule
-from cursor.undurable import EVERYTHING, RangeLimit, Undurable
-from cursor.undurable_batches import UndurableBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

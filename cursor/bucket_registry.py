@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from cursor.managed import INTERNAL_PREFIX
-from cursor.store import ABSENT, check_path
+from ackstate.cursor.managed import INTERNAL_PREFIX
+from ackstate.cursor.store import ABSENT, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cursor.managed import ManagedCursor
-    from cursor.store import LedgerStore, MetadataStore
-    from delay.buckets.snapshots import BucketRegistry, SnapshotLedgers
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.store import LedgerStore, MetadataStore
+    from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers
 
 
 @final

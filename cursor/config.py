@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from ackstate.cursor.ack_state import PersistLimits
+from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.native_format import NativeFormat
+from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
+from ackstate.cursor.pulsar_format import PulsarFormat
 from ackstate.integers import check_count
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
-from cursor.ack_state import PersistLimits
-from cursor.auto_age import AutoAge
-from cursor.journal_format import Format
-from cursor.native_format import NativeFormat
-from cursor.pulsar_conf import cursor_settings, read_properties
-from cursor.pulsar_format import PulsarFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cursor.journal_format import JournalFormat
+    from ackstate.cursor.journal_format import JournalFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class CursorConfig:
             Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
         range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
             format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges count as
-            one if only holes part them that delay buckets hold (`cursor.shared_holes`), and what is durable already
-            stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes its
-            place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
+            one if only holes part them that delay buckets hold (`ackstate.cursor.shared_holes`), and what is durable
+            already stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes
+            its place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
         range_limit_rule: What `range_count_max` counts in Pulsar's format. EXACT, the default, counts ranges in either
             form. The others decide as a Pulsar release does. In WORDS these count acked entries and keep or exclude
             whole ledgers: up to 5.0.0-M1 the first ledger with acks is always kept, however many ranges it has, and 5.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ackstate.cursor.journal_format import Content, Format, Repair
     from ackstate.position import Position
-    from cursor.journal_format import Content, Format, Repair
 
 
 class Status(StrEnum):

@@ -7,14 +7,14 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError
-from cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cursor.outcome import PersistResult
-    from cursor.persister import Persister, Plan
+    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.persister import Persister, Plan
 
 _Outcome = TypeVar("_Outcome")
 

@@ -14,26 +14,34 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import unquote
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.findings import (
+    CursorInspection,
+    CursorName,
+    JournalRecord,
+    Note,
+    Problem,
+    RepairOutcome,
+    StoredRecord,
+)
+from ackstate.cursor.journal import ROOT, cursor_owner
+from ackstate.cursor.journal_format import Content, Format, Repair
+from ackstate.cursor.log_ownership import check_log_record, log_path
+from ackstate.cursor.message_log import MessageLog
+from ackstate.cursor.native_format import parts_of
+from ackstate.cursor.recovery import Recovery, UnreadableCursorError, decode_record
+from ackstate.cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.wire import native, native_pointer
 from ackstate.wire.pulsar import decode_position_info
-from cursor.findings import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome, StoredRecord
-from cursor.journal import ROOT, cursor_owner
-from cursor.journal_format import Content, Format, Repair
-from cursor.log_ownership import check_log_record, log_path
-from cursor.message_log import MessageLog
-from cursor.native_format import parts_of
-from cursor.recovery import Recovery, UnreadableCursorError, decode_record
-from cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cursor.recovery import Found
-    from cursor.store import LedgerStore, Store, Versioned
+    from ackstate.cursor.recovery import Found
+    from ackstate.cursor.store import LedgerStore, Store, Versioned
 
 _ENTRIES_AT_ONCE = 100  # of a journal in Pulsar's format, each of which may be large
 

@@ -15,24 +15,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
+from ackstate.cursor.journal_format import CursorRecord
+from ackstate.cursor.native_format import SharedCursorRecord, snapshot_of
+from ackstate.cursor.recovery import Recovery, decode_record
+from ackstate.cursor.shared_holes import HolePins
+from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.errors import CorruptStateError, CursorFencedError
 from ackstate.wire.native_shared import encode_shared, share
-from cursor.journal_format import CursorRecord
-from cursor.native_format import SharedCursorRecord, snapshot_of
-from cursor.recovery import Recovery, decode_record
-from cursor.shared_holes import HolePins
-from cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ackstate.cursor.journal_format import Content, JournalFormat, Repair
+    from ackstate.cursor.recovery import Found
+    from ackstate.cursor.shared_holes import SharedHoles
+    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
     from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
-    from cursor.journal_format import Content, JournalFormat, Repair
-    from cursor.recovery import Found
-    from cursor.shared_holes import SharedHoles
-    from cursor.store import Store
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10

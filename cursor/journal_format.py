@@ -1,7 +1,7 @@
 """What a cursor writes, whatever its bytes look like, and what a format must be able to do.
 
-There are two: ours, a journal of deltas (`cursor.native_format`), and Apache Pulsar's, in which every record is the
-whole state (`cursor.pulsar_format`). Either is read whichever is configured.
+There are two: ours, a journal of deltas (`ackstate.cursor.native_format`), and Apache Pulsar's, in which every record
+is the whole state (`ackstate.cursor.pulsar_format`). Either is read whichever is configured.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 import google_crc32c
 
+from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.errors import CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.wire.native_reader import CHECKSUM, corrupt
-from cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
-    from cursor.store import MetadataStore, Store
+    from ackstate.cursor.store import MetadataStore, Store
 
 ROOT = "/message-logs"
 MAGIC = b"ACKL"

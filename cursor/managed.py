@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes
+from ackstate.cursor.ack_state import AckState
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.group_persist import persist_together
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.journal_format import Repair
+from ackstate.cursor.listener import Change, bitmap_runs, covered_runs
+from ackstate.cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.pulsar_format import reopened
+from ackstate.cursor.topic_name import check_name
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
@@ -15,29 +25,19 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 from ackstate.wire.native import check_properties
 from ackstate.wire.native_pointer import check_cursor_properties
-from cursor.ack_state import AckState
-from cursor.config import CursorConfig
-from cursor.group_persist import persist_together
-from cursor.journal import Journal
-from cursor.journal_format import Repair
-from cursor.listener import Change, bitmap_runs, covered_runs
-from cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
-from cursor.persister import Persister
-from cursor.pulsar_format import reopened
-from cursor.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
+    from ackstate.cursor.listener import CursorListener
+    from ackstate.cursor.persister import PersistWatcher
+    from ackstate.cursor.recovery import Found
+    from ackstate.cursor.shared_holes import SharedHoles
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.young_age import YoungAge
     from ackstate.deleted_ranges import DeletedRanges
-    from cursor.listener import CursorListener
-    from cursor.persister import PersistWatcher
-    from cursor.recovery import Found
-    from cursor.shared_holes import SharedHoles
-    from cursor.store import Store
-    from cursor.young_age import YoungAge
 
 
 INTERNAL_PREFIX = "#pulsar.internal."
@@ -85,7 +85,7 @@ class ManagedCursor:
         """Open a subscription's cursor and take it over from whoever had it: recover it, or create it if there is none.
 
         A new cursor stands before the first entry of the log and is durable when this returns. In Pulsar's format a
-        mark-delete position may move, as `cursor.pulsar_format.reopened` says; that is durable then, too.
+        mark-delete position may move, as `ackstate.cursor.pulsar_format.reopened` says; that is durable then, too.
 
         Args:
             store: Where the cursor's state lives; stays open when the cursor is closed.

@@ -1,6 +1,6 @@
 """A topic's messages in ledgers of a store: what cursors acknowledge and a restart reads again.
 
-One owner at a time writes a log: `MessageLog.open` fences every earlier one, as `cursor.log_ownership` says.
+One owner at a time writes a log: `MessageLog.open` fences every earlier one, as `ackstate.cursor.log_ownership` says.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
 
+from ackstate.cursor.log_ownership import LogOwnership, log_owner
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.cursor.topic_name import check_name
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from cursor.log_ownership import LogOwnership, log_owner
-from cursor.store import LedgerFencedError, LedgerNotFoundError
-from cursor.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 NO_DELAY = -1
 

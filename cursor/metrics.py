@@ -16,9 +16,9 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ackstate.cursor.outcome import Route, Source
+from ackstate.cursor.topic_name import parse_topic
 from ackstate.errors import CursorClosedError
-from cursor.outcome import Route, Source
-from cursor.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-    from cursor.managed import ManagedCursor
-    from cursor.outcome import CursorStats, PersistResult
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.outcome import CursorStats, PersistResult
 
 
 class _Labels(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
@@ -18,13 +19,12 @@ from ackstate.wire.native import Parts, Record, RecordKind, record_of
 from ackstate.wire.native_deltas import Place, decode_deltas, join
 from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
 from ackstate.wire.native_shared import SharedSnapshot, decode_shared, is_shared
-from cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ackstate.cursor.journal_format import ReadEntries
     from ackstate.ledger_map import LedgerMap
-    from cursor.journal_format import ReadEntries
 
 Resolve = Callable[[SharedSnapshot], Parts]
 """Reads the delay buckets that a snapshot refers to, and returns all that it says."""

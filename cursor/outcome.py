@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cursor.journal_format import Format, Repair
+from ackstate.cursor.journal_format import Format, Repair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,30 +7,30 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal_format import Content
+from ackstate.cursor.listener import Change
+from ackstate.cursor.outcome import PersistResult, Route
+from ackstate.cursor.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.shared_holes import FilledCount, filled
+from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.cursor.undurable import EVERYTHING
+from ackstate.cursor.young_age import YoungAge
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CursorClosedError
 from ackstate.wire.pulsar import LimitRule
-from cursor.journal_format import Content
-from cursor.listener import Change
-from cursor.outcome import PersistResult, Route
-from cursor.rate_limiter import MarkDeleteRateLimiter
-from cursor.shared_holes import FilledCount, filled
-from cursor.store import PayloadTooLargeError, StoreError
-from cursor.undurable import EVERYTHING
-from cursor.young_age import YoungAge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyroaring import BitMap
 
+    from ackstate.cursor.ack_state import AckState, PersistLimits, Unpersisted
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.journal import Journal
+    from ackstate.cursor.listener import CursorListener
     from ackstate.errors import AckStateError
     from ackstate.position import Position
     from ackstate.wire.native_shared import BucketHoles
-    from cursor.ack_state import AckState, PersistLimits, Unpersisted
-    from cursor.config import CursorConfig
-    from cursor.journal import Journal
-    from cursor.listener import CursorListener
 
 
 _LOG = logging.getLogger(__name__)

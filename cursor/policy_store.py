@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from unicodedata import category
 from urllib.parse import quote, unquote
 
+from ackstate.cursor.store import ABSENT, DamagedValueError, VersionMismatchError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.integers import check_within
+from ackstate.limits import DelayedDeliveryPolicies, GateLimits
 from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN
-from cursor.store import ABSENT, DamagedValueError, VersionMismatchError
-from limits import DelayedDeliveryPolicies, GateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cursor.store import MetadataStore
+    from ackstate.cursor.store import MetadataStore
 
 NAMESPACES = "/policies/namespaces"
 TOPICS = "/policies/topics"

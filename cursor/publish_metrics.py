@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, final
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from cursor.publisher import OVERRIDDEN, REJECTED
+from ackstate.cursor.publisher import OVERRIDDEN, REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from prometheus_client.core import Metric
 
-    from cursor.publisher import CounterSample, PublishCounters
+    from ackstate.cursor.publisher import CounterSample, PublishCounters
 
 _LABELS = ("pulsar_cluster", "pulsar_namespace", "pulsar_topic")
 _MEANINGS = {

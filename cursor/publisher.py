@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from cursor.message_log import checked_messages
-from cursor.topic_name import parse_topic
-from limits.policies import DeliveryDelayExceededError
+from ackstate.cursor.message_log import checked_messages
+from ackstate.cursor.topic_name import parse_topic
+from ackstate.limits.policies import DeliveryDelayExceededError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ackstate.cursor.message_log import Message, MessageLog
+    from ackstate.limits.policies import EffectiveDelayedDelivery
     from ackstate.position import Position
-    from cursor.message_log import Message, MessageLog
-    from limits.policies import EffectiveDelayedDelivery
 
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
 OVERRIDDEN = "pulsar.broker.topic.messages.fixed.delay.overridden"

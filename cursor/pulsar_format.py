@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
@@ -25,11 +26,10 @@ from ackstate.wire.pulsar import (
     encode_position_info,
 )
 from ackstate.wire.pulsar.records import NO_LEDGER
-from cursor.journal_format import Content, CursorRecord, Format, JournalFormat, Recovered
 
 if TYPE_CHECKING:
+    from ackstate.cursor.journal_format import ReadEntries
     from ackstate.ledger_map import LedgerMap
-    from cursor.journal_format import ReadEntries
 
 
 @final

@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal_format import Content, CursorRecord, Recovered, Repair
+from ackstate.cursor.native_format import NativeFormat, SharedCursorRecord, content_of
+from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.shared_holes import resolver
+from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from ackstate.wire import native_pointer
 from ackstate.wire.native import record_of
-from cursor.journal_format import Content, CursorRecord, Recovered, Repair
-from cursor.native_format import NativeFormat, SharedCursorRecord, content_of
-from cursor.pulsar_format import PulsarFormat
-from cursor.shared_holes import resolver
-from cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ackstate.cursor.journal_format import JournalFormat
+    from ackstate.cursor.shared_holes import SharedHoles
+    from ackstate.cursor.store import Store, Versioned
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native import Parts, Record
     from ackstate.wire.native_shared import SharedSnapshot
-    from cursor.journal_format import JournalFormat
-    from cursor.shared_holes import SharedHoles
-    from cursor.store import Store, Versioned
 
 _TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
 

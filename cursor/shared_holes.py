@@ -23,13 +23,13 @@ from urllib.parse import quote
 import google_crc32c
 import numpy as np
 
+from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.entry_bitmap import firsts, runs_of, union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
 from ackstate.position import LEDGER_ID_MAX
 from ackstate.wire.native_shared import BucketHoles, BucketReference, joined, resolve
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata
-from cursor.store import ABSENT, LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyroaring import BitMap
 
+    from ackstate.cursor.native_format import Resolve
+    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.wire.native import Parts
     from ackstate.wire.native_shared import SharedSnapshot
     from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata
-    from cursor.native_format import Resolve
-    from cursor.store import LedgerStore, MetadataStore, Store
 
 ROOT = "/delay-references"
 

@@ -1,7 +1,7 @@
 """What a cursor needs of a storage: two small protocols, with their durability contract in prose.
 
 A `LedgerStore` keeps logs of opaque entries, a `MetadataStore` small values that are swung by compare-and-set. A
-`Store` has one of each. `cursor.testing.check_store` is the contract as code: every backend passes it.
+`Store` has one of each. `ackstate.cursor.testing.check_store` is the contract as code: every backend passes it.
 
 Durability. A mutating call that returns has been synced: it survives a crash of the process, of the machine, and a
 power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; whoever needs to

@@ -1,6 +1,7 @@
 """Which ack holes has a stored cursor, and why are they there, as far as a store can tell without its broker?
 
-Read as an open would read it; nothing is written. Of a cursor that does not open, `cursor.inspection` says why.
+Read as an open would read it; nothing is written. Of a cursor that does not open, `ackstate.cursor.inspection` says
+why.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ackstate.ack_hole import holes
+from ackstate.cursor.ack_state import AckState
+from ackstate.cursor.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
+from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
-from cursor.ack_state import AckState
-from cursor.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
-from cursor.store import LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ackstate.ack_hole import AckHole
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.message_log import Message, MessageLog
     from ackstate.position import Position
-    from cursor.journal_format import Content
-    from cursor.message_log import Message, MessageLog
 
 _BROKER_REST = "only the running broker knows"
 _BROKER_ONLY = f"who has it {_BROKER_REST}"

@@ -7,33 +7,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.dispatch.admission import AckRefusedError, Admission
+from ackstate.cursor.dispatch.block_reason import BlockReason, explain_block
+from ackstate.cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, Consumers, SubscriptionType
+from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
+from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.dispatch.live_holes import Whereabouts, explain_holes
+from ackstate.cursor.dispatch.waiting import Waiting
+from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.persister import PersistWatcher
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
+from ackstate.limits.gate import DispatchGate, GateLimits
+from ackstate.limits.rules import Rule
 from ackstate.position import check_position
-from cursor.dispatch.admission import AckRefusedError, Admission
-from cursor.dispatch.block_reason import BlockReason, explain_block
-from cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, Consumers, SubscriptionType
-from cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
-from cursor.dispatch.dispatcher import Dispatcher
-from cursor.dispatch.live_holes import Whereabouts, explain_holes
-from cursor.dispatch.waiting import Waiting
-from cursor.hole_report import HoleReason
-from cursor.managed import ManagedCursor
-from cursor.outcome import Route
-from cursor.persister import PersistWatcher
-from limits.gate import DispatchGate, GateLimits
-from limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+    from ackstate.cursor.hole_report import HoleReport
+    from ackstate.cursor.message_log import MessageLog
+    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.limits.gate import Usage
     from ackstate.position import Position
-    from cursor.dispatch.deliveries import Deliveries, Sent
-    from cursor.hole_report import HoleReport
-    from cursor.message_log import MessageLog
-    from cursor.outcome import PersistResult, Receipt
-    from delay.tracker import DelayedDeliveryTracker
-    from limits.gate import Usage
 
 __all__ = [
     "AckRefusedError",

@@ -10,8 +10,8 @@ from ackstate.batch_indexes import BatchIndexes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ackstate.cursor.undurable import Undurable
     from ackstate.position import Position
-    from cursor.undurable import Undurable
 
 
 class _Before(NamedTuple):

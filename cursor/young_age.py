@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.auto_age import AgeChooser, AutoAge
+from ackstate.cursor.undurable import EVERYTHING
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
-from cursor.auto_age import AgeChooser, AutoAge
-from cursor.undurable import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

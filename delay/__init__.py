@@ -1,14 +1,14 @@
 """Which delayed messages are due? One index for a topic, one view of it for each subscription; no clock."""
 
-from delay.buckets.index import BucketedDelayIndex
-from delay.buckets.recovery import BucketRecoveryReport
-from delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
-from delay.config import DelayConfig
-from delay.in_memory import InMemoryDelayTracker
-from delay.index import TopicDelayIndex
-from delay.registry import DelayIndexRegistry
-from delay.tracker import DelayedDeliveryTracker
-from delay.view import SubscriptionDelayView
+from ackstate.delay.buckets.index import BucketedDelayIndex
+from ackstate.delay.buckets.recovery import BucketRecoveryReport
+from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
+from ackstate.delay.config import DelayConfig
+from ackstate.delay.in_memory import InMemoryDelayTracker
+from ackstate.delay.index import TopicDelayIndex
+from ackstate.delay.registry import DelayIndexRegistry
+from ackstate.delay.tracker import DelayedDeliveryTracker
+from ackstate.delay.view import SubscriptionDelayView
 
 __all__ = [
     "BucketRecoveryReport",

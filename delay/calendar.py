@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyroaring import BitMap
 
-    from delay.position_set import PositionSet
+    from ackstate.delay.position_set import PositionSet
 
 # A key is the time, then the position, so that keys sort by time. A leaf keeps the low 64 bits of its keys, those
 # above them, the era, once: 24 bits of the time (4 h 40 min), then a page of 2**16 entries, then the entry in it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, final
 
-from delay.position_set import PositionSet
+from ackstate.delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
+from ackstate.delay.config import DelayConfig
+from ackstate.delay.position_set import positions_of
+from ackstate.delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position
-from delay.config import DelayConfig
-from delay.position_set import positions_of
-from delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

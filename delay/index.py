@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
+from ackstate.delay.calendar import Calendar, first_of_each
+from ackstate.delay.config import DelayConfig
+from ackstate.delay.due_log import DUE_LOG_BYTES_MAX, DueLog
+from ackstate.delay.position_set import PositionSet
+from ackstate.delay.tracker import TIME_MS_MAX, check_message, check_time
+from ackstate.delay.view import SubscriptionDelayView
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.integers import check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
-from delay.calendar import Calendar, first_of_each
-from delay.config import DelayConfig
-from delay.due_log import DUE_LOG_BYTES_MAX, DueLog
-from delay.position_set import PositionSet
-from delay.tracker import TIME_MS_MAX, check_message, check_time
-from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -7,13 +7,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
-from delay.index import TopicDelayIndex
+from ackstate.delay.index import TopicDelayIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate import Position
-    from delay.view import SubscriptionDelayView
+    from ackstate.delay.view import SubscriptionDelayView
 
 
 class ViewedIndex(Protocol):

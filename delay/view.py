@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
 
+from ackstate.delay.due_log import batches_from
+from ackstate.delay.position_set import PositionSet, positions_of
+from ackstate.delay.tracker import SkippingTracker, check_message, check_time
 from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
-from delay.due_log import batches_from
-from delay.position_set import PositionSet, positions_of
-from delay.tracker import SkippingTracker, check_message, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delay.due_log import DueBatch
-    from delay.index import DelayIndex
+    from ackstate.delay.due_log import DueBatch
+    from ackstate.delay.index import DelayIndex
 
 # Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)

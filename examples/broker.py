@@ -20,7 +20,7 @@ import time
 from contextlib import closing, suppress
 
 from ackstate import AckStateError, Position
-from cursor import ManagedCursor, Message, MessageLog, SqliteStore, Subscription
+from ackstate.cursor import ManagedCursor, Message, MessageLog, SqliteStore, Subscription
 
 
 class Broker:

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.loop_disk import LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
 
 STATE_BYTES = 20_000
 

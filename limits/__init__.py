@@ -1,8 +1,8 @@
 """May the dispatcher send more, may a message be published so? Numbers in, a verdict out; no cursor, no clock."""
 
-from limits.broker import BrokerLimit
-from limits.gate import DispatchGate
-from limits.policies import (
+from ackstate.limits.broker import BrokerLimit
+from ackstate.limits.gate import DispatchGate
+from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
     DelayPolicyRefusedError,
@@ -12,7 +12,7 @@ from limits.policies import (
     check_topic_settable,
     effective,
 )
-from limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
+from ackstate.limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
 
 __all__ = [
     "Accounting",

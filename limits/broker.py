@@ -5,11 +5,19 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
+from ackstate.limits.broker_conf import read_conf
+from ackstate.limits.rule_state import NO_LIMIT, fitting_count, total_of
+from ackstate.limits.rules import (
+    BLOCKED_SHARE_KEY,
+    GATE_KEYS,
+    Rule,
+    Verdict,
+    check_not_negative,
+    check_ratio,
+    check_whole,
+)
+from ackstate.limits.waiters import call_all
 from ackstate.properties import LONG_MAX, LONG_MIN, number, whole_number
-from limits.broker_conf import read_conf
-from limits.rule_state import NO_LIMIT, fitting_count, total_of
-from limits.rules import BLOCKED_SHARE_KEY, GATE_KEYS, Rule, Verdict, check_not_negative, check_ratio, check_whole
-from limits.waiters import call_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,17 +12,17 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from limits.broker import NOBODY, BrokerLimit, wake_all
-from limits.rule_state import Wanted, check
-from limits.rules import GateLimits, Rule, Usage, Verdict
-from limits.subscription_rules import SubscriptionRules
-from limits.waiters import Waiters, call_all
+from ackstate.limits.broker import NOBODY, BrokerLimit, wake_all
+from ackstate.limits.rule_state import Wanted, check
+from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
+from ackstate.limits.subscription_rules import SubscriptionRules
+from ackstate.limits.waiters import Waiters, call_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from limits.broker import BrokerPart
-    from limits.rule_state import RuleState
+    from ackstate.limits.broker import BrokerPart
+    from ackstate.limits.rule_state import RuleState
 
 __all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ackstate.errors import AckStateError
 from ackstate.integers import check_within
+from ackstate.limits.broker_conf import read_conf
 from ackstate.properties import LONG_MAX, flag, whole_number
-from limits.broker_conf import read_conf
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from limits.rules import Rule, Verdict
+from ackstate.limits.rules import Rule, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.limits.broker_conf import read_conf
 from ackstate.properties import LONG_MAX, LONG_MIN, flag, whole_number
-from limits.broker_conf import read_conf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

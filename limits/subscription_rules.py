@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from limits.rule_state import RuleState, total_of
-from limits.rules import Accounting, Rule, Verdict
+from ackstate.limits.rule_state import RuleState, total_of
+from ackstate.limits.rules import Accounting, Rule, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from limits.rule_state import Wanted
-    from limits.rules import GateLimits, Usage
+    from ackstate.limits.rule_state import Wanted
+    from ackstate.limits.rules import GateLimits, Usage
 
 
 @final

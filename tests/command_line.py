@@ -6,14 +6,14 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from analysis.cli import main
-from analysis.demo.broker import Broker, BrokerSettings
-from analysis.demo.directory import BrokerDirectory
-from analysis.trace.recorder import Recorder
-from cursor import SqliteStore
+from ackstate.analysis.cli import main
+from ackstate.analysis.demo.broker import Broker, BrokerSettings
+from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.trace.recorder import Recorder
+from ackstate.cursor import SqliteStore
 
 T0_MS = 1_700_000_000_000
-ENTRY = [sys.executable, "-P", "-m", "analysis.cli"]
+ENTRY = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
 
 
 class Outcome(NamedTuple):

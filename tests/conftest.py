@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def spark():
     """One Spark session for all tests that need it."""
-    from analysis.redelivery.spark import local_session
+    from ackstate.analysis.redelivery.spark import local_session
 
     session = local_session()
     yield session
@@ -41,9 +41,9 @@ def spark():
 @pytest.fixture(scope="session")
 def power_can_be_cut():
     """Skip, with the reason, where there is no disk whose power can be cut."""
-    from analysis.crash.layer import LayerSkippedError
-    from analysis.crash.loop_disk import LoopDisk
-    from analysis.crash.private_mounts import with_private_mounts
+    from ackstate.analysis.crash.layer import LayerSkippedError
+    from ackstate.analysis.crash.loop_disk import LoopDisk
+    from ackstate.analysis.crash.private_mounts import with_private_mounts
 
     def try_it():
         with LoopDisk() as disk:

@@ -6,17 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from analysis.redelivery import daily_subscription, incremental
-from analysis.redelivery import estimates as at_once
-from analysis.redelivery import parts as of_parts
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.checkpoint_codec import decoded
-from analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
-from analysis.redelivery.daily_subscription import Days
-from analysis.redelivery.kept_classes import BrokerState
-from analysis.redelivery.slices import Slices
-from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.redelivery.thinning import packed
+from ackstate.analysis.redelivery import daily_subscription, incremental
+from ackstate.analysis.redelivery import estimates as at_once
+from ackstate.analysis.redelivery import parts as of_parts
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.checkpoint_codec import decoded
+from ackstate.analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
+from ackstate.analysis.redelivery.daily_subscription import Days
+from ackstate.analysis.redelivery.kept_classes import BrokerState
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.thinning import packed
 from chunks import chunk_of
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pyroaring import BitMap
 
 from ackstate import Position
-from delay import BucketedDelayIndex
-from delay.position_set import PositionSet
+from ackstate.delay import BucketedDelayIndex
+from ackstate.delay.position_set import PositionSet
 
 NO_DELAY = -1
 LEDGER_ENTRIES = 4

@@ -5,13 +5,21 @@ from __future__ import annotations
 import shutil
 from functools import partial
 
-from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionOptions
-from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from cursor.message_log import NO_DELAY
-from cursor.stores.sqlite import SqliteStore
-from cursor.subscription import SubscriptionType
-from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from limits import DispatchGate, GateLimits
+from ackstate.cursor import (
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    Subscription,
+    SubscriptionOptions,
+)
+from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits
 
 TICK_MS = 10
 FAR_MS = 10**9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analysis.demo.broker import BrokerSettings
-from analysis.demo.job import DemoRun, SubscriptionOutcome
-from analysis.demo.kill import Kill
+from ackstate.analysis.demo.broker import BrokerSettings
+from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
+from ackstate.analysis.demo.kill import Kill
 
 BEGIN_MS = 1_700_000_000_000
 KILL_MS = BEGIN_MS + 4_000

@@ -6,8 +6,8 @@ from contextlib import closing
 from math import inf
 from pathlib import Path
 
-from cursor import FileStore
-from cursor.store import ABSENT
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT
 
 LOG = "log-0000000000000001"
 GOLDEN = Path(__file__).parent / "golden"

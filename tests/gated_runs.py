@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.auto_age import AutoAge
 from chunks import chunk_of
-from cursor.auto_age import AutoAge
 
 
 class Taken:
@@ -24,8 +24,8 @@ class Taken:
 
     def set(self, run_min, steps):
         self.steps = self.at_once = self.in_stretches = 0
-        self.monkeypatch.setattr("analysis.redelivery.gated_replay._RUN_MIN", run_min)
-        self.monkeypatch.setattr("analysis.redelivery.gated_replay._STEPS", steps)
+        self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._RUN_MIN", run_min)
+        self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._STEPS", steps)
 
     def _step(self, real):
         def step(replay, mentions, at):

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from analysis.redelivery.policy import Policy
-from analysis.trace.events import Event, EventKind
-from cursor.auto_age import AutoAge
-from cursor.managed import ManagedCursor
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
 from traces import runs_of
 
 NAMES = {"topic": "t", "subscription": "s"}

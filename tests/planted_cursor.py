@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cursor import ManagedCursor, StoreError
-from cursor.journal import Journal
-from cursor.persister import Persister
+from ackstate.cursor import ManagedCursor, StoreError
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.persister import Persister
 
 if TYPE_CHECKING:
     from collections.abc import Callable

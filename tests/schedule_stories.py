@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from analysis.crash.model.schedule import Schedule
-from analysis.crash.model.settings import Settings, Tracker
-from analysis.crash.model.traffic import ack, append, dispatch
-from cursor import CursorConfig, Format, Message, persist_all
-from cursor.message_log import NO_DELAY
-from cursor.outcome import Route
-from cursor.store import StoreError
-from cursor.stores.memory import Fault, FaultKind
-from limits import GateLimits
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.settings import Settings, Tracker
+from ackstate.analysis.crash.model.traffic import ack, append, dispatch
+from ackstate.cursor import CursorConfig, Format, Message, persist_all
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.limits import GateLimits
 
 
 class Story:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from limits import GateLimits
+from ackstate.limits import GateLimits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

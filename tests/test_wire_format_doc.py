@@ -11,8 +11,8 @@ import google_crc32c
 import pytest
 from pyroaring import BitMap
 
-from analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS, SCALAR_COLUMNS, Event, EventKind
-from analysis.trace.recorder import Recorder
+from ackstate.analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.recorder import Recorder
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"

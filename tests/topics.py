@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionOptions
-from cursor.message_log import NO_DELAY
-from cursor.subscription import SubscriptionType
-from delay import TopicDelayIndex
-from limits import DispatchGate, GateLimits
+from ackstate.cursor import (
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    Subscription,
+    SubscriptionOptions,
+)
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits
 
 
 class Topic:

@@ -6,7 +6,7 @@ import json
 
 import pyarrow.parquet as pq
 
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.events import Event, EventKind
 
 
 def lines_of(rows):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.events import Event, EventKind
 
 
 class State(NamedTuple):

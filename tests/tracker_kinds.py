@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cursor import MemoryStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.cursor import MemoryStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 
 
 @dataclass

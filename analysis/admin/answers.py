@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
+from ackstate.analysis.admin.log_lines import LOG
+from ackstate.cursor.policy_store import POLICIES_OF
+from ackstate.cursor.store import StoreError, VersionMismatchError
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from analysis.admin.log_lines import LOG
-from cursor.policy_store import POLICIES_OF
-from cursor.store import StoreError, VersionMismatchError
-from limits import DelayPolicyRefusedError
+from ackstate.limits import DelayPolicyRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,19 +11,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
-from analysis.admin.guard import OPEN_PATHS, Guard
-from analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
-from analysis.admin.numbers import PolicyCollector, RequestCounter
-from analysis.admin.page import CONTENT_SECURITY_POLICY, render
-from analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
-from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from analysis.admin.tokens import OneToken
-from cursor.policy_store import PolicyOwner, PolicyStore
+from ackstate.analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
+from ackstate.analysis.admin.guard import OPEN_PATHS, Guard
+from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
+from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
+from ackstate.analysis.admin.page import CONTENT_SECURITY_POLICY, render
+from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
+from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.analysis.admin.tokens import OneToken
+from ackstate.cursor.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
-    from analysis.admin.tokens import Tokens
-    from cursor.store import Store
+    from ackstate.analysis.admin.tokens import Tokens
+    from ackstate.cursor.store import Store
 
 _TITLE = "ackstate admin"
 _DESCRIPTION = (

@@ -6,12 +6,12 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from analysis.admin.guard import WHO
+from ackstate.analysis.admin.guard import WHO
 
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from cursor.policy_store import PolicyOwner
+    from ackstate.cursor.policy_store import PolicyOwner
 
 _LOG = logging.getLogger("ackstate.admin.audit")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ackstate.analysis.path_argument import path_argument
 from ackstate.errors import AckStateError
-from analysis.path_argument import path_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.admin.tokens import Tokens
+    from ackstate.analysis.admin.tokens import Tokens
 
 TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
 
@@ -87,14 +87,14 @@ class ServeCommand:
         A store on a disk is open in one process at a time: not while a broker has it.
         """
         try:
-            from analysis.admin.connections import ConnectionLimits
-            from analysis.admin.resolve import BrokerPolicies
-            from analysis.admin.server import ServerSettings, serve
-            from analysis.admin.tokens import OneToken, TokenFile, checked_token
+            from ackstate.analysis.admin.connections import ConnectionLimits
+            from ackstate.analysis.admin.resolve import BrokerPolicies
+            from ackstate.analysis.admin.server import ServerSettings, serve
+            from ackstate.analysis.admin.tokens import OneToken, TokenFile, checked_token
         except ImportError as error:
             package = str(error.name).partition(".")[0]
             raise AckStateError(f"{package} is missing: install ackstate[admin]") from error
-        from cursor.pulsar_conf import read_properties
+        from ackstate.cursor.pulsar_conf import read_properties
 
         tokens: Tokens | None = None
         if token_file is not None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ackstate.analysis.admin.answers import refusal
+from ackstate.analysis.admin.log_lines import RepeatedWarning
 from ackstate.integers import check_count
-from analysis.admin.answers import refusal
-from analysis.admin.log_lines import RepeatedWarning
 
 if TYPE_CHECKING:
     import asyncio

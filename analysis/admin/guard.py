@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, final
 from urllib.parse import unquote
 
-from analysis.admin.answers import refusal
-from analysis.admin.log_lines import RepeatedWarning
+from ackstate.analysis.admin.answers import refusal
+from ackstate.analysis.admin.log_lines import RepeatedWarning
 
 if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from analysis.admin.tokens import Tokens
+    from ackstate.analysis.admin.tokens import Tokens
 
 BODY_BYTES_MAX = 64 * 1024
 # Below the time that a server that is told to end gives to requests: each gets an answer of ours.

@@ -16,15 +16,15 @@ from urllib.parse import quote_plus
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from ackstate.cursor.inspection import find_cursors, inspect_cursor
+from ackstate.cursor.message_log import MessageLog
 from ackstate.position import Position
-from cursor.inspection import find_cursors, inspect_cursor
-from cursor.message_log import MessageLog
 
 if TYPE_CHECKING:
+    from ackstate.cursor.findings import CursorInspection
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
-    from cursor.findings import CursorInspection
-    from cursor.journal_format import Content
-    from cursor.store import Store
 
 _NEVER = "1970-01-01T00:00:00Z"
 _NO_POSITION = "-1:-1"

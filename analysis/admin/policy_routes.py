@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.admin.answers import invalid, refusals
-from analysis.admin.audit import log_change
-from analysis.admin.log_lines import LOG
-from analysis.admin.resolve import NumberPolicy
-from cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
-from cursor.store import ABSENT
-from limits import DelayedDeliveryPolicies
+from ackstate.analysis.admin.answers import invalid, refusals
+from ackstate.analysis.admin.audit import log_change
+from ackstate.analysis.admin.log_lines import LOG
+from ackstate.analysis.admin.resolve import NumberPolicy
+from ackstate.cursor.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
+from ackstate.cursor.store import ABSENT
+from ackstate.limits import DelayedDeliveryPolicies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastapi import FastAPI
 
-    from analysis.admin.resolve import LevelledPolicies, PolicyChange
+    from ackstate.analysis.admin.resolve import LevelledPolicies, PolicyChange
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.admin.log_lines import LOG
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.policy_store import Policies
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.properties import check_spelling
-from analysis.admin.log_lines import LOG
-from cursor.config import CursorConfig
-from cursor.policy_store import Policies
-from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
-from limits.policies import (
+from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
+from ackstate.limits.policies import (
     ENABLED_KEY,
     MAX_DELAY_KEY,
     TICK_KEY,
@@ -22,13 +21,14 @@ from limits.policies import (
     check_topic_settable,
     effective,
 )
-from limits.rules import GATE_KEYS
+from ackstate.limits.rules import GATE_KEYS
+from ackstate.properties import check_spelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cursor.policy_store import PolicyOwner, PolicyStore
-    from limits import EffectiveDelayedDelivery
+    from ackstate.cursor.policy_store import PolicyOwner, PolicyStore
+    from ackstate.limits import EffectiveDelayedDelivery
 
 _NOTHING = DelayedDeliveryPolicies()
 # What `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read of a broker's properties.

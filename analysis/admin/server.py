@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import uvicorn
 
+from ackstate.analysis.admin.app import create_app
+from ackstate.analysis.admin.connections import ACCEPT_BATCH, BoundedConnection, ConnectionLimits, Connections
+from ackstate.analysis.admin.guard import WRONG_TOKEN_SECONDS_MAX
+from ackstate.analysis.admin.log_lines import LOG, log_to_stderr
+from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.cursor import PolicyStore, SqliteStore
 from ackstate.errors import AckStateError
-from analysis.admin.app import create_app
-from analysis.admin.connections import ACCEPT_BATCH, BoundedConnection, ConnectionLimits, Connections
-from analysis.admin.guard import WRONG_TOKEN_SECONDS_MAX
-from analysis.admin.log_lines import LOG, log_to_stderr
-from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from cursor import PolicyStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from analysis.admin.tokens import Tokens
+    from ackstate.analysis.admin.tokens import Tokens
 
 LOCAL_HOST = "127.0.0.1"
 _GRACE_SECONDS = 5

@@ -7,9 +7,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Protocol, final
 
+from ackstate.analysis.admin.log_lines import LOG
+from ackstate.analysis.token_file import open_token_file
 from ackstate.errors import AckStateError
-from analysis.admin.log_lines import LOG
-from analysis.token_file import open_token_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

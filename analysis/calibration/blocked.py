@@ -6,14 +6,14 @@ import heapq
 from random import Random
 from typing import TYPE_CHECKING
 
-from analysis.calibration.player import OverSubscription
-from analysis.calibration.workload import Workload
-from analysis.trace.events import Event, EventKind
-from cursor.stores.memory import MemoryStore
+from ackstate.analysis.calibration.player import OverSubscription
+from ackstate.analysis.calibration.workload import Workload
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from ackstate.analysis.redelivery.policy import Policy
     from ackstate.position import Position
-    from analysis.redelivery.policy import Policy
 
 _BEGIN_MS = 1_700_000_000_000
 _LASTS_MS = 4_000

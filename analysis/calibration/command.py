@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from analysis.whole_file import write_whole
+from ackstate.analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.progress import Progress
 
-    from analysis.calibration.results import Calibration
-    from analysis.calibration.run import Plan
+    from ackstate.analysis.calibration.results import Calibration
+    from ackstate.analysis.calibration.run import Plan
 
 _COUNT_MAX = 10_000
 
@@ -65,9 +65,9 @@ class CalibrateCommand:
 
         Exit status: 0 it holds; 1 it does not; 2 it could not be done.
         """
-        from analysis.calibration.page import result_table
-        from analysis.calibration.results import json_text
-        from analysis.calibration.run import Plan
+        from ackstate.analysis.calibration.page import result_table
+        from ackstate.analysis.calibration.results import json_text
+        from ackstate.analysis.calibration.run import Plan
 
         plan = Plan(points, kills, power_cuts, seed, _pairs(estimate_with or ()))
         result = self._result(plan)
@@ -82,7 +82,7 @@ class CalibrateCommand:
             raise typer.Exit(1)
 
     def _result(self, plan: Plan) -> Calibration:
-        from analysis.calibration.run import calibrate
+        from ackstate.analysis.calibration.run import calibrate
 
         with self.progress() as progress:
             task = progress.add_task("calibrating", total=1.0)
@@ -101,13 +101,13 @@ class CalibrateCommand:
 
 
 def _session() -> SparkSession:
-    from analysis.redelivery.spark import local_session
+    from ackstate.analysis.redelivery.spark import local_session
 
     return local_session()
 
 
 def _by_spark(spark: SparkSession, plan: Plan) -> list[float]:
-    from analysis.calibration.prediction import expected_by_spark
+    from ackstate.analysis.calibration.prediction import expected_by_spark
 
     return expected_by_spark(spark, plan.replayed())
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from analysis.calibration.prediction import Prediction
-from analysis.calibration.results import MOMENT, Mistake
-from analysis.redelivery.policy import Policy
+from ackstate.analysis.calibration.prediction import Prediction
+from ackstate.analysis.calibration.results import MOMENT, Mistake
+from ackstate.analysis.redelivery.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.calibration.points import Point
-    from analysis.calibration.results import PointResult
+    from ackstate.analysis.calibration.points import Point
+    from ackstate.analysis.calibration.results import PointResult
 
 MISTAKES: tuple[Mapping[str, str], ...] = (
     {"flush_interval_ms": "333"},

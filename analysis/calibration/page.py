@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from analysis.calibration.picture import drawn
-from analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
-from analysis.redelivery.policy import Policy
-from analysis.whole_file import write_whole
+from ackstate.analysis.calibration.picture import drawn
+from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.calibration.results import Death, PointResult
+    from ackstate.analysis.calibration.results import Death, PointResult
 
 _HEADS = ("traffic", "store", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
 _WORDS = 3
@@ -189,7 +189,7 @@ cuts stayed below what was predicted, in sum. Seed {seed}.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw and write: ``python -m analysis.calibration.page JSON SVG PAGE``."""
+    """Draw and write: ``python -m ackstate.analysis.calibration.page JSON SVG PAGE``."""
     source, picture, text = map(Path, arguments)
     calibration = Calibration.from_json(json.loads(source.read_text(encoding="utf-8")))
     write_whole(picture, drawn(calibration))

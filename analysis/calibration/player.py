@@ -5,27 +5,27 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
+from ackstate.analysis.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
+from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.analysis.trace.events import EventKind
+from ackstate.cursor import ManagedCursor, Subscription
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.subscription import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
+from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
-from analysis.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
-from analysis.redelivery.wrong_route import StoreWithoutLedgers
-from analysis.trace.events import EventKind
-from cursor import ManagedCursor, Subscription
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.store import StoreError
-from cursor.stores.file import FileStore
-from cursor.stores.memory import MemoryStore
-from cursor.stores.sqlite import SqliteStore
-from cursor.subscription import SubscriptionOptions
-from limits.gate import DispatchGate, GateLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.calibration.workload import Instant, Workload
-    from analysis.redelivery.policy import Policy
-    from analysis.trace.events import Event
-    from cursor.store import Store
+    from ackstate.analysis.calibration.workload import Instant, Workload
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.trace.events import Event
+    from ackstate.cursor.store import Store
 
 
 class StoreKind(Enum):

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from analysis.crash.scratch import scratch_directory
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.estimates import estimates
-from analysis.redelivery.spark import readable_failures
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace.parquet import write_trace
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.spark import readable_failures
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace.parquet import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from analysis.calibration.workload import Instant, Workload
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.calibration.workload import Instant, Workload
+    from ackstate.analysis.redelivery.policy import Policy
 
 
 def estimated(policy: Policy) -> Policy:

@@ -13,8 +13,8 @@ import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self, TypeVar, final
 
-from analysis.calibration.workload import CalibrationError
-from analysis.crash.dying import die_with
+from ackstate.analysis.calibration.workload import CalibrationError
+from ackstate.analysis.crash.dying import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

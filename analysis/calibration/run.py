@@ -12,24 +12,24 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from analysis.calibration.mistakes import mistakes
-from analysis.calibration.player import Player, Recovered, open_store, over_store, recover
-from analysis.calibration.points import grid
-from analysis.calibration.prediction import Prediction
-from analysis.calibration.processes import Life, apart, uninterrupted
-from analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, Death, PointResult
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.loop_disk import LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
-from analysis.crash.scratch import scratch_directory
-from analysis.redelivery.policy import Policy
-from cursor.stores.memory import MemoryStore
+from ackstate.analysis.calibration.mistakes import mistakes
+from ackstate.analysis.calibration.player import Player, Recovered, open_store, over_store, recover
+from ackstate.analysis.calibration.points import grid
+from ackstate.analysis.calibration.prediction import Prediction
+from ackstate.analysis.calibration.processes import Life, apart, uninterrupted
+from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, Death, PointResult
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from analysis.calibration.points import Point
-    from analysis.calibration.workload import Instant, Workload
+    from ackstate.analysis.calibration.points import Point
+    from ackstate.analysis.calibration.workload import Instant, Workload
 
 _PLAYED, _PERSISTING, _PERSISTED = b".", b"p", b"d"
 # How long after its begin a persist is interrupted, in powers of ten of a second: it takes a fraction of a millisecond

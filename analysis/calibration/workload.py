@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.generate import columns as made_columns
+from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.generate.series import TopicSeries
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import AckStateError
-from analysis.trace.events import Event, EventKind
-from analysis.trace.generate import columns as made_columns
-from analysis.trace.generate.plan import TracePlan
-from analysis.trace.generate.series import TopicSeries
-from analysis.trace.recorder import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
-    from analysis.trace.generate.columns import Columns
+    from ackstate.analysis.trace.generate.columns import Columns
 
 SUBSCRIPTION = "calibrated"
 _EVENTS = 3_000

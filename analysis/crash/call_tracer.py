@@ -21,8 +21,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, final
 
-from analysis.crash.dying import die_with
-from analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

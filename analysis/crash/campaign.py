@@ -15,15 +15,15 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError
+from ackstate.analysis.whole_file import write_whole
 from ackstate.errors import AckStateError
-from analysis.crash.layer import BrokenPromise, LayerSkippedError
-from analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from analysis.crash.layer import Layer, RunOutcome
+    from ackstate.analysis.crash.layer import Layer, RunOutcome
 
 FAILURES_MAX = 20
 """At most this many different failures of a layer are stored with a story; all failed runs are counted."""

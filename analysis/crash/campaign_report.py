@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from analysis.crash.campaign import OURS
+from ackstate.analysis.crash.campaign import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from analysis.crash.campaign import Totals
+    from ackstate.analysis.crash.campaign import Totals
 
 _STORY_LINES_MAX = 18
 """With what is printed around it, a story fits on a screen of 24 lines."""

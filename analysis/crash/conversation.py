@@ -31,14 +31,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.errors import AckStateError
 from ackstate.position import LEDGER_ID_MAX
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.crash.verdict import Life
+    from ackstate.analysis.crash.verdict import Life
 
 _ENTRY_END_MAX = 2**32
 _NUMBER_MAX = 2**63 - 1

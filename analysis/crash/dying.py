@@ -1,6 +1,7 @@
 """Processes that die with whoever started them, so that a harness that is killed leaves none behind.
 
-python -P -m analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... does that, and then becomes the program, by its path.
+python -P -m ackstate.analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... does that, and then becomes the program, by
+its path.
 """
 
 from __future__ import annotations

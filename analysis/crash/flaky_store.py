@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
-from cursor.store import StoreError
+from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
 
 
 @final

@@ -1,7 +1,7 @@
 """What a crash layer is: an endless sequence of runs, each decided by one seed and judged before the next begins.
 
 A layer knows nothing of budgets, progress or totals: whoever asks for the next run stops asking
-(`analysis.crash.campaign`).
+(`ackstate.analysis.crash.campaign`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from itertools import repeat
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from analysis.crash import workload
-from analysis.crash.conversation import (
+from ackstate.analysis.crash import workload
+from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
     CrashedError,
@@ -25,22 +25,22 @@ from analysis.crash.conversation import (
     SubjectError,
     tell,
 )
-from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.lives_story import complaint, ledgers, told
-from analysis.crash.subject import Operation, OperationKind, Report
-from analysis.crash.subject_process import PATIENCE_S
-from analysis.crash.subject_trace import Lived
-from analysis.crash.verdict import DIFFERING, Life, add_operation, entries, listed
-from analysis.trace.entry_set import EntrySet
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.lives_story import complaint, ledgers, told
+from ackstate.analysis.crash.subject import Operation, OperationKind, Report
+from ackstate.analysis.crash.subject_process import PATIENCE_S
+from ackstate.analysis.crash.subject_trace import Lived
+from ackstate.analysis.crash.verdict import DIFFERING, Life, add_operation, entries, listed
+from ackstate.analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from analysis.crash.conversation import Answer
-    from analysis.crash.subject_launch import Launch
-    from analysis.crash.subject_process import SubjectProcess
-    from analysis.crash.verdict import Verdict
+    from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.subject_launch import Launch
+    from ackstate.analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.verdict import Verdict
 
 RECOVERABLE = "I5: what a crash left can be opened, a crash while it is opened included"
 TALKING = "a subject that is not crashed goes on, and says what the conversation allows"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.crash.conversation import Accepted, Durable, Ready
-from analysis.crash.subject import Operation, OperationKind, Report
-from analysis.crash.verdict import entries, listed
+from ackstate.analysis.crash.conversation import Accepted, Durable, Ready
+from ackstate.analysis.crash.subject import Operation, OperationKind, Report
+from ackstate.analysis.crash.verdict import entries, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.crash.conversation import Answer, SubjectError
+    from ackstate.analysis.crash.conversation import Answer, SubjectError
 
 
 def told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.scratch import leftovers, scratch_prefix
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.scratch import leftovers, scratch_prefix
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,8 +48,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class LoopDisk:
     """An empty ext4, mounted on `directory`; as a context manager, unmounted and gone at its end.
 
-    A process that is killed leaves a mount behind unless it has mounts of its own (`analysis.crash.private_mounts`),
-    and in any case an empty directory that the next disk removes.
+    A process that is killed leaves a mount behind unless it has mounts of its own
+    (`ackstate.analysis.crash.private_mounts`), and in any case an empty directory that the next disk removes.
 
     Args:
         options: Mount options of ext4, separated by commas: ``"noauto_da_alloc,data=writeback"``.

@@ -20,9 +20,9 @@ import traceback
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
-from analysis.crash.conversation import SubjectError
-from analysis.crash.dying import die_with
-from analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.conversation import SubjectError
+from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

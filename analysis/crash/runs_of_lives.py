@@ -7,15 +7,15 @@ from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from analysis.crash.subject_trace import SubjectTrace
+from ackstate.analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from random import Random
 
-    from analysis.crash.layer import BrokenPromise, RunOutcome
-    from analysis.crash.lives import Lives
+    from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+    from ackstate.analysis.crash.lives import Lives
 
 _RECOVERED_TWICE_SHARE = 0.3
 

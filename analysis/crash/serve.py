@@ -1,6 +1,6 @@
 """Serve a Python subject: requests come as lines on one descriptor, answers go out on another.
 
-python -P -m analysis.crash.serve NAME    with standard input and output
+python -P -m ackstate.analysis.crash.serve NAME    with standard input and output
 
 NAME is ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
 """
@@ -21,7 +21,7 @@ from operator import index
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from analysis.crash.conversation import (
+from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
     Durable,
@@ -34,20 +34,20 @@ from analysis.crash.conversation import (
     printable,
     read_request,
 )
-from analysis.crash.subject import Operation, OperationKind
+from ackstate.analysis.crash.subject import Operation, OperationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    from analysis.crash.conversation import Answer, Request
-    from analysis.crash.subject import CrashSubject, Report
+    from ackstate.analysis.crash.conversation import Answer, Request
+    from ackstate.analysis.crash.subject import CrashSubject, Report
 
 SUBJECTS = {
-    "ours": "analysis.crash.subjects.ours:OursOnFiles",
-    "ours-sqlite": "analysis.crash.subjects.ours:OursOnSqlite",
-    "ours-limited": "analysis.crash.subjects.ours:OursLimited",
-    "naive": "analysis.crash.subjects.naive:NaiveSubject",
+    "ours": "ackstate.analysis.crash.subjects.ours:OursOnFiles",
+    "ours-sqlite": "ackstate.analysis.crash.subjects.ours:OursOnSqlite",
+    "ours-limited": "ackstate.analysis.crash.subjects.ours:OursLimited",
+    "naive": "ackstate.analysis.crash.subjects.naive:NaiveSubject",
 }
 _WANTED = ("persists_in_background", "start", "apply", "receipts", "recover", "report")
 _IMPORT_S = 60
@@ -263,7 +263,7 @@ def _told(error: BaseException) -> str:
 def main(arguments: list[str]) -> None:
     """Serve the subject that is named, on standard input and output; what it prints goes to standard error."""
     if len(arguments) != 1:
-        sys.exit("usage: python -P -m analysis.crash.serve NAME")
+        sys.exit("usage: python -P -m ackstate.analysis.crash.serve NAME")
     try:
         make_subject = subject_class(arguments[0])
     except ValueError as error:

@@ -15,12 +15,12 @@ from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.simulated_disk import CallKind
+from ackstate.analysis.crash.simulated_disk import CallKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from analysis.crash.simulated_disk import DiskCall
+    from ackstate.analysis.crash.simulated_disk import DiskCall
 
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
@@ -80,7 +80,7 @@ class DiskHistory:
     Args:
         start: What the disk held at first.
 
-    >>> from analysis.crash.simulated_disk import SimulatedDisk
+    >>> from ackstate.analysis.crash.simulated_disk import SimulatedDisk
     >>> disk = SimulatedDisk()
     >>> file = disk.directory().create("log")
     >>> file.write(0, b"ab")

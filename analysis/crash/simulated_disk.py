@@ -1,8 +1,8 @@
 """A directory in memory that remembers every call, so that every state that a power cut could leave can be built.
 
 The words are those of LazyFS and ALICE: a torn write, a lost write, reordered writes, a missing sync of the directory,
-a rename before its data. What a call promises is in `cursor.stores.store_directory`; all that is not promised happens
-here, what no file system of today does included.
+a rename before its data. What a call promises is in `ackstate.cursor.stores.store_directory`; all that is not promised
+happens here, what no file system of today does included.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from cursor.store import StoreLockedError
+from ackstate.cursor.store import StoreLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cursor.stores.store_directory import StoreDirectory, StoreFile
+    from ackstate.cursor.stores.store_directory import StoreDirectory, StoreFile
 
 
 class CallKind(Enum):

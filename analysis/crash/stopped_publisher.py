@@ -13,15 +13,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.store import StoreError
 from ackstate.errors import LogFencedError
 from ackstate.position import Position
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 _FENCED = "fenced"
 _ENDS_WITHIN_S = 60.0
@@ -48,8 +48,8 @@ class StoppedPublisher:
         self._process = subprocess.Popen(  # noqa: S603 - a program of ours
             # Without -P a directory `analysis` in the current one would hide ours.
             [
-                *(sys.executable, "-P", "-m", "analysis.crash.dying", str(os.getpid())),
-                *(sys.executable, "-P", "-m", "analysis.crash.stopped_publisher"),
+                *(sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid())),
+                *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
                 *(hosts, root, topic, str(entries_per_ledger_max)),
             ],
             stdin=subprocess.DEVNULL,
@@ -129,7 +129,7 @@ def _report(line: str) -> None:
 
 def main() -> None:
     """Publish to the log that the arguments name."""
-    from cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
 
     hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
     store = ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)

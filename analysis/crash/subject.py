@@ -1,6 +1,6 @@
 """What is crashed: anything that accepts acks, says which of them are durable, and knows after a crash what it holds.
 
-Ours, yours, or a program in another language that speaks JSON lines (`analysis.crash.conversation`).
+Ours, yours, or a program in another language that speaks JSON lines (`ackstate.analysis.crash.conversation`).
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING, TypeAlias
 
-from analysis.crash.serve import SUBJECTS, is_class_name, subject_class
-from analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.serve import SUBJECTS, is_class_name, subject_class
+from ackstate.analysis.crash.subject_process import SubjectProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.crash.call_tracer import CallTracer
+    from ackstate.analysis.crash.call_tracer import CallTracer
 
 Launch: TypeAlias = "Callable[[], SubjectProcess]"
 """Begins a subject in a new process."""

@@ -11,7 +11,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, final
 
-from analysis.crash.conversation import (
+from ackstate.analysis.crash.conversation import (
     CrashedError,
     Failure,
     SubjectError,
@@ -21,15 +21,15 @@ from analysis.crash.conversation import (
     read_answer,
     request_line,
 )
-from analysis.crash.dying import die_with
-from analysis.crash.serve import end_with_traceback, serve
+from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.serve import end_with_traceback, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.crash.call_tracer import CallTracer
-    from analysis.crash.conversation import Answer, Request
-    from analysis.crash.subject import CrashSubject
+    from ackstate.analysis.crash.call_tracer import CallTracer
+    from ackstate.analysis.crash.conversation import Answer, Request
+    from ackstate.analysis.crash.subject import CrashSubject
 
 PATIENCE_S = 60.0
 """How long a subject may take for an answer when it is its turn; a busy machine needs seconds."""
@@ -101,7 +101,7 @@ class SubjectProcess:
         environment: Mapping[str, str] | None = None,
         tracer: CallTracer | None = None,
     ) -> SubjectProcess:
-        """Run any program that speaks `analysis.crash.conversation` on standard input and output.
+        """Run any program that speaks `ackstate.analysis.crash.conversation` on standard input and output.
 
         Args:
             command: The program and its arguments.

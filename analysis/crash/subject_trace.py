@@ -17,17 +17,17 @@ from __future__ import annotations
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
-from analysis.crash.conversation import Accepted, Durable
-from analysis.crash.subject import Operation, OperationKind
-from analysis.trace.entry_set import EntrySet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Recorder
+from ackstate.analysis.crash.conversation import Accepted, Durable
+from ackstate.analysis.crash.subject import Operation, OperationKind
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.conversation import Answer
 
 TOPIC_PREFIX = "persistent://crash/"
 SUBSCRIPTION = "subject"

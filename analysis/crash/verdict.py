@@ -12,14 +12,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layer import BrokenPromise
-from analysis.crash.subject import OperationKind
-from analysis.trace.entry_set import EntrySet
+from ackstate.analysis.crash.layer import BrokenPromise
+from ackstate.analysis.crash.subject import OperationKind
+from ackstate.analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from analysis.crash.subject import EntryRun, Operation, Report
+    from ackstate.analysis.crash.subject import EntryRun, Operation, Report
 
 INVENTED = "I1: an unacked entry is never treated as acked"
 LOST = "I2: a durable receipt survives any crash"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.subject import Operation, OperationKind
+from ackstate.analysis.crash.subject import Operation, OperationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
 
-    from analysis.trace.entry_set import EntrySet
+    from ackstate.analysis.trace.entry_set import EntrySet
 
 _STUCK_EVERY = 10
 _KEY_SHARED_CONSUMERS = 4

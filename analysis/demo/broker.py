@@ -15,20 +15,20 @@ from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.delay import DelayIndexRegistry
 from ackstate.errors import AckStateError
+from ackstate.limits import DispatchGate, GateLimits
 from ackstate.position import Position
-from analysis.trace.events import Event, EventKind
-from cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
-from cursor.message_log import NO_DELAY
-from delay import DelayIndexRegistry
-from limits import DispatchGate, GateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ackstate.analysis.trace.recorder import Recorder
+    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
-    from analysis.trace.recorder import Recorder
-    from cursor.store import Store
 
 TOPIC = "persistent://public/default/orders"
 _PUBLISH_BATCH_MAX = 64

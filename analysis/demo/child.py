@@ -1,14 +1,14 @@
 """Run an `ackstate` command in a process that dies with the one that started it.
 
-python -P -m analysis.demo.child PARENT_PID COMMAND...
+python -P -m ackstate.analysis.demo.child PARENT_PID COMMAND...
 """
 
 from __future__ import annotations
 
 import sys
 
-from analysis.cli import main
-from analysis.crash.dying import die_with
+from ackstate.analysis.cli import main
+from ackstate.analysis.crash.dying import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))

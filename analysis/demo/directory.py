@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.trace.recorder import check_segment, read_recording, segments
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite_database import STORE_FILES
 from ackstate.errors import AckStateError
-from analysis.trace.recorder import check_segment, read_recording, segments
-from cursor.stores.sqlite import SqliteStore
-from cursor.stores.sqlite_database import STORE_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from analysis.trace.recorder import Frame
+    from ackstate.analysis.trace.recorder import Frame
 
 
 class DirectoryInUseError(AckStateError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
-from analysis.demo.results import DemoDirectory
-from analysis.redelivery import estimate
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace.parquet import write_trace
-from analysis.trace.recorder import read_recording
+from ackstate.analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
+from ackstate.analysis.demo.results import DemoDirectory
+from ackstate.analysis.redelivery import estimate
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.recorder import read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import BrokerSettings
 
     Progress = Callable[[str, float], None]
     """Told what is being done and which share of it is over."""

@@ -12,17 +12,17 @@ import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC
+from ackstate.analysis.trace.entry_set import histories
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Recorder, read_recording
 from ackstate.errors import AckStateError
-from analysis.demo.broker import SUBSCRIPTIONS, TOPIC
-from analysis.trace.entry_set import histories
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Recorder, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.demo.broker import BrokerSettings
-    from analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.directory import BrokerDirectory
 
 READY = "ready"
 _POLL_S = 0.05
@@ -107,7 +107,7 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
 def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - our own command
         # Without -P a directory `cursor` in the current one would hide ours.
-        [sys.executable, "-P", "-m", "analysis.demo.child", str(os.getpid()), command, *arguments],
+        [sys.executable, "-P", "-m", "ackstate.analysis.demo.child", str(os.getpid()), command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

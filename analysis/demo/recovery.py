@@ -6,18 +6,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
-from analysis.trace.events import Event, EventKind
-from cursor import ManagedCursor, MessageLog
-from cursor.journal import ROOT
+from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor import ManagedCursor, MessageLog
+from ackstate.cursor.journal import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ackstate.analysis.trace.recorder import Frame, Recorder
+    from ackstate.cursor.outcome import RecoveryReport
+    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
-    from analysis.trace.recorder import Frame, Recorder
-    from cursor.outcome import RecoveryReport
-    from cursor.store import Store
 
 
 # After these a subscription has been recovered, or its crash is noted already.

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.demo.directory import BrokerDirectory, DirectoryInUseError
-from analysis.trace.parquet import check_replaceable
+from ackstate.analysis.demo.directory import BrokerDirectory, DirectoryInUseError
+from ackstate.analysis.trace.parquet import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

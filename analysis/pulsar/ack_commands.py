@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.pulsar.recorded_run import AckType, mask_of
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.ledger_map import LedgerMap
@@ -17,13 +18,12 @@ from ackstate.wire.pulsar import (
     encode_position_info,
 )
 from ackstate.wire.pulsar.records import NO_LEDGER
-from analysis.pulsar.recorded_run import AckType, mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.pulsar.policy import BrokerPolicy
-    from analysis.pulsar.recorded_run import Ack, AckCommand, RecordedRun
+    from ackstate.analysis.pulsar.policy import BrokerPolicy
+    from ackstate.analysis.pulsar.recorded_run import Ack, AckCommand, RecordedRun
 
 
 class AckState(NamedTuple):

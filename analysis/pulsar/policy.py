@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ackstate.cursor.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, cursor_settings
 from ackstate.properties import flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
-from cursor.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, cursor_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

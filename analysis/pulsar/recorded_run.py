@@ -37,8 +37,8 @@ from itertools import accumulate
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ackstate.analysis.trace.events import TraceError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

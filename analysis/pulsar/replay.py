@@ -1,6 +1,6 @@
 """Predicts which acked messages a real Pulsar broker delivers again after its end, from its ACK commands alone.
 
-A pure function of one recorded run; `analysis.pulsar.replay_spark` spreads it over a cluster.
+A pure function of one recorded run; `ackstate.analysis.pulsar.replay_spark` spreads it over a cluster.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.pulsar.ack_commands import AckState, CursorMemory, from_cursor_ledger, from_metadata_store, redelivered
-from analysis.pulsar.policy import BrokerPolicy, PolicyName, broker_policy
-from analysis.pulsar.recorded_run import AckCommand, End, RecordedRun, Window
-from analysis.pulsar.writes import LEDGER_CREATION_MS_MAX, Clocks, LastWrite, LimiterCall, last_writes
-from analysis.trace.events import TraceError
+from ackstate.analysis.pulsar.ack_commands import (
+    AckState,
+    CursorMemory,
+    from_cursor_ledger,
+    from_metadata_store,
+    redelivered,
+)
+from ackstate.analysis.pulsar.policy import BrokerPolicy, PolicyName, broker_policy
+from ackstate.analysis.pulsar.recorded_run import AckCommand, End, RecordedRun, Window
+from ackstate.analysis.pulsar.writes import LEDGER_CREATION_MS_MAX, Clocks, LastWrite, LimiterCall, last_writes
+from ackstate.analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.path_argument import path_argument
-from analysis.pulsar.policy import PolicyName
-from analysis.pulsar.recorded_run import for_each_line, parse_run
-from analysis.pulsar.replay import predict
-from analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
-from analysis.store_commands import counted
+from ackstate.analysis.path_argument import path_argument
+from ackstate.analysis.pulsar.policy import PolicyName
+from ackstate.analysis.pulsar.recorded_run import for_each_line, parse_run
+from ackstate.analysis.pulsar.replay import predict
+from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+from ackstate.analysis.store_commands import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.progress import Progress
 
-    from analysis.pulsar.recorded_run import Made
+    from ackstate.analysis.pulsar.recorded_run import Made
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from analysis.pulsar.policy import PolicyName
-from analysis.pulsar.recorded_run import parse_run
-from analysis.pulsar.replay import predict
+from ackstate.analysis.pulsar.policy import PolicyName
+from ackstate.analysis.pulsar.recorded_run import parse_run
+from ackstate.analysis.pulsar.replay import predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from analysis.pulsar.policy import PolicyName
-from analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
-from analysis.pulsar.replay import Prediction, predict
-from analysis.store_commands import counted
-from analysis.whole_file import write_whole
+from ackstate.analysis.pulsar.policy import PolicyName
+from ackstate.analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
+from ackstate.analysis.pulsar.replay import Prediction, predict
+from ackstate.analysis.store_commands import counted
+from ackstate.analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,8 +215,9 @@ that really came back is not among it.
 | candidates | at most 64 distinct lists of rising message numbers, the most plausible first |
 | has_ack_types | false if the run does not have the type of each ACK command |
 
-What a line of FILE holds is described in `analysis/pulsar/recorded_run.py`. In Python: `analysis.pulsar.replay.predict`
-for one run, `analysis.pulsar.replay_spark.predict_frame` for a DataFrame of lines.
+What a line of FILE holds is described in `analysis/pulsar/recorded_run.py`. In Python:
+`ackstate.analysis.pulsar.replay.predict` for one run, `ackstate.analysis.pulsar.replay_spark.predict_frame` for a
+DataFrame of lines.
 """
 
 

@@ -20,12 +20,12 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.pulsar.recorded_run import Window
+from ackstate.analysis.pulsar.recorded_run import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.pulsar.policy import BrokerPolicy
+    from ackstate.analysis.pulsar.policy import BrokerPolicy
 
 LEDGER_CREATION_MS_MAX = 400
 """How long the first write may wait for a new cursor ledger, if the run does not say when that was ready. Brokers on

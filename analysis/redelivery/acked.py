@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of_runs, runs_of
-from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.analysis.trace.events import EventKind
 from ackstate.position import Position
-from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.redelivery.acked import Chunk, Int64s, NewRuns
-    from cursor.auto_age import AgeChooser
-    from cursor.young_age import YoungAge
+    from ackstate.analysis.redelivery.acked import Chunk, Int64s, NewRuns
+    from ackstate.cursor.auto_age import AgeChooser
+    from ackstate.cursor.young_age import YoungAge
 
 _ENTRY_BITS = 33
 

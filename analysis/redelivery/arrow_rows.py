@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.acked import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 
 def chunk_at(batch: pa.RecordBatch, index: int) -> Chunk:

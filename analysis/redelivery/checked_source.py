@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.redelivery.chunk_order import check_order
-from analysis.redelivery.published_check import check_published
-from analysis.redelivery.spark import read_unchecked
-from analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery.chunk_order import check_order
+from ackstate.analysis.redelivery.published_check import check_published
+from ackstate.analysis.redelivery.spark import read_unchecked
+from ackstate.analysis.redelivery.trace_source import FileSource
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from analysis.trace.parquet import Span
+    from ackstate.analysis.trace.parquet import Span
 
 
 def checked_source(spark: SparkSession, path: Path, covered: Span) -> FileSource:
@@ -26,7 +26,7 @@ def checked_source(spark: SparkSession, path: Path, covered: Span) -> FileSource
     Args:
         spark: The session.
         path: Where the trace is.
-        covered: What `analysis.trace.parquet.check_trace` returned of it, before Spark was started.
+        covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it, before Spark was started.
 
     Raises:
         TraceError: Chunks do not follow one another, or an ack goes beyond what was published.

@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.whole_file import open_lock, write_whole
+from ackstate.cursor.stores.directory_lock import sync_path
 from ackstate.errors import UnsupportedVersionError
-from analysis.redelivery.checkpoint_codec import CheckpointError
-from analysis.whole_file import open_lock, write_whole
-from cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.policy import Policy
 
 MAGIC = "ackstate redelivery state"
 VERSION = 5

@@ -1,7 +1,7 @@
 """The state of a replay as text: what is acked as portable roaring bitmaps, everything else as JSON.
 
-Whatever is read is of a class that `analysis.redelivery.kept_classes` names, built without running anything of the
-file's. What two fields share, they share again: what may change is counted in the order in which it is written, and
+Whatever is read is of a class that `ackstate.analysis.redelivery.kept_classes` names, built without running anything of
+the file's. What two fields share, they share again: what may change is counted in the order in which it is written, and
 told by its number where it comes again.
 """
 
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.errors import AckStateError
-from analysis.redelivery.kept_classes import (
+from ackstate.analysis.redelivery.kept_classes import (
     ENUMS,
     ERRORS,
     LOCKS,
@@ -30,8 +29,9 @@ from analysis.redelivery.kept_classes import (
     complete,
     fields_of,
 )
-from analysis.redelivery.policy import Policy
-from cursor.config import CursorConfig
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.cursor.config import CursorConfig
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

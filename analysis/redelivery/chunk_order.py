@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from analysis.trace.events import TraceError
+from ackstate.analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ def check_order(trace: DataFrame, path: Path) -> None:
     What is inside of a chunk is not looked at: `ackstate trace check` looks at every event.
 
     Args:
-        trace: Columns as in `analysis.trace.events`.
+        trace: Columns as in `ackstate.analysis.trace.events`.
         path: For the message.
 
     Raises:

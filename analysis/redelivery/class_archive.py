@@ -1,7 +1,7 @@
 """Spark's classes as a Java virtual machine has them in memory: with that archive one starts in half the time.
 
-``python -m analysis.redelivery.class_archive`` makes it for this environment; whoever has none does without. It fits
-the Java and the Spark that it was made with, and a virtual machine that it does not fit does not use it.
+``python -m ackstate.analysis.redelivery.class_archive`` makes it for this environment; whoever has none does without.
+It fits the Java and the Spark that it was made with, and a virtual machine that it does not fit does not use it.
 
 Source: class-data sharing of the HotSpot virtual machine, JEP 310 and 350.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
+from ackstate.analysis.redelivery.checked_source import checked_source
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.spark import CLASS_ARCHIVE, SparkUnavailableError, local_session
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.parquet import check_trace, write_trace
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import AckStateError
-from analysis.redelivery.checked_source import checked_source
-from analysis.redelivery.estimates import estimates
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.spark import CLASS_ARCHIVE, SparkUnavailableError, local_session
-from analysis.trace.events import Event, EventKind
-from analysis.trace.parquet import check_trace, write_trace
-from analysis.trace.recorder import Frame
 
 _EXIT_S = 300
 

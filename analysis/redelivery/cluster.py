@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.redelivery.package import write_package
 from ackstate.errors import AckStateError
-from analysis.redelivery.package import write_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

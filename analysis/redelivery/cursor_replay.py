@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from pyroaring import BitMap
 
+from ackstate.analysis.redelivery.age_feed import AgeFeed
+from ackstate.analysis.redelivery.last_records import StoreOfLastRecords
+from ackstate.analysis.redelivery.replay import Epochs
+from ackstate.analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
-from analysis.redelivery.age_feed import AgeFeed
-from analysis.redelivery.last_records import StoreOfLastRecords
-from analysis.redelivery.replay import Epochs
-from analysis.redelivery.schedule import Schedule
-from analysis.redelivery.wrong_route import StoreWithoutLedgers
-from cursor.auto_age import AutoAge
-from cursor.journal_format import Format
-from cursor.managed import ManagedCursor
-from cursor.outcome import Route
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ackstate.analysis.redelivery.acked import Chunk, Int64s, NewRuns
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.replay import Piece
+    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.store import Store
     from ackstate.position import Position
-    from analysis.redelivery.acked import Chunk, Int64s, NewRuns
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.replay import Piece
-    from cursor.outcome import PersistResult
-    from cursor.store import Store
 
 _TOPIC, _SUBSCRIPTION = "replayed", "replayed"
 _NO_LOG = {0: 0}
@@ -42,7 +42,7 @@ _NO_LOG = {0: 0}
 
 @final
 class CursorReplay:
-    """See `analysis.redelivery.replay.Replay`.
+    """See `ackstate.analysis.redelivery.replay.Replay`.
 
     Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
     step for each millisecond with deliveries after a flush interval, until there is something to persist.

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from analysis.redelivery.arrow_rows import array_at, lists_of
-from analysis.redelivery.curve_sum import CAUSES
+from ackstate.analysis.redelivery.arrow_rows import array_at, lists_of
+from ackstate.analysis.redelivery.curve_sum import CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.curve_sum import Points
-    from analysis.redelivery.slices import Slices
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.curve_sum import Points
+    from ackstate.analysis.redelivery.slices import Slices
 
     Key = tuple[str, str]
     # The numbers' series, row by row.

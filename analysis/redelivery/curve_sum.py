@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
 """Why a persist left out what it did; everything else is not yet flushed."""

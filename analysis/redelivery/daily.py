@@ -8,16 +8,16 @@ from datetime import date, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from analysis.redelivery.checkpoint_codec import CheckpointError
-from analysis.trace.events import TraceError
-from analysis.trace.manifest import footer
-from analysis.trace.parquet import trace_files
+from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.manifest import footer
+from ackstate.analysis.trace.parquet import trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.redelivery.checkpoint import Checkpoint
+    from ackstate.analysis.redelivery.checkpoint import Checkpoint
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)(?!\d)")
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from analysis.redelivery.checkpoint_codec import decoded, encoded
-from analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
-from analysis.redelivery.curve_sum import Histogram, Points
-from analysis.redelivery.kept_classes import DailyState
-from analysis.redelivery.one_cursor import OneCursor
-from analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of, narrow_sums
-from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.trace.events import EventKind, TraceError
+from ackstate.analysis.redelivery.checkpoint_codec import decoded, encoded
+from ackstate.analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
+from ackstate.analysis.redelivery.curve_sum import Histogram, Points
+from ackstate.analysis.redelivery.kept_classes import DailyState
+from ackstate.analysis.redelivery.one_cursor import OneCursor
+from ackstate.analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of, narrow_sums
+from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.redelivery.acked import Chunk
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.acked import Chunk
+    from ackstate.analysis.redelivery.policy import Policy
 
 RUN = pa.schema([*PART, ("state", pa.string())])
 """What comes out: a part of the estimates, of a curve or of the crashes, or a state."""

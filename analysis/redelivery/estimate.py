@@ -13,19 +13,19 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from analysis.redelivery.fold import Folded, RedeliveryFold
-from analysis.redelivery.policy import AS_RECORDED
-from analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
-from analysis.redelivery.trace_source import source_of
-from analysis.trace.events import EventKind
+from ackstate.analysis.redelivery.fold import Folded, RedeliveryFold
+from ackstate.analysis.redelivery.policy import AS_RECORDED
+from ackstate.analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
+from ackstate.analysis.redelivery.trace_source import source_of
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame
 
-    from analysis.redelivery.acked import Chunk
-    from analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.redelivery.acked import Chunk
+    from ackstate.analysis.redelivery.trace_source import TraceSource
 
 CURVE_SCHEMA = (
     "topic string, subscription string, ts_ms bigint, until_ms bigint, redelivery bigint, redelivery_max bigint, "
@@ -38,7 +38,7 @@ def curve(trace: DataFrame | TraceSource) -> DataFrame:
     """Replay a trace into steps: one row for each millisecond in which something happened to a subscription.
 
     Args:
-        trace: Columns as in `analysis.trace.events`, or better the files themselves, which is much faster.
+        trace: Columns as in `ackstate.analysis.trace.events`, or better the files themselves, which is much faster.
 
     Returns:
         ``topic, subscription, ts_ms``; ``until_ms``: the step holds from `ts_ms` (included) to here (excluded), which

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from analysis.redelivery.curve_sum import Histogram
-from analysis.redelivery.parts import (
+from ackstate.analysis.redelivery.curve_sum import Histogram
+from ackstate.analysis.redelivery.parts import (
     ESTIMATE_SCHEMA,
     PART_SCHEMA,
     RESULT_KEY,
@@ -33,19 +33,19 @@ from analysis.redelivery.parts import (
     narrow_sums,
     put_together,
 )
-from analysis.redelivery.slices import Slices, SliceWriter, namespace_of
-from analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.trace_source import source_of
+from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
+from ackstate.analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from analysis.redelivery.acked import Chunk
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.redelivery.acked import Chunk
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.trace_source import TraceSource
 
 _CHUNKS_PER_SLICE = 64
 
@@ -64,7 +64,7 @@ def estimates(
     after its last one the broker goes on to tick.
 
     Args:
-        trace: Columns as in `analysis.trace.events`, or better the files themselves, which is much faster.
+        trace: Columns as in `ackstate.analysis.trace.events`, or better the files themselves, which is much faster.
         policies: The grid; `AS_RECORDED` is the recording itself.
         scopes: Of `SCOPES`, for which: a topic is what its unload redelivers, ``total`` a crash of the broker.
         crashes_per_day: The rate for which duplicates are counted.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from analysis.redelivery.acked import AckedFold, Bools, Chunk, Int64s
-from analysis.redelivery.curve_sum import CAUSES
-from analysis.redelivery.mark_delete import mark_delete_of
-from analysis.trace.events import EventKind
+from ackstate.analysis.redelivery.acked import AckedFold, Bools, Chunk, Int64s
+from ackstate.analysis.redelivery.curve_sum import CAUSES
+from ackstate.analysis.redelivery.mark_delete import mark_delete_of
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,10 +5,10 @@ ack moves by as much as it waited. An ack of a message whose delivery the trace 
 delivered at the same instant. Deliveries that a persist lets go do so in the millisecond after it. Each entry of a
 cumulative ack is acked by itself. What waits when the process dies was never sent.
 
-The gate, and what it does about young acks, are the library's own (`cursor.dispatch.admission`): the limit is passed
-by not one byte. What the model leaves out: consumers that would have asked for less, messages that fill holes and go
-out while the gate is shut (only what was given back or delayed can), and that types with a single active consumer have
-no gate.
+The gate, and what it does about young acks, are the library's own (`ackstate.cursor.dispatch.admission`): the limit is
+passed by not one byte. What the model leaves out: consumers that would have asked for less, messages that fill holes
+and go out while the gate is shut (only what was given back or delayed can), and that types with a single active
+consumer have no gate.
 
 Events are taken at once as far as the gate stays open, or stays shut. What it counts after each of them tells which
 message turns it, and that one is taken by itself, as the library takes it.
@@ -20,32 +20,32 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.mentions import NAMING, Mentions, are_among, name_counts
+from ackstate.analysis.redelivery.on_their_way import CONSUMER, OnTheirWay
+from ackstate.analysis.redelivery.open_run import OpenRun, delivery_costs
+from ackstate.analysis.redelivery.record_bytes import isolated_bytes
+from ackstate.analysis.redelivery.replay import Epochs
+from ackstate.analysis.redelivery.stretch import Steps, Stretch
+from ackstate.analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine, entries_by_ledger
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
+from ackstate.cursor.dispatch.admission import Admission
+from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.cursor.outcome import PersistResult, Route
+from ackstate.cursor.persister import PersistWatcher
 from ackstate.errors import AckStateError
+from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
 from ackstate.record_size import range_fixed_bytes
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.mentions import NAMING, Mentions, are_among, name_counts
-from analysis.redelivery.on_their_way import CONSUMER, OnTheirWay
-from analysis.redelivery.open_run import OpenRun, delivery_costs
-from analysis.redelivery.record_bytes import isolated_bytes
-from analysis.redelivery.replay import Epochs
-from analysis.redelivery.stretch import Steps, Stretch
-from analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine, entries_by_ledger
-from analysis.trace.events import CHUNK_EVENTS, EventKind
-from cursor.dispatch.admission import Admission
-from cursor.dispatch.deliveries import Sent
-from cursor.outcome import PersistResult, Route
-from cursor.persister import PersistWatcher
-from limits.gate import DispatchGate, GateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Bools, Int64s
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.acked import Bools, Int64s
+    from ackstate.analysis.redelivery.policy import Policy
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # An enum looks up its members in Python.
 _SENT = Sent(CONSUMER)

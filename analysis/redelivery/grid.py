@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from analysis.redelivery.policy import Policy, PolicyError
+from ackstate.analysis.redelivery.policy import Policy, PolicyError
 
 if TYPE_CHECKING:
     from pathlib import Path

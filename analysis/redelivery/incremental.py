@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.sql import functions as F
 
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.arrow_rows import chunk_at
-from analysis.redelivery.checked_source import checked_source
-from analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
-from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
-from analysis.redelivery.curve_changes import (
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.arrow_rows import chunk_at
+from ackstate.analysis.redelivery.checked_source import checked_source
+from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
+from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
+from ackstate.analysis.redelivery.curve_changes import (
     CHANGES_SCHEMA,
     CRASHES_MAX,
     SERIES,
@@ -29,18 +29,18 @@ from analysis.redelivery.curve_changes import (
     string_together,
     sum_changes,
 )
-from analysis.redelivery.daily import days_of, files_of, fingerprint, unread
-from analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, DailySubscription, Days
-from analysis.redelivery.kept_classes import BrokerState
-from analysis.redelivery.parts import ESTIMATE_SCHEMA, PART_SCHEMA, RESULT_KEY, add_slices, merge, put_together
-from analysis.redelivery.slices import Slices
-from analysis.redelivery.sorted_chunks import LOG_SCHEMA
-from analysis.redelivery.spark import literal_url, read_unchecked, sound_rows
-from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.redelivery.trace_source import FrameSource
-from analysis.trace.events import TraceError
-from analysis.trace.parquet import check_trace
-from analysis.trace.times import RULE, WALL_CLOCK_MS
+from ackstate.analysis.redelivery.daily import days_of, files_of, fingerprint, unread
+from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, DailySubscription, Days
+from ackstate.analysis.redelivery.kept_classes import BrokerState
+from ackstate.analysis.redelivery.parts import ESTIMATE_SCHEMA, PART_SCHEMA, RESULT_KEY, add_slices, merge, put_together
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.sorted_chunks import LOG_SCHEMA
+from ackstate.analysis.redelivery.spark import literal_url, read_unchecked, sound_rows
+from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.trace_source import FrameSource
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.parquet import check_trace
+from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from analysis.redelivery.policy import Policy
-    from analysis.trace.parquet import Span
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.trace.parquet import Span
 
 _KEY = ("topic", "subscription")
 _CHUNKS_PER_SLICE = 64
@@ -63,7 +63,7 @@ class DailyEstimates:
     """What all days up to now come to.
 
     Attributes:
-        rows: As those of `analysis.redelivery.estimates.estimates`.
+        rows: As those of `ackstate.analysis.redelivery.estimates.estimates`.
         days_read: The names of the days that this run has read.
         day_count: How many days there have been.
         begin_ms: Their first event.

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from ackstate.analysis.redelivery.acked import NewRuns
+from ackstate.analysis.redelivery.mark_delete import cut_at_containers
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import runs_of
 from ackstate.position import Position
 from ackstate.wire.native import LEDGER_BLOCK, Record, RecordKind, encode
-from analysis.redelivery.acked import NewRuns
-from analysis.redelivery.mark_delete import cut_at_containers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.mark_delete import PlacedRuns
-    from cursor.config import CursorConfig
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.mark_delete import PlacedRuns
+    from ackstate.cursor.config import CursorConfig
 
 _BASE_BYTES = len(encode(Record(RecordKind.SNAPSHOT, 0, 0, 0, Position(0, -1), DeletedRanges(), {}, BatchIndexes())))
 _CONTAINER = 2**16
 _ARRAY_MAX = 4096
 _BITSET_BYTES = 8192
-_COMPACTION_RATIO = 4  # As `cursor.persister` has it.
+_COMPACTION_RATIO = 4  # As `ackstate.cursor.persister` has it.
 
 
 @final

@@ -2,7 +2,7 @@
 
 A cursor that a policy needs is kept as it is, with the store in memory that it wrote to. So these tables name what
 others have inside; what is missing here is refused by name when a state is written, and a field that one of them gets
-or loses needs another `analysis.redelivery.checkpoint.VERSION`.
+or loses needs another `ackstate.analysis.redelivery.checkpoint.VERSION`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,18 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges
-from ackstate.delivery_ruler import DeliveryRuler
-from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
-from ackstate.selection import Keep
-from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
-from analysis.redelivery.acked import AckedFold
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.curve_sum import CurveSum, Histogram, Points
-from analysis.redelivery.fold import LeftOut, RedeliveryFold
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.journal_size import JournalSize
-from analysis.redelivery.last_records import StoreOfLastRecords, _Last
-from analysis.redelivery.mark_delete import MarkDeleteFold
-from analysis.redelivery.on_their_way import OnTheirWay
-from analysis.redelivery.plain_replay import PlainReplay
-from analysis.redelivery.schedule import Schedule
-from analysis.redelivery.subscription_replay import (
+from ackstate.analysis.redelivery.acked import AckedFold
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.curve_sum import CurveSum, Histogram, Points
+from ackstate.analysis.redelivery.fold import LeftOut, RedeliveryFold
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.journal_size import JournalSize
+from ackstate.analysis.redelivery.last_records import StoreOfLastRecords, _Last
+from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
+from ackstate.analysis.redelivery.on_their_way import OnTheirWay
+from ackstate.analysis.redelivery.plain_replay import PlainReplay
+from ackstate.analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.subscription_replay import (
     NO_EVENTS,
     Costs,
     PolicyCurve,
@@ -37,33 +30,40 @@ from analysis.redelivery.subscription_replay import (
     SubscriptionReplay,
     _Life,
 )
-from analysis.redelivery.thinned_curve import ThinnedCurve
-from analysis.redelivery.waiting_line import Times, TimesKept, WaitingLine
-from analysis.redelivery.wrong_route import StoreWithoutLedgers
-from cursor.ack_state import AckState, PersistLimits
-from cursor.auto_age import AgeChoice, AgeChooser, AutoAge
-from cursor.dispatch.admission import Admission
-from cursor.dispatch.deliveries import Deliveries, Sent
-from cursor.journal import Journal
-from cursor.journal_format import Format, Repair
-from cursor.managed import ManagedCursor
-from cursor.native_format import NativeFormat
-from cursor.outcome import PersistResult, RecoveryReport, Route, Source
-from cursor.persister import Persister
-from cursor.pulsar_format import PulsarFormat
-from cursor.rate_limiter import MarkDeleteRateLimiter
-from cursor.shared_holes import FilledCount
-from cursor.store import PayloadTooLargeError, StoreError, StoreFullError, Versioned
-from cursor.stores.memory import MemoryDisk, MemoryStore, _Ledger, _MemoryLedgers, _MemoryMetadata, _Session
-from cursor.undurable import Undurable
-from cursor.undurable_batches import UndurableBatches, _Before
-from cursor.young_age import YoungAge
-from delay.position_set import PositionSet
-from limits.gate import DispatchGate
-from limits.rule_state import RuleState
-from limits.rules import Accounting, GateLimits, Rule
-from limits.subscription_rules import ConsumerStates, SubscriptionRules
-from limits.waiters import Waiters
+from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.waiting_line import Times, TimesKept, WaitingLine
+from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor.auto_age import AgeChoice, AgeChooser, AutoAge
+from ackstate.cursor.dispatch.admission import Admission
+from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.native_format import NativeFormat
+from ackstate.cursor.outcome import PersistResult, RecoveryReport, Route, Source
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.shared_holes import FilledCount
+from ackstate.cursor.store import PayloadTooLargeError, StoreError, StoreFullError, Versioned
+from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore, _Ledger, _MemoryLedgers, _MemoryMetadata, _Session
+from ackstate.cursor.undurable import Undurable
+from ackstate.cursor.undurable_batches import UndurableBatches, _Before
+from ackstate.cursor.young_age import YoungAge
+from ackstate.delay.position_set import PositionSet
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.delivery_ruler import DeliveryRuler
+from ackstate.ledger_map import LedgerMap
+from ackstate.limits.gate import DispatchGate
+from ackstate.limits.rule_state import RuleState
+from ackstate.limits.rules import Accounting, GateLimits, Rule
+from ackstate.limits.subscription_rules import ConsumerStates, SubscriptionRules
+from ackstate.limits.waiters import Waiters
+from ackstate.position import Position
+from ackstate.selection import Keep
+from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from cursor.store import LedgerFencedError, LedgerNotFoundError
-from cursor.stores.memory import MemoryStore
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cursor.store import LedgerStore, MetadataStore
+    from ackstate.cursor.store import LedgerStore, MetadataStore
 
 
 @dataclass(slots=True)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.analysis.redelivery.acked import NewRuns, by_position
+from ackstate.analysis.trace.events import TraceError
 from ackstate.entry_bitmap import run_end
 from ackstate.position import Position
-from analysis.redelivery.acked import NewRuns, by_position
-from analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 NEVER = np.iinfo(np.int64).max
 _CONTAINER = 2**16

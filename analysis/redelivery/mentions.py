@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from analysis.redelivery.waiting_line import Times, entries_by_ledger
-from analysis.trace.events import EventKind
+from ackstate.analysis.redelivery.waiting_line import Times, entries_by_ledger
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Bools, Chunk, Int64s
-    from cursor.managed import ManagedCursor
+    from ackstate.analysis.redelivery.acked import Bools, Chunk, Int64s
+    from ackstate.cursor.managed import ManagedCursor
 
 NAMING = (EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
 """What names messages."""

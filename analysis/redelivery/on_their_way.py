@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
+from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
-from cursor.dispatch.deliveries import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ CONSUMER = "replayed"
 
 @final
 class OnTheirWay:
-    """See `cursor.dispatch.admission.Reservations`: single messages of one consumer, all reserved for in full.
+    """See `ackstate.cursor.dispatch.admission.Reservations`: single messages of one consumer, all reserved for in full.
 
     Memory: a bitmap of them.
     """

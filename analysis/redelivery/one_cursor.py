@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from analysis.trace.events import EventKind, TraceError
-from analysis.trace.order import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
+from ackstate.analysis.trace.events import EventKind, TraceError
+from ackstate.analysis.trace.order import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Chunk
+    from ackstate.analysis.redelivery.acked import Chunk
 
 # Of many of these between others one is as good as all.
 _MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
@@ -20,8 +20,8 @@ _MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET)
 class OneCursor:
     """Follows the chunks of a subscription: does it act after its crash, or begin a persist within another?
 
-    `analysis.trace.order.EventOrder` sees more, event by event: which persist it is that ends, and a recovery of a
-    process that nobody saw die. Who records his own process alone cannot tell when it died.
+    `ackstate.analysis.trace.order.EventOrder` sees more, event by event: which persist it is that ends, and a recovery
+    of a process that nobody saw die. Who records his own process alone cannot tell when it died.
 
     Args:
         key: Topic and subscription.

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
+from ackstate.analysis.redelivery.acked import AckedFold, Chunk, NewRuns
+from ackstate.analysis.redelivery.on_their_way import worst_case
+from ackstate.analysis.redelivery.record_bytes import fixed_bytes, varint_bytes
+from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of
-from analysis.redelivery.acked import AckedFold, Chunk, NewRuns
-from analysis.redelivery.on_their_way import worst_case
-from analysis.redelivery.record_bytes import fixed_bytes, varint_bytes
-from analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.on_their_way import OnTheirWay
-    from cursor.managed import ManagedCursor
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.on_their_way import OnTheirWay
+    from ackstate.cursor.managed import ManagedCursor
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _NONE = BitMap()

@@ -1,26 +1,27 @@
-"""Our packages in one zip file, as Spark sends it to workers that do not have them installed."""
+"""Our package in one zip file, as Spark sends it to workers that do not have it installed."""
 
 from __future__ import annotations
 
+import os
 import zipfile
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.whole_file import whole_file
+from ackstate.analysis.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-PACKAGES = ("ackstate", "limits", "delay", "cursor", "analysis")
+_PACKAGE = "ackstate"
 # The first that the format knows: the same release makes the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
-SCRIPT = "from analysis.cli import main\n\nmain()\n"
+SCRIPT = "from ackstate.analysis.cli import main\n\nmain()\n"
 """What `spark-submit` runs, which takes no module: the command line."""
 
 
 def write_package(path: Path) -> int:
-    """Write the packages of this installation, and return how many files they are.
+    """Write the package of this installation, and return how many files it has.
 
     The file is there whole or not at all. The same sources make the same bytes.
 
@@ -36,8 +37,9 @@ def write_package(path: Path) -> int:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    for package in PACKAGES:
-        with as_file(files(package)) as directory:
-            for file in sorted(directory.rglob("*")):
-                if file.is_file() and "__pycache__" not in file.parts:
-                    yield f"{package}/{file.relative_to(directory).as_posix()}", file.read_bytes()
+    with as_file(files(_PACKAGE)) as directory:
+        # In a checkout folders of it are links.
+        found = [Path(place, name) for place, _, names in os.walk(directory, followlinks=True) for name in names]
+        for file in sorted(found):
+            if "__pycache__" not in file.parts:
+                yield f"{_PACKAGE}/{file.relative_to(directory).as_posix()}", file.read_bytes()

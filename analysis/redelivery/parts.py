@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from analysis.redelivery.arrow_rows import lists_of
-from analysis.redelivery.curve_sum import CAUSES, Histogram, quantile, weight_of
-from analysis.redelivery.slices import Slices, sum_slices
-from analysis.redelivery.subscription_replay import Costs
+from ackstate.analysis.redelivery.arrow_rows import lists_of
+from ackstate.analysis.redelivery.curve_sum import CAUSES, Histogram, quantile, weight_of
+from ackstate.analysis.redelivery.slices import Slices, sum_slices
+from ackstate.analysis.redelivery.subscription_replay import Costs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 SCOPES = ("subscription", "topic", "namespace", "total")
 RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")

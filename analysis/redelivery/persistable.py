@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.policy import AS_RECORDED, PolicyError
-from cursor.store import StoreError
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.policy import AS_RECORDED, PolicyError
+from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.policy import Policy
 
 
 def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None], list[tuple[str, str]]]:

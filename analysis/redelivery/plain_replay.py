@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from analysis.redelivery.journal_size import JournalSize
-from analysis.redelivery.replay import Epochs
-from analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.journal_size import JournalSize
+from ackstate.analysis.redelivery.replay import Epochs
+from ackstate.analysis.redelivery.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyroaring import BitMap
 
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.replay import Piece
     from ackstate.position import Position
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.replay import Piece
 
 
 @final
 class PlainReplay:
-    """See `analysis.redelivery.replay.Replay`.
+    """See `ackstate.analysis.redelivery.replay.Replay`.
 
     Complexity: O(events log events) in arrays, and a few steps for each persist.
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from ackstate.cursor.auto_age import AUTO, AutoAge
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
+from ackstate.limits.gate import GateLimits
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
-from cursor.auto_age import AUTO, AutoAge
-from cursor.config import CursorConfig
-from cursor.journal_format import Format
-from limits.gate import GateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Policy:
             millisecond; 1 is a tick at the very instant at which a persist is due.
         max_unpersisted_ack_record_bytes: Dispatch stops where the ranges that are acked and not durable, with what
             acks of the messages on their way may add to them, would take more bytes; 0 for never.
-            `analysis.redelivery.gated_replay` says how that is replayed.
+            `ackstate.analysis.redelivery.gated_replay` says how that is replayed.
         ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
             metadata store, with its own limits.
 

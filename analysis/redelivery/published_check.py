@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from analysis.trace.events import TraceError
+from ackstate.analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.redelivery.trace_source import TraceSource
 
 
 def check_published(source: TraceSource, path: Path) -> None:

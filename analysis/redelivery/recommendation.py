@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.redelivery.policy import AS_RECORDED, DEFAULT
+from ackstate.analysis.redelivery.policy import AS_RECORDED, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from analysis.redelivery.results import Estimate, PolicyResult
+    from ackstate.analysis.redelivery.results import Estimate, PolicyResult
 
 _SECOND_MS = 1_000
 

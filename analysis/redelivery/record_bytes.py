@@ -9,7 +9,7 @@ import numpy as np
 from ackstate.record_size import MINUS_ONE_BYTES, range_fixed_bytes
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 # From these numbers on a varint is one byte longer.
 _LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])

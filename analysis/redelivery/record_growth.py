@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ackstate.analysis.redelivery.record_bytes import first_bytes, varint_bytes
 from ackstate.entry_bitmap import bitmap_of, run_end
 from ackstate.position import Position
 from ackstate.record_size import range_fixed_bytes
-from analysis.redelivery.record_bytes import first_bytes, varint_bytes
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Int64s
-    from cursor.managed import ManagedCursor
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.cursor.managed import ManagedCursor
 
 
 def record_growth(cursor: ManagedCursor, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:

@@ -1,7 +1,7 @@
 """Replay one subscription under a policy, a piece of its trace at a time, an epoch between two persists at a time.
 
-What each event acks first does not depend on the policy and is computed once (`analysis.redelivery.acked`). A policy
-says when the cursor is persisted and what of it then is durable; both hold for a whole epoch.
+What each event acks first does not depend on the policy and is computed once (`ackstate.analysis.redelivery.acked`). A
+policy says when the cursor is persisted and what of it then is durable; both hold for a whole epoch.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from analysis.trace.events import EventKind
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyroaring import BitMap
 
+    from ackstate.analysis.redelivery.acked import Bools, Chunk, Int64s, NewRuns
+    from ackstate.analysis.redelivery.mark_delete import PlacedRuns
     from ackstate.position import Position
-    from analysis.redelivery.acked import Bools, Chunk, Int64s, NewRuns
-    from analysis.redelivery.mark_delete import PlacedRuns
 
 
 class Piece(NamedTuple):

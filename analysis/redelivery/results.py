@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from analysis.redelivery.policy import AS_RECORDED, PolicyError
-from analysis.redelivery.recommendation import choose, sentence
+from ackstate.analysis.redelivery.policy import AS_RECORDED, PolicyError
+from ackstate.analysis.redelivery.recommendation import choose, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.policy import Policy
 
 _SECOND_MS = 1_000
 RECORDED_LABEL = "as recorded"
@@ -19,7 +19,7 @@ RECORDED_LABEL = "as recorded"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A row of `analysis.redelivery.estimates.estimates`, whose columns its fields are.
+    """A row of `ackstate.analysis.redelivery.estimates.estimates`, whose columns its fields are.
 
     What a recording wrote and kept, and for how long dispatch stood still in it, is not known: None. So is how often it
     wrote, if it has no persist at all.
@@ -118,7 +118,7 @@ class SweepResult:
         cls, trace: str, policies: Sequence[Policy | None], rows: Sequence[Mapping[str, Any]], *,
         crashes_per_day: float, refused: Sequence[tuple[str, str]] = (),
     ) -> Self:  # fmt: skip
-        """Build from the rows of `analysis.redelivery.estimates.estimates`."""
+        """Build from the rows of `ackstate.analysis.redelivery.estimates.estimates`."""
         found: list[list[Estimate]] = [[] for _ in policies]
         for row in rows:
             found[row["policy"]].append(Estimate(**{key: value for key, value in row.items() if key != "policy"}))

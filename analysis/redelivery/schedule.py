@@ -1,4 +1,4 @@
-"""When does a broker persist a cursor? The decisions of `cursor.persister.Persister.tick`, jumped to, not tried out."""
+"""When does a broker persist a cursor? As `ackstate.cursor.persister.Persister.tick` decides, jumped to, not tried."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from cursor.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.rate_limiter import MarkDeleteRateLimiter
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.policy import Policy
 
 # A permit is at most so far away, by the lowest rate that a decimal of 17 digits can say.
 _PERMIT_MS_MAX = 2**62

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
 
-from analysis.redelivery.curve_sum import CAUSES, combined
+from ackstate.analysis.redelivery.curve_sum import CAUSES, combined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.curve_sum import Points
-    from analysis.redelivery.parts import Part
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.curve_sum import Points
+    from ackstate.analysis.redelivery.parts import Part
 
 _NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
 _NOTHING = np.empty(0, np.int64)

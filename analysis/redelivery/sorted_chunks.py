@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from analysis.redelivery.one_cursor import OneCursor
-from analysis.redelivery.thinning import unpacked
+from ackstate.analysis.redelivery.one_cursor import OneCursor
+from ackstate.analysis.redelivery.thinning import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from analysis.redelivery.acked import Chunk
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.redelivery.acked import Chunk
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.trace_source import TraceSource
 
     Key = tuple[str, str]
     _Row = tuple[pa.RecordBatch, int]

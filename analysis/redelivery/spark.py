@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate.errors import AckStateError
-from analysis.redelivery.cluster import (
+from ackstate.analysis.redelivery.cluster import (
     answer_awaited,
     await_executor,
     check_master,
@@ -24,7 +23,8 @@ from analysis.redelivery.cluster import (
     is_on_loopback,
     ship_package,
 )
-from analysis.trace.events import LIST_COLUMNS, EventKind, TraceError
+from ackstate.analysis.trace.events import LIST_COLUMNS, EventKind, TraceError
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 CLASS_ARCHIVE = Path(sys.prefix, "share", "ackstate", "spark-classes.jsa")
-"""Used if it is there; see `analysis.redelivery.class_archive`."""
+"""Used if it is there; see `ackstate.analysis.redelivery.class_archive`."""
 JAVA_MAJOR_MIN = 17
 _CORES = 2
 # Spark puts small ones together until there is one a core, and all are of about one size.
@@ -119,15 +119,15 @@ def open_session(master: str | None = None) -> SparkSession:
 
 
 def read_trace(spark: SparkSession, path: Path) -> DataFrame:
-    """Return a trace, a file or a directory, as a DataFrame with columns as in `analysis.trace.events`.
+    """Return a trace, a file or a directory, as a DataFrame with columns as in `ackstate.analysis.trace.events`.
 
     What the files alone tell is checked at once, what stands in their rows while Spark reads them.
 
     Raises:
-        TraceError: It is no trace, as `analysis.trace.parquet.check_trace`.
+        TraceError: It is no trace, as `ackstate.analysis.trace.parquet.check_trace`.
         UnsupportedVersionError: A newer release wrote it.
     """
-    from analysis.trace.parquet import check_trace
+    from ackstate.analysis.trace.parquet import check_trace
 
     check_trace(path)
     return sound_rows(read_unchecked(spark, path))
@@ -143,7 +143,7 @@ def sound_rows(rows: DataFrame) -> DataFrame:
 
 def read_unchecked(spark: SparkSession, path: Path) -> DataFrame:
     """Return what `read_trace` does, rows that are damaged included."""
-    from analysis.trace.parquet import trace_files
+    from ackstate.analysis.trace.parquet import trace_files
 
     return spark.read.parquet(*map(literal_url, trace_files(path)))
 
@@ -204,7 +204,7 @@ def _settings(master: str | None) -> dict[str, str]:
     settings = {
         # A record of ours is a chunk of up to 16,384 events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
-        # Workers would look for modules in the current directory first, and find a stranger's `limits.py` there.
+        # Workers would look for modules in the current directory first, and find a stranger's `numpy.py` there.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
         # Damage inside a page may decompress to other numbers.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",

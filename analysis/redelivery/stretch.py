@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from analysis.redelivery.acked import Chunk, NewRuns
-from analysis.redelivery.mentions import are_among, earlier
-from analysis.redelivery.record_bytes import isolated_bytes
-from analysis.redelivery.record_growth import record_growth
-from analysis.redelivery.waiting_line import entries_by_ledger
-from analysis.trace.events import EventKind
+from ackstate.analysis.redelivery.acked import Chunk, NewRuns
+from ackstate.analysis.redelivery.mentions import are_among, earlier
+from ackstate.analysis.redelivery.record_bytes import isolated_bytes
+from ackstate.analysis.redelivery.record_growth import record_growth
+from ackstate.analysis.redelivery.waiting_line import entries_by_ledger
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from analysis.redelivery.acked import Bools, Int64s
-    from analysis.redelivery.mentions import Mentions
-    from analysis.redelivery.on_their_way import OnTheirWay
-    from analysis.redelivery.waiting_line import Times
-    from cursor.managed import ManagedCursor
+    from ackstate.analysis.redelivery.acked import Bools, Int64s
+    from ackstate.analysis.redelivery.mentions import Mentions
+    from ackstate.analysis.redelivery.on_their_way import OnTheirWay
+    from ackstate.analysis.redelivery.waiting_line import Times
+    from ackstate.cursor.managed import ManagedCursor
 
 
 class Steps(NamedTuple):

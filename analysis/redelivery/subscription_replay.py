@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.analysis.redelivery.acked import AckedFold, Chunk
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.curve_sum import CAUSES, CurveSum, Points
+from ackstate.analysis.redelivery.fold import RedeliveryFold, complete_until
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold, mark_delete_of
+from ackstate.analysis.redelivery.plain_replay import PlainReplay
+from ackstate.analysis.redelivery.policy import AS_RECORDED
+from ackstate.analysis.redelivery.replay import Piece, is_restart, is_same_restart, pieces
+from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.entry_bitmap import runs_of
-from analysis.redelivery.acked import AckedFold, Chunk
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.curve_sum import CAUSES, CurveSum, Points
-from analysis.redelivery.fold import RedeliveryFold, complete_until
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.mark_delete import MarkDeleteFold, mark_delete_of
-from analysis.redelivery.plain_replay import PlainReplay
-from analysis.redelivery.policy import AS_RECORDED
-from analysis.redelivery.replay import Piece, is_restart, is_same_restart, pieces
-from analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.replay import Epochs
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.replay import Epochs
 
 _AnyReplay = PlainReplay | CursorReplay | GatedReplay
 NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Int64s
-    from analysis.redelivery.curve_changes import Series
+    from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.curve_changes import Series
 
 
 @final

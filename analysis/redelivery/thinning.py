@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.redelivery.acked import AckedFold, Chunk, NewRuns, Thinned, by_position
-from analysis.trace.events import EventKind
+from ackstate.analysis.redelivery.acked import AckedFold, Chunk, NewRuns, Thinned, by_position
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
-    from analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)

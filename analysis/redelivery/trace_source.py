@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.thinning import packed, thinned
+from ackstate.analysis.trace.events import NAMES_ENTRIES, EventKind, TraceError
+from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 from ackstate.position import ENTRY_ID_MAX
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.thinning import packed, thinned
-from analysis.trace.events import NAMES_ENTRIES, EventKind, TraceError
-from analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from analysis.redelivery.acked import Bools, Int64s
+    from ackstate.analysis.redelivery.acked import Bools, Int64s
 
     _Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -87,7 +87,7 @@ class TraceSource(Protocol):
 
 
 class FrameSource(NamedTuple):
-    """A trace as a DataFrame with columns as in `analysis.trace.events`."""
+    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`."""
 
     trace: DataFrame
 
@@ -129,7 +129,7 @@ class FileSource(NamedTuple):
         Args:
             spark: The session.
             path: Where the trace is.
-            covered: What `analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
 
         Raises:
             TraceError: It is no trace, as `check_trace`.

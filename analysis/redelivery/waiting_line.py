@@ -13,8 +13,8 @@ from ackstate.entry_bitmap import bitmap_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ackstate.analysis.redelivery.acked import Bools, Int64s
     from ackstate.position import Position
-    from analysis.redelivery.acked import Bools, Int64s
 
 _NONE = BitMap()
 

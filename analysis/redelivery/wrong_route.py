@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast, final
 
-from cursor.store import StoreError
+from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
 
 
 @final

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from analysis.redelivery_report.inputs import ReportInputs
+from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 if TYPE_CHECKING:
-    from analysis.redelivery.results import Estimate, PolicyResult, SweepResult
-    from analysis.redelivery_report.curves import CrashTimes, Curve
+    from ackstate.analysis.redelivery.results import Estimate, PolicyResult, SweepResult
+    from ackstate.analysis.redelivery_report.curves import CrashTimes, Curve
 
 # The last millisecond that the calendars of Python and of plots both have.
 CALENDAR_END_MS = 253_402_300_799_999

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from analysis.redelivery.curve_changes import (
+from ackstate.analysis.redelivery.curve_changes import (
     CHANGES_SCHEMA,
     CRASHES_MAX,
     SERIES,
@@ -25,20 +25,20 @@ from analysis.redelivery.curve_changes import (
     string_together,
     sum_changes,
 )
-from analysis.redelivery.slices import Slices
-from analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
-from analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from analysis.redelivery.acked import Chunk, Int64s
-    from analysis.redelivery.curve_changes import Series
-    from analysis.redelivery.curve_sum import Points
-    from analysis.redelivery.policy import Policy
-    from analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.redelivery.acked import Chunk, Int64s
+    from ackstate.analysis.redelivery.curve_changes import Series
+    from ackstate.analysis.redelivery.curve_sum import Points
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.trace_source import TraceSource
 
     Key = tuple[str, str]
 

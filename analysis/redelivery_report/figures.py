@@ -5,19 +5,19 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from analysis.html_page import printable
-from analysis.redelivery.curve_sum import CAUSES
-from analysis.redelivery_report.contents import CALENDAR_END_MS
-from analysis.redelivery_report.inputs import KINDS
+from ackstate.analysis.html_page import printable
+from ackstate.analysis.redelivery.curve_sum import CAUSES
+from ackstate.analysis.redelivery_report.contents import CALENDAR_END_MS
+from ackstate.analysis.redelivery_report.inputs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.pulsar.replay_table import Verdict
-    from analysis.redelivery.results import PolicyResult, SweepResult
-    from analysis.redelivery_report.contents import Contents
-    from analysis.redelivery_report.curves import Curve
-    from analysis.redelivery_report.inputs import CalibrationPoint
+    from ackstate.analysis.pulsar.replay_table import Verdict
+    from ackstate.analysis.redelivery.results import PolicyResult, SweepResult
+    from ackstate.analysis.redelivery_report.contents import Contents
+    from ackstate.analysis.redelivery_report.curves import Curve
+    from ackstate.analysis.redelivery_report.inputs import CalibrationPoint
 
     Figure = dict[str, Any]
 

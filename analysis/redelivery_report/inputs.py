@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from ackstate.analysis.pulsar.replay_table import judge_all
 from ackstate.errors import AckStateError
-from analysis.pulsar.replay_table import judge_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from analysis.pulsar.policy import PolicyName
-    from analysis.pulsar.replay_table import Verdict
+    from ackstate.analysis.pulsar.policy import PolicyName
+    from ackstate.analysis.pulsar.replay_table import Verdict
 
 KINDS = {"kill": "SIGKILL", "power_cut": "power cut"}
 """How a process of a calibration ended: in its file, in words."""

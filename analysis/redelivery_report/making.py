@@ -6,20 +6,20 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from analysis.redelivery.curve_changes import SERIES, TOTAL
-from analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
-from analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
-from analysis.trace.check import trace_hash
+from ackstate.analysis.redelivery.curve_changes import SERIES, TOTAL
+from ackstate.analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
+from ackstate.analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
+from ackstate.analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from analysis.redelivery.incremental import DailyEstimates
-    from analysis.redelivery.results import SweepResult
-    from analysis.redelivery.trace_source import FileSource
-    from analysis.redelivery_report.inputs import ReportInputs
+    from ackstate.analysis.redelivery.incremental import DailyEstimates
+    from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.redelivery.trace_source import FileSource
+    from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 
 def make_contents(

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from analysis import html_page
-from analysis.html_page import printable, section, table
-from analysis.pulsar.policy import PolicyName
-from analysis.pulsar.replay_table import SCORE_HEADS, VERDICT_HEADS, score_cells, summary_line, verdict_cells
-from analysis.redelivery_report import figures
-from analysis.redelivery_report.contents import count_text, headline
-from analysis.redelivery_report.figures import CAUSE_NAMES
-from analysis.redelivery_report.inputs import KINDS
+from ackstate.analysis import html_page
+from ackstate.analysis.html_page import printable, section, table
+from ackstate.analysis.pulsar.policy import PolicyName
+from ackstate.analysis.pulsar.replay_table import SCORE_HEADS, VERDICT_HEADS, score_cells, summary_line, verdict_cells
+from ackstate.analysis.redelivery_report import figures
+from ackstate.analysis.redelivery_report.contents import count_text, headline
+from ackstate.analysis.redelivery_report.figures import CAUSE_NAMES
+from ackstate.analysis.redelivery_report.inputs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.redelivery.results import Estimate, PolicyResult
-    from analysis.redelivery_report.contents import Contents
+    from ackstate.analysis.redelivery.results import Estimate, PolicyResult
+    from ackstate.analysis.redelivery_report.contents import Contents
 
 _SCOPES = ("subscription", "topic", "namespace", "total")
 _CAUSES = ("not_flushed", "young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")

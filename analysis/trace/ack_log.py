@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.trace.bad_rows import BadRows, Wrong
-from analysis.trace.entry_set import EntrySet
-from analysis.trace.rows import ROW_SCHEMA
+from ackstate.analysis.trace.bad_rows import BadRows, Wrong
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

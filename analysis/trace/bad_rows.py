@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self, final
 
-from analysis.trace.events import TraceError
+from ackstate.analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

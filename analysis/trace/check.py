@@ -12,21 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
+from ackstate.analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
+from ackstate.analysis.trace.order import EventOrder
+from ackstate.analysis.trace.parquet import check_trace, trace_files
+from ackstate.analysis.trace.published import PublishedEntries
+from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
+from ackstate.analysis.trace.rows import Events, count_wrong
+from ackstate.analysis.trace.times import TraceClock
 from ackstate.position import ENTRY_ID_MAX
-from analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
-from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
-from analysis.trace.order import EventOrder
-from analysis.trace.parquet import check_trace, trace_files
-from analysis.trace.published import PublishedEntries
-from analysis.trace.row_limit import ROWS_AT_ONCE
-from analysis.trace.rows import Events, count_wrong
-from analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from analysis.trace.rows import Int64s, Mask
+    from ackstate.analysis.trace.rows import Int64s, Mask
 
 _KEY = ("topic", "subscription", "chunk")
 _KINDS = np.array(sorted(EventKind))

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.trace.events import LIST_COLUMNS
-from analysis.trace.parquet import ONLY_FILE_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS
+from ackstate.analysis.trace.events import LIST_COLUMNS
+from ackstate.analysis.trace.parquet import ONLY_FILE_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.trace.rows import Events
+    from ackstate.analysis.trace.rows import Events
 
 _EVENTS_PER_ROW_GROUP = 1 << 20
 _CHUNKS_PER_ROW_GROUP = 4_096

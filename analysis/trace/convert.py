@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
 
-from analysis.trace import ack_log, jsonl, row_parquet
-from analysis.trace.bad_rows import BadRows, BadRowsMax
-from analysis.trace.chunk_writer import ChunkWriter
-from analysis.trace.events import TraceError
-from analysis.trace.parquet import FIRST_FILE, new_trace, write_trace
-from analysis.trace.recorder import read_recording, segments
-from analysis.trace.rows import checked_rows
-from analysis.trace.sorter import EventSorter
-from analysis.trace.times import TraceClock
+from ackstate.analysis.trace import ack_log, jsonl, row_parquet
+from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax
+from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.parquet import FIRST_FILE, new_trace, write_trace
+from ackstate.analysis.trace.recorder import read_recording, segments
+from ackstate.analysis.trace.rows import checked_rows
+from ackstate.analysis.trace.sorter import EventSorter
+from ackstate.analysis.trace.times import TraceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.rows import Int64s
 
 _PARQUET = b"PAR1"
 _HINT = "correct them, or allow them with --bad-rows-max, which leaves them out"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from analysis.trace.events import EventKind
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from analysis.trace.recorder import Frame
+    from ackstate.analysis.trace.recorder import Frame
 
 
 @final

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from analysis.trace.bad_rows import BadRows, Wrong
-from analysis.trace.events import TraceError
-from analysis.trace.rows import ROW_SCHEMA
+from ackstate.analysis.trace.bad_rows import BadRows, Wrong
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.rows import Int64s
 
 STANDARD_INPUT = "-"
 _BLOCK_BYTES = 8 << 20

@@ -12,9 +12,9 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.whole_file import write_whole
 from ackstate.errors import UnsupportedVersionError
-from analysis.trace.events import TraceError
-from analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

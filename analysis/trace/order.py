@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from analysis.trace.bad_rows import Wrong
-from analysis.trace.events import EventKind
-from analysis.trace.rows import NO_SEQ, Events
+from ackstate.analysis.trace.bad_rows import Wrong
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.rows import NO_SEQ, Events
 
 if TYPE_CHECKING:
-    from analysis.trace.rows import Int64s, Mask
+    from ackstate.analysis.trace.rows import Int64s, Mask
 
 PERSIST_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 PERSISTS = (EventKind.PERSIST_BEGUN, *PERSIST_ENDS)

@@ -15,9 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from ackstate.entry_bitmap import run_end
-from ackstate.errors import UnsupportedVersionError
-from analysis.trace.events import (
+from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     LIST_COLUMNS,
     SCALAR_COLUMNS,
@@ -26,14 +24,16 @@ from analysis.trace.events import (
     Event,
     TraceError,
 )
-from analysis.trace.manifest import FILES_KEY, MANIFEST, ONLY, SEVERAL, check_files, check_names
-from analysis.trace.row_limit import check_row_groups
-from analysis.trace.times import TraceClock
+from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, ONLY, SEVERAL, check_files, check_names
+from ackstate.analysis.trace.row_limit import check_row_groups
+from ackstate.analysis.trace.times import TraceClock
+from ackstate.entry_bitmap import run_end
+from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from analysis.trace.recorder import Frame
+    from ackstate.analysis.trace.recorder import Frame
 
 TRACE_SCHEMA = pa.schema(
     [
@@ -89,7 +89,7 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
 def new_trace(path: Path) -> Iterator[Path]:
     """Make a directory for the Parquet files of a trace, which gets its place when the block ends without an error.
 
-    If they are several, the block adds a manifest: `analysis.trace.manifest.write_manifest`.
+    If they are several, the block adds a manifest: `ackstate.analysis.trace.manifest.write_manifest`.
 
     Raises:
         As `write_trace`; what the block raises is raised again, and what stood at `path` still stands.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from pyroaring import BitMap
 
-from analysis.trace.events import EventKind
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.trace.rows import Events, Int64s
+    from ackstate.analysis.trace.rows import Events, Int64s
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 # As a run of its own, a longer one is cheaper than spelled out.

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import google_crc32c
 
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.errors import UnsupportedVersionError
-from analysis.trace.events import Event, EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,16 +15,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Self, final
 
-from analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Recorder, read_recording, segments
-from cursor import Change
+from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Recorder, read_recording, segments
+from ackstate.cursor import Change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cursor import ManagedCursor
+    from ackstate.cursor import ManagedCursor
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from analysis.trace.events import LIST_COLUMNS, TraceError
+from ackstate.analysis.trace.events import LIST_COLUMNS, TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.trace.bad_rows import BadRows, Wrong
-from analysis.trace.events import TraceError
-from analysis.trace.rows import ROW_SCHEMA
+from ackstate.analysis.trace.bad_rows import BadRows, Wrong
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.rows import Int64s
 
 _NEEDED = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
 _NAMES = ("topic", "subscription")

@@ -1,7 +1,7 @@
 """Rows of one event each, as others write them, into columns: each value is checked by itself here.
 
-Columns as `analysis.trace.events` has them for events, with `topic`, `subscription` and `seq`. Left out may be what a
-kind does not need; `last_entry` is `first_entry` then. A kind is its name in small letters, or its number.
+Columns as `ackstate.analysis.trace.events` has them for events, with `topic`, `subscription` and `seq`. Left out may be
+what a kind does not need; `last_entry` is `first_entry` then. A kind is its name in small letters, or its number.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
+from ackstate.analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind
 from ackstate.position import ENTRY_ID_MAX
-from analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
-from analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.trace.times import TraceClock
+    from ackstate.analysis.trace.times import TraceClock
 
 Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
-from analysis.trace.events import CHUNK_EVENTS, EventKind
-from analysis.trace.order import EventOrder, SeqOrder
-from analysis.trace.published import PublishedEntries
-from analysis.trace.rows import Events, Rows, count_wrong
+from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
+from ackstate.analysis.trace.order import EventOrder, SeqOrder
+from ackstate.analysis.trace.published import PublishedEntries
+from ackstate.analysis.trace.rows import Events, Rows, count_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.trace.chunk_writer import ChunkWriter
-    from analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunk_writer import ChunkWriter
+    from ackstate.analysis.trace.rows import Int64s
 
 # At 72 bytes each, some 300 MB; with more subscriptions than leave room for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22

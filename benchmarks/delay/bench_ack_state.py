@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
+from ackstate.cursor.shared_holes import LiveBucket, SharedHoles
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, encode_metadata, encode_segment, segment_metadata
 from benchmarks.measurement import Against, Report, Spread
 from benchmarks.workloads import SEED
-from cursor import CursorConfig, ManagedCursor, MemoryStore
-from cursor.shared_holes import LiveBucket, SharedHoles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 ABOUT = (
     "100 thousand messages that are not yet due, at random among 400 thousand of a topic in 8 ledgers, due within an "

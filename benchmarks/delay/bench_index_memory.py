@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ackstate.delay import TopicDelayIndex
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
 from benchmarks.delay.workload import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, Report
-from delay import TopicDelayIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,18 +6,18 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayIndex
 from benchmarks.delay.bench_bucketed import CONFIG, storage
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
 from benchmarks.delay.pip448 import TopicDelayManager
 from benchmarks.delay.workload import TICK_MS, end_of, mixed_delays
 from benchmarks.measurement import Against, Report
-from delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate import Position
-    from delay import DelayedDeliveryTracker
+    from ackstate.delay import DelayedDeliveryTracker
 
     Messages = Sequence[tuple[Position, int]]
 

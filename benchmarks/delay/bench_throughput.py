@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
 from benchmarks.delay.workload import HOUR_MS, TICK_MS, LedgerOfMessages, end_of, mixed_delays
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
 from benchmarks.workloads import SEED
-from delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
-from delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate import Position
-    from delay import DelayedDeliveryTracker
+    from ackstate.delay import DelayedDeliveryTracker
 
     Messages = Sequence[tuple[Position, int]]
     Adding = tuple[Callable[[Position, int], object], Messages]

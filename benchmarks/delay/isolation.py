@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 
 from ackstate import Position
+from ackstate.delay import TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
 from benchmarks.delay.workload import TICK_MS, LedgerOfMessages, end_of
 from benchmarks.workloads import SEED
-from delay import TopicDelayIndex
-from delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

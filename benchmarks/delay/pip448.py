@@ -20,8 +20,8 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ackstate import Position
+from ackstate.delay.tracker import DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.position import check_position
-from delay.tracker import DelayedDeliveryTracker, check_deliver_at, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

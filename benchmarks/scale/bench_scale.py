@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from analysis.redelivery.estimates import estimates
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.spark import local_session
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace.generate.job import make_trace
-from analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.spark import local_session
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace.generate.job import make_trace
+from ackstate.analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
 from benchmarks.scale import identity, worker_memory
 from benchmarks.scale.rows import Summary, summaries, write_rows

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 
-from analysis.trace.events import EventKind
-from analysis.trace.parquet import trace_files
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.parquet import trace_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ FROM ranked GROUP BY topic, subscription ORDER BY topic, subscription
 
 
 class Summary(NamedTuple):
-    """What comes back of one subscription, as `analysis.redelivery.estimates.estimates` has it."""
+    """What comes back of one subscription, as `ackstate.analysis.redelivery.estimates.estimates` has it."""
 
     topic: str
     subscription: str

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, final
 
+from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError
+from ackstate.limits.gate import Usage
+from ackstate.limits.rules import Accounting, Rule
 from ackstate.record_size import isolated_range_bytes
-from cursor.dispatch.deliveries import Deliveries, Sent
-from cursor.store import StoreError
-from limits.gate import Usage
-from limits.rules import Accounting, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.outcome import Receipt
+    from ackstate.limits.gate import DispatchGate, Verdict
     from ackstate.position import Position
-    from cursor.managed import ManagedCursor
-    from cursor.outcome import Receipt
-    from limits.gate import DispatchGate, Verdict
 
 ACK_STATE_RULES = frozenset({Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES})
 """The limits on the ack state: acks that fill holes bring it down."""

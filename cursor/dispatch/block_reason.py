@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cursor.dispatch.live_holes import releasing_holes
-from limits.rules import Rule
+from ackstate.cursor.dispatch.live_holes import releasing_holes
+from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.ack_hole import AckHole
+    from ackstate.cursor.dispatch.live_holes import Whereabouts
+    from ackstate.cursor.hole_report import HoleReport
     from ackstate.errors import AckStateError
-    from cursor.dispatch.live_holes import Whereabouts
-    from cursor.hole_report import HoleReport
-    from limits.rules import Verdict
+    from ackstate.limits.rules import Verdict
 
 
 class BlockReason(NamedTuple):

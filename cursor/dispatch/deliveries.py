@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.delay.position_set import PositionSet
 from ackstate.position import check_position
 from ackstate.record_size import isolated_range_bytes
-from delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from ackstate.position import Position

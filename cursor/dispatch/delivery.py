@@ -10,8 +10,8 @@ from ackstate.integers import check_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ackstate.cursor.message_log import Message
     from ackstate.position import Position
-    from cursor.message_log import Message
 
 
 class Delivery(NamedTuple):

@@ -7,31 +7,31 @@ import logging
 from itertools import chain
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
+from ackstate.cursor.dispatch.consumers import ANYONE
+from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
+from ackstate.cursor.dispatch.hole_queue import HoleQueues
+from ackstate.cursor.dispatch.waiting import Waiting, WaitingMessages
+from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.store import LedgerNotFoundError
+from ackstate.delay.position_set import PositionSet
+from ackstate.delay.tracker import SkippingTracker
+from ackstate.delay.view import SubscriptionDelayView
 from ackstate.errors import AckStateError, CorruptStateError
-from cursor.dispatch.admission import ACK_STATE_RULES, AckRefusedError
-from cursor.dispatch.consumers import ANYONE
-from cursor.dispatch.deliveries import Sent
-from cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
-from cursor.dispatch.hole_queue import HoleQueues
-from cursor.dispatch.waiting import Waiting, WaitingMessages
-from cursor.hole_report import HoleReason
-from cursor.store import LedgerNotFoundError
-from delay.position_set import PositionSet
-from delay.tracker import SkippingTracker
-from delay.view import SubscriptionDelayView
-from limits.rules import Rule
+from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pyroaring import BitMap
 
+    from ackstate.cursor.dispatch.admission import Admission
+    from ackstate.cursor.dispatch.consumers import Consumers
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.message_log import Message, MessageLog
+    from ackstate.delay.tracker import DelayedDeliveryTracker
     from ackstate.position import Position
-    from cursor.dispatch.admission import Admission
-    from cursor.dispatch.consumers import Consumers
-    from cursor.managed import ManagedCursor
-    from cursor.message_log import Message, MessageLog
-    from delay.tracker import DelayedDeliveryTracker
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_COUNT = 1_000

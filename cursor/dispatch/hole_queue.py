@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.ack_hole import AckHole
-    from cursor.managed import ManagedCursor
-    from delay.position_set import PositionSet
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.delay.position_set import PositionSet
 
 # A dispatch gives up after so many holes none of whose messages could go: the next one continues where it stopped.
 _PASSED_OVER_MAX = 256

@@ -7,20 +7,20 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.cursor.hole_report import HoleReason, HoleReport, costliest, sample
+from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_count
-from cursor.hole_report import HoleReason, HoleReport, costliest, sample
-from cursor.store import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate.ack_hole import AckHole
+    from ackstate.cursor.dispatch.deliveries import Deliveries
+    from ackstate.cursor.dispatch.waiting import WaitingMessages
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.message_log import MessageLog
     from ackstate.position import Position
-    from cursor.dispatch.deliveries import Deliveries
-    from cursor.dispatch.waiting import WaitingMessages
-    from cursor.managed import ManagedCursor
-    from cursor.message_log import MessageLog
 
 
 class Whereabouts(NamedTuple):

@@ -6,13 +6,13 @@ import heapq
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from delay.position_set import PositionSet
+from ackstate.delay.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ackstate.cursor.hole_report import HoleReason
     from ackstate.position import Position
-    from cursor.hole_report import HoleReason
 
 
 _JITTER_MS_MAX = 1_000  # Callers in several threads may be so far apart.

@@ -1,1 +1,1 @@
-"""The storages that come with the library; each passes `cursor.testing.check_store`."""
+"""The storages that come with the library; each passes `ackstate.cursor.testing.check_store`."""

@@ -15,8 +15,8 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Protocol, final
 
-from cursor.store import StoreError, StoreLockedError
-from cursor.stores.plain_files import open_file, read_start
+from ackstate.cursor.store import StoreError, StoreLockedError
+from ackstate.cursor.stores.plain_files import open_file, read_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

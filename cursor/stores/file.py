@@ -1,8 +1,9 @@
 """An embedded store with one append-only log in a directory of its own, open in one process at a time.
 
 A mutating call is one write and one sync; calls of other threads that come while it lasts share the next
-(`cursor.stores.file_commit`). What the directory holds stands in `cursor.stores.file_generation`, how the log is framed
-and what of it a crash may tear in `cursor.stores.file_log`, its records in `cursor.stores.file_records`.
+(`ackstate.cursor.stores.file_commit`). What the directory holds stands in `ackstate.cursor.stores.file_generation`, how
+the log is framed and what of it a crash may tear in `ackstate.cursor.stores.file_log`, its records in
+`ackstate.cursor.stores.file_records`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import (
+from ackstate.cursor.store import (
     METADATA_VALUE_BYTES_MAX,
     PayloadTooLargeError,
     Store,
@@ -21,22 +22,22 @@ from cursor.store import (
     check_value_size,
     children_prefix,
 )
-from cursor.stores.directory_lock import LOCK
-from cursor.stores.file_commit import IDENTITY_SIZE, FileLog
-from cursor.stores.file_copy import copy_files
-from cursor.stores.file_generation import check_names, is_read_by_opening
-from cursor.stores.kernel_directory import KernelDirectory
-from cursor.stores.plain_files import check_files_to_write
-from cursor.stores.system_errors import system_errors_in_our_words
-from cursor.stores.temporary_copy import COPY_BYTES_MAX
+from ackstate.cursor.stores.directory_lock import LOCK
+from ackstate.cursor.stores.file_commit import IDENTITY_SIZE, FileLog
+from ackstate.cursor.stores.file_copy import copy_files
+from ackstate.cursor.stores.file_generation import check_names, is_read_by_opening
+from ackstate.cursor.stores.kernel_directory import KernelDirectory
+from ackstate.cursor.stores.plain_files import check_files_to_write
+from ackstate.cursor.stores.system_errors import system_errors_in_our_words
+from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from cursor.stores.file_log import DiscardedTail
-    from cursor.stores.store_directory import StoreDirectory
-    from cursor.stores.temporary_copy import TemporaryCopy
+    from ackstate.cursor.stores.file_log import DiscardedTail
+    from ackstate.cursor.stores.store_directory import StoreDirectory
+    from ackstate.cursor.stores.temporary_copy import TemporaryCopy
 
 _BEHIND_SLASH = chr(ord("/") + 1)
 _COMPACTION_SIZE_MIN = 1 << 20

@@ -1,6 +1,6 @@
 """How do calls from many threads share one log, and one sync?
 
-Calls that come together make a group (`cursor.stores.group_commit`), whose records are one write and one sync.
+Calls that come together make a group (`ackstate.cursor.stores.group_commit`), whose records are one write and one sync.
 
 After a failed write or sync the log refuses everything: what the kernel shows may not be what is on the disk, and a
 sync that succeeds later proves nothing. Only a full disk is no failure if what was written of the group can be cut off
@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, TypeVar, final
 
-from ackstate.errors import AckStateError
-from cursor.store import LedgerNotFoundError, StoreError, StoreFullError
-from cursor.stores.directory_lock import leave_to_parent_at_fork
-from cursor.stores.file_draft import Draft
-from cursor.stores.file_generation import (
+from ackstate.cursor.store import LedgerNotFoundError, StoreError, StoreFullError
+from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
+from ackstate.cursor.stores.file_draft import Draft
+from ackstate.cursor.stores.file_generation import (
     Generation,
     NotCopiedError,
     log_name,
@@ -28,18 +27,19 @@ from cursor.stores.file_generation import (
     read_entries,
     write_generation,
 )
-from cursor.stores.file_log import CHANGES, encode_group, laid_out_size
-from cursor.stores.group_commit import GroupCommit, fail
-from cursor.stores.kernel_directory import KernelDirectory
-from cursor.stores.system_errors import FULL, system_errors_in_our_words
+from ackstate.cursor.stores.file_log import CHANGES, encode_group, laid_out_size
+from ackstate.cursor.stores.group_commit import GroupCommit, fail
+from ackstate.cursor.stores.kernel_directory import KernelDirectory
+from ackstate.cursor.stores.system_errors import FULL, system_errors_in_our_words
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cursor.stores.file_log import DiscardedTail
-    from cursor.stores.file_records import Index
-    from cursor.stores.group_commit import Call, Group
-    from cursor.stores.store_directory import StoreDirectory, StoreFile
+    from ackstate.cursor.stores.file_log import DiscardedTail
+    from ackstate.cursor.stores.file_records import Index
+    from ackstate.cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.store_directory import StoreDirectory, StoreFile
 
 _Result = TypeVar("_Result")
 
@@ -56,8 +56,8 @@ class FileLog:
 
     Args:
         directory: Where it is; closed with the log.
-        compaction_size_min: See `cursor.stores.file.FileStore`.
-        identity: See `cursor.stores.file.FileStore.over`.
+        compaction_size_min: See `ackstate.cursor.stores.file.FileStore`.
+        identity: See `ackstate.cursor.stores.file.FileStore.over`.
 
     Attributes:
         discarded: What opening cut off the log.
@@ -129,7 +129,7 @@ class FileLog:
                 self._directory.close()
 
     def leave_to_parent(self) -> None:
-        """See `cursor.stores.directory_lock.Opened`; the directory leaves its own."""
+        """See `ackstate.cursor.stores.directory_lock.Opened`; the directory leaves its own."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
         if not self._is_closed:
             self._refusal = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cursor.store import StoreError
-from cursor.stores.directory_lock import LOCK, closed_to_others
-from cursor.stores.file_generation import holds_store, is_read_by_opening
-from cursor.stores.plain_files import check_plain_files
-from cursor.stores.system_errors import system_errors_in_our_words
-from cursor.stores.temporary_copy import TemporaryCopy
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.directory_lock import LOCK, closed_to_others
+from ackstate.cursor.stores.file_generation import holds_store, is_read_by_opening
+from ackstate.cursor.stores.plain_files import check_plain_files
+from ackstate.cursor.stores.system_errors import system_errors_in_our_words
+from ackstate.cursor.stores.temporary_copy import TemporaryCopy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ def copy_files(directory: Path, *, bytes_max: int) -> TemporaryCopy:
     It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
 
     Raises:
-        AckStateError: See `cursor.stores.file.FileStore.open_copy`.
+        AckStateError: See `ackstate.cursor.stores.file.FileStore.open_copy`.
     """
     with system_errors_in_our_words(directory):
         if not directory.is_dir():

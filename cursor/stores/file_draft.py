@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final
 
 import google_crc32c
 
-from cursor.store import ABSENT, LedgerFencedError, Versioned, VersionMismatchError
-from cursor.stores.file_log import HEADER
-from cursor.stores.file_records import (
+from ackstate.cursor.store import ABSENT, LedgerFencedError, Versioned, VersionMismatchError
+from ackstate.cursor.stores.file_log import HEADER
+from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     append_record,
     create_record,
@@ -25,7 +25,7 @@ from cursor.stores.file_records import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cursor.stores.file_records import Index, IndexedLedger
+    from ackstate.cursor.stores.file_records import Index, IndexedLedger
 
 
 @final

@@ -19,10 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import google_crc32c
 
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor.store import StoreError
-from cursor.stores.file_log import BASE, BASE_END, HEADER, VERSION, DiscardedTail, LogReader, Place, encode_group
-from cursor.stores.file_records import (
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.file_log import (
+    BASE,
+    BASE_END,
+    HEADER,
+    VERSION,
+    DiscardedTail,
+    LogReader,
+    Place,
+    encode_group,
+)
+from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     Index,
     append_record,
@@ -31,13 +39,14 @@ from cursor.stores.file_records import (
     fence_record,
     put_record,
 )
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ackstate.cursor.stores.file_records import IndexedLedger
+    from ackstate.cursor.stores.store_directory import StoreDirectory, StoreFile
     from ackstate.errors import AckStateError
-    from cursor.stores.file_records import IndexedLedger
-    from cursor.stores.store_directory import StoreDirectory, StoreFile
 
 MADE = "MADE"
 """The name of the mark that a store was made here."""

@@ -30,8 +30,8 @@ from ackstate.errors import CorruptStateError, UnsupportedVersionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ackstate.cursor.stores.store_directory import StoreFile
     from ackstate.errors import AckStateError
-    from cursor.stores.store_directory import StoreFile
 
 MAGIC = b"ACKL"
 VERSION = 1

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from ackstate.cursor.store import LedgerNotFoundError, Versioned, check_path
 from ackstate.errors import CorruptStateError
-from cursor.store import LedgerNotFoundError, Versioned, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,13 +7,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.stores.directory_lock import LOCK, DirectoryClaim, leave_to_parent_at_fork, sync_names_above, sync_path
-from cursor.stores.plain_files import make_directory, open_file
+from ackstate.cursor.stores.directory_lock import (
+    LOCK,
+    DirectoryClaim,
+    leave_to_parent_at_fork,
+    sync_names_above,
+    sync_path,
+)
+from ackstate.cursor.stores.plain_files import make_directory, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cursor.stores.store_directory import StoreDirectory
+    from ackstate.cursor.stores.store_directory import StoreDirectory
 
 
 @final
@@ -81,7 +87,7 @@ class KernelDirectory:
         self._claim.let_go()
 
     def leave_to_parent(self) -> None:
-        """See `cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.Opened`."""
         self._claim.leave_to_parent()
 
     def _open(self, name: str, flags: int) -> KernelFile:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, final
 
-from cursor.store import (
+from ackstate.cursor.store import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     LedgerFencedError,

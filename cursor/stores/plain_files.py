@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
-from cursor.store import StoreError
+from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """The embedded default: one SQLite database in a directory of its own, open in one process at a time.
 
 A mutating call is one transaction and one sync (WAL, ``synchronous=FULL``); calls of other threads that come while it
-lasts share the next (`cursor.stores.sqlite_connection`). What the directory holds, and what opening it checks, stands
-in `cursor.stores.sqlite_database`.
+lasts share the next (`ackstate.cursor.stores.sqlite_connection`). What the directory holds, and what opening it checks,
+stands in `ackstate.cursor.stores.sqlite_database`.
 
 Entries live in a rowid table. Measured against ``WITHOUT ROWID`` at a page of 4 KiB: 1 KB entries take 1.4
 times their size and not 4.6 times, and appending 100 KB takes 0.37 ms and not 0.58 ms. Each ledger counts its
@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import (
+from ackstate.cursor.store import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     DamagedValueError,
@@ -28,17 +28,17 @@ from cursor.store import (
     check_value_size,
     children_prefix,
 )
-from cursor.stores.sqlite_connection import SqliteConnection
-from cursor.stores.sqlite_database import copy_database
-from cursor.stores.sqlite_seal import SEAL_BYTES
-from cursor.stores.temporary_copy import COPY_BYTES_MAX
+from ackstate.cursor.stores.sqlite_connection import SqliteConnection
+from ackstate.cursor.stores.sqlite_database import copy_database
+from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES
+from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
     import os
     import sqlite3
     from collections.abc import Sequence
 
-    from cursor.stores.temporary_copy import TemporaryCopy
+    from ackstate.cursor.stores.temporary_copy import TemporaryCopy
 
 # Found through the index, and named by the rows themselves: so a damaged index never passes one entry off as another.
 _READ = (

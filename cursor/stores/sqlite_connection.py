@@ -1,7 +1,7 @@
 """How do calls from many threads share one connection, and one sync?
 
-Calls that come together make a group (`cursor.stores.group_commit`), which is one transaction with a savepoint for each
-call, so that a call that is refused undoes itself only.
+Calls that come together make a group (`ackstate.cursor.stores.group_commit`), which is one transaction with a savepoint
+for each call, so that a call that is refused undoes itself only.
 
 For a savepoint SQLite keeps a copy of each page that the call changes, beyond 64 KiB in the directory for temporary
 files; no room there counts as a full disk.
@@ -15,18 +15,18 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar, final
 
+from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
+from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
+from ackstate.cursor.stores.group_commit import GroupCommit, fail
+from ackstate.cursor.stores.sqlite_database import DATABASE, open_database
+from ackstate.cursor.stores.sqlite_seal import RowSeal
 from ackstate.errors import AckStateError, CorruptStateError
-from cursor.store import StoreError, StoreFullError, StoreLockedError
-from cursor.stores.directory_lock import leave_to_parent_at_fork
-from cursor.stores.group_commit import GroupCommit, fail
-from cursor.stores.sqlite_database import DATABASE, open_database
-from cursor.stores.sqlite_seal import RowSeal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.group_commit import Call, Group
 
 _Result = TypeVar("_Result")
 
@@ -106,7 +106,7 @@ class SqliteConnection:
             self._claim.let_go()
 
     def leave_to_parent(self) -> None:
-        """See `cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.Opened`."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
         self._claim.leave_to_parent()
         if self._is_closed:

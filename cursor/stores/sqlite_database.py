@@ -1,27 +1,27 @@
 """How is an SQLite database opened so that it is ours alone, whole, and on the disk?
 
-The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move
-one without the other), ``MADE`` (`cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it
-open. ``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
+The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
+the other), ``MADE`` (`ackstate.cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it open.
+``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
 
 ``LOCK`` may be removed. SQLite's own locks do not stand against that: they are the process's, and fall when it closes
 any descriptor of the file. So before the database is first opened the directory is locked itself, too.
 
 SQLite opens its files by their names. It follows no link to a log, but one to a database, and it would wait for a named
-pipe; so the names are checked first (`cursor.stores.plain_files`).
+pipe; so the names are checked first (`ackstate.cursor.stores.plain_files`).
 
 The log is synced, read from the disk and not from the kernel's cache, which after a failed sync shows what the disk has
-not, and checked before SQLite sees it (`cursor.stores.sqlite_log`). Opening copies all of it into the database and
-syncs it. So what a killed process wrote and never synced is on the disk before a caller can read it. The price: a store
-that was not closed does not open on a full disk.
+not, and checked before SQLite sees it (`ackstate.cursor.stores.sqlite_log`). Opening copies all of it into the database
+and syncs it. So what a killed process wrote and never synced is on the disk before a caller can read it. The price: a
+store that was not closed does not open on a full disk.
 
 Opening checks the header, the schema and, unless told not to, every page: SQLite's ``PRAGMA integrity_check`` walks all
 trees and free pages and finds those that are no pages of their tree, cells that overlap, keys out of order, pages used
 twice or never, and rows that their index lacks: what is written beside a damaged key of an index might never be read
-again, whoever wrote it. Bytes that changed within a row are found when it is read (`cursor.stores.sqlite_seal`). A
-store of 100 MB takes 0.1 s (entries of 20 kB) to 0.4 s (of 150 bytes), and 0.1 s more when none of it is in the
-kernel's cache; it would be 1.3 to 2.3 s if the file were not read from front to back first. Without the check, damaged
-pages are found when they are read.
+again, whoever wrote it. Bytes that changed within a row are found when it is read
+(`ackstate.cursor.stores.sqlite_seal`). A store of 100 MB takes 0.1 s (entries of 20 kB) to 0.4 s (of 150 bytes), and
+0.1 s more when none of it is in the kernel's cache; it would be 1.3 to 2.3 s if the file were not read from front to
+back first. Without the check, damaged pages are found when they are read.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ import struct
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor.store import StoreError, StoreFullError
-from cursor.stores.directory_lock import (
+from ackstate.cursor.store import StoreError, StoreFullError
+from ackstate.cursor.stores.directory_lock import (
     LOCK,
     DirectoryClaim,
     closed_to_others,
     sync_names_above,
     sync_path,
 )
-from cursor.stores.kernel_directory import KernelFile
-from cursor.stores.plain_files import (
+from ackstate.cursor.stores.kernel_directory import KernelFile
+from ackstate.cursor.stores.plain_files import (
     check_files_to_write,
     check_plain_files,
     create_empty,
@@ -52,12 +51,13 @@ from cursor.stores.plain_files import (
     open_to_read,
     read_start,
 )
-from cursor.stores.sqlite_log import check_journal, check_log
-from cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
-from cursor.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
-from cursor.stores.sqlite_seal import RowSeal
-from cursor.stores.system_errors import system_errors_in_our_words
-from cursor.stores.temporary_copy import TemporaryCopy
+from ackstate.cursor.stores.sqlite_log import check_journal, check_log
+from ackstate.cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
+from ackstate.cursor.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
+from ackstate.cursor.stores.sqlite_seal import RowSeal
+from ackstate.cursor.stores.system_errors import system_errors_in_our_words
+from ackstate.cursor.stores.temporary_copy import TemporaryCopy
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +110,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
         What holds the locks until it is let go of, and the connection.
 
     Raises:
-        AckStateError: See `cursor.stores.sqlite.SqliteStore`.
+        AckStateError: See `ackstate.cursor.stores.sqlite.SqliteStore`.
         sqlite3.Error: See above; to be put in our words.
     """
     with system_errors_in_our_words(f"{directory}: cannot open the store"):
@@ -134,7 +134,7 @@ def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
     It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
 
     Raises:
-        AckStateError: See `cursor.stores.sqlite.SqliteStore.open_copy`.
+        AckStateError: See `ackstate.cursor.stores.sqlite.SqliteStore.open_copy`.
     """
     with system_errors_in_our_words(f"{directory}: cannot open the store"):
         check_plain_files(directory / name for name in _OPENED)

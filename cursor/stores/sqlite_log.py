@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from ackstate.cursor.stores.plain_files import open_to_read
 from ackstate.errors import CorruptStateError
-from cursor.stores.plain_files import open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.directory_lock import sync_path
+from ackstate.cursor.stores.plain_files import create_empty, read_start
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor.store import StoreError
-from cursor.stores.directory_lock import sync_path
-from cursor.stores.plain_files import create_empty, read_start
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """The calls of a file system that `FileStore` makes, and what each promises about a power cut.
 
 Below them is the kernel (`KernelDirectory`), or a disk in memory that shows every state a crash could leave
-(`analysis.crash.simulated_disk`). A name is a plain file name without a slash. Every call may raise `OSError`.
+(`ackstate.analysis.crash.simulated_disk`). A name is a plain file name without a slash. Every call may raise `OSError`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from cursor.store import StoreError
-from cursor.stores.directory_lock import leave_to_parent_at_fork
-from cursor.stores.kernel_directory import KernelFile
-from cursor.stores.plain_files import make_directory, open_file
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
+from ackstate.cursor.stores.kernel_directory import KernelFile
+from ackstate.cursor.stores.plain_files import make_directory, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class TemporaryCopy:
         self._remove()
 
     def leave_to_parent(self) -> None:
-        """See `cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.Opened`."""
         if self._remove.detach() is not None:
             with suppress(OSError):
                 os.close(self._lock)

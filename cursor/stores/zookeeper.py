@@ -14,7 +14,7 @@ Entries of any size are stored in chunks. An `append_all` that fits into one req
 stages its chunks beyond the end of the ledgers, where nobody reads, and one transaction then moves the ends: all or
 nothing as well. A value of the metadata must fit into one request.
 
-Names and bytes of the nodes: `cursor.stores.zookeeper_nodes`.
+Names and bytes of the nodes: `ackstate.cursor.stores.zookeeper_nodes`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
-from cursor.store import ABSENT, Store, StoreError, Versioned, VersionMismatchError, check_path, children_prefix
-from cursor.stores import zookeeper_nodes as nodes
-from cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeperLedgers
-from cursor.stores.zookeeper_nodes import NodeKind
-from cursor.stores.zookeeper_session import (
+from ackstate.cursor.store import (
+    ABSENT,
+    Store,
+    StoreError,
+    Versioned,
+    VersionMismatchError,
+    check_path,
+    children_prefix,
+)
+from ackstate.cursor.stores import zookeeper_nodes as nodes
+from ackstate.cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeperLedgers
+from ackstate.cursor.stores.zookeeper_nodes import NodeKind
+from ackstate.cursor.stores.zookeeper_session import (
     Node,
     Operation,
     ZooKeeperSession,

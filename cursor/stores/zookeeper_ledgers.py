@@ -14,11 +14,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.errors import CorruptStateError
-from cursor.store import LedgerFencedError, LedgerNotFoundError, check_owner
-from cursor.stores import zookeeper_nodes as nodes
-from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus
-from cursor.stores.zookeeper_session import (
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, check_owner
+from ackstate.cursor.stores import zookeeper_nodes as nodes
+from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus
+from ackstate.cursor.stores.zookeeper_session import (
     LostRaceError,
     Node,
     Operation,
@@ -30,6 +29,7 @@ from cursor.stores.zookeeper_session import (
     existing,
     set_data,
 )
+from ackstate.errors import CorruptStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

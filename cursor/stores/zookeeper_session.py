@@ -34,9 +34,9 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import KazooState
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.cursor.stores.zookeeper_nodes import NodeKind, encode
 from ackstate.errors import CorruptStateError
-from cursor.store import PayloadTooLargeError, StoreError
-from cursor.stores.zookeeper_nodes import NodeKind, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

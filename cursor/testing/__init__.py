@@ -1,4 +1,4 @@
-"""Does a store keep the contract of `cursor.store`? The same suite for our backends and for yours.
+"""Does a store keep the contract of `ackstate.cursor.store`? The same suite for our backends and for yours.
 
 Call it from a test, with something that opens the same storage each time::
 
@@ -14,15 +14,15 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
+from ackstate.cursor.testing.ledgers import CHECKS_OF_LEDGERS
+from ackstate.cursor.testing.reopening import CHECKS_ACROSS_OPENINGS
+from ackstate.cursor.testing.values import CHECKS_OF_VALUES, check_value_limit
 from ackstate.errors import AckStateError
-from cursor.testing.ledgers import CHECKS_OF_LEDGERS
-from cursor.testing.reopening import CHECKS_ACROSS_OPENINGS
-from cursor.testing.values import CHECKS_OF_VALUES, check_value_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 __all__ = ["check_store"]
 _Subject = TypeVar("_Subject")
@@ -40,7 +40,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
         AssertionError: The message names the promise, what should have been and what was.
         ValueError: The storage was not empty.
 
-    >>> from cursor.stores.memory import MemoryDisk, MemoryStore
+    >>> from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
     >>> disk = MemoryDisk()
     >>> check_store(lambda: MemoryStore(disk))
     """

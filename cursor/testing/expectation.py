@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVarTuple
 
-from cursor.store import LedgerFencedError
+from ackstate.cursor.store import LedgerFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 _Args = TypeVarTuple("_Args")
 

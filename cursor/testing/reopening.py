@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cursor.store import (
+from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -14,12 +14,12 @@ from cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from cursor.testing.expectation import expect, expect_fenced, expect_refusal
+from ackstate.cursor.testing.expectation import expect, expect_fenced, expect_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 
 def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cursor.store import ABSENT, PayloadTooLargeError, Versioned, VersionMismatchError
-from cursor.testing.expectation import expect, expect_refusal
+from ackstate.cursor.store import ABSENT, PayloadTooLargeError, Versioned, VersionMismatchError
+from ackstate.cursor.testing.expectation import expect, expect_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 _MIB = 1 << 20
 

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from ackstate.delay.buckets.mutable import MutableBucket, by_ledger
+from ackstate.delay.buckets.recovery import BucketRecoveryReport, find_buckets
+from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets.shared import SharedBuckets
+from ackstate.delay.buckets.snapshots import BucketSnapshots, SnapshotStorage
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.config import DelayConfig
+from ackstate.delay.due_log import DUE_LOG_BYTES_MAX, DueLog
+from ackstate.delay.position_set import PositionSet
+from ackstate.delay.tracker import TIME_MS_MAX, SkippingTracker, check_message, check_time
+from ackstate.delay.view import SubscriptionDelayView
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, check_within, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.buckets.mutable import MutableBucket, by_ledger
-from delay.buckets.recovery import BucketRecoveryReport, find_buckets
-from delay.buckets.sealed import SealedBuckets
-from delay.buckets.shared import SharedBuckets
-from delay.buckets.snapshots import BucketSnapshots, SnapshotStorage
-from delay.calendar import Calendar
-from delay.config import DelayConfig
-from delay.due_log import DUE_LOG_BYTES_MAX, DueLog
-from delay.position_set import PositionSet
-from delay.tracker import TIME_MS_MAX, SkippingTracker, check_message, check_time
-from delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from delay.buckets.bucket import Bucket
-    from delay.buckets.sealed import BucketStats
+    from ackstate.delay.buckets.bucket import Bucket
+    from ackstate.delay.buckets.sealed import BucketStats
 
 # From so many messages a ledger on, taking them out of its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16

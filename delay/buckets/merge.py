@@ -15,8 +15,8 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delay.buckets.bucket import Bucket
-    from delay.config import DelayConfig
+    from ackstate.delay.buckets.bucket import Bucket
+    from ackstate.delay.config import DelayConfig
 
 MERGED_COUNT_MAX = 4
 """The most buckets that become one at a time."""

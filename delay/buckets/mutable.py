@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from ackstate.delay.buckets.bucket import BucketKey
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.tracker import TIME_MS_MAX
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.buckets.bucket import BucketKey
-from delay.calendar import Calendar
-from delay.tracker import TIME_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ackstate.delay.config import DelayConfig
     from ackstate.position import Position
-    from delay.config import DelayConfig
 
 _NO_LEDGER = -1
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.delay.buckets.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
 from ackstate.entry_bitmap import union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, split_metadata
-from delay.buckets.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyroaring import BitMap
 
+    from ackstate.delay.buckets.snapshots import BucketSnapshots
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
-    from delay.buckets.snapshots import BucketSnapshots
 
 
 class DropReason(Enum):

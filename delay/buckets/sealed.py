@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from intervaltree import Interval, IntervalTree
 
+from ackstate.delay.buckets.bucket import Boundary, Bucket, BucketKey
+from ackstate.delay.buckets.merge import buckets_to_merge, cut_segments, in_order
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay.buckets.bucket import Boundary, Bucket, BucketKey
-from delay.buckets.merge import buckets_to_merge, cut_segments, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from delay.buckets.bucket import Segment
-    from delay.buckets.snapshots import BucketSnapshots
-    from delay.config import DelayConfig
+    from ackstate.delay.buckets.bucket import Segment
+    from ackstate.delay.buckets.snapshots import BucketSnapshots
+    from ackstate.delay.config import DelayConfig
 
 
 @dataclass(frozen=True, slots=True)

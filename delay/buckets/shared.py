@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from delay.position_set import PositionSet
+from ackstate.delay.position_set import PositionSet
 
 if TYPE_CHECKING:
+    from ackstate.delay.buckets.index import BucketedDelayIndex
     from ackstate.position import Position
-    from delay.buckets.index import BucketedDelayIndex
 
 
 @final

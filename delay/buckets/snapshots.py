@@ -14,16 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
+from ackstate.delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment, parse_ledger_id
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata, encode_segment, segment_metadata
-from delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment, parse_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ackstate.delay.buckets.bucket import Bucket
     from ackstate.position import Position
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
-    from delay.buckets.bucket import Bucket
 
 ATTEMPT_COUNT = 4
 _BATCH_BYTES_MAX = 512 * 1024  # A request of a megabyte is more than ZooKeeper takes.
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class SnapshotLedgers(Protocol):
-    """Logs of entries; `cursor.store.LedgerStore` is one and states the contract. It fails with `AckStateError`."""
+    """Logs of entries, as `ackstate.cursor.store.LedgerStore` states the contract. It fails with `AckStateError`."""
 
     def create(self, owner: str) -> int:
         """Make an empty ledger and return its id."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import httpx  # noqa: F401 -- the first command would wait for it
 import pytest
 
-from analysis.admin_client import AdminError, namespace_path, relative_time_ms, topic_path
+from ackstate.analysis.admin_client import AdminError, namespace_path, relative_time_ms, topic_path
 from command_line import ENTRY, run, write_token
 
 PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
@@ -691,7 +691,7 @@ def test_help_fits_80_columns(monkeypatch, capsys, arguments):
 WITHOUT_HTTPX = """
 import sys
 sys.modules["httpx"] = None
-from analysis.cli import main
+from ackstate.analysis.cli import main
 main(sys.argv[1:])
 """
 

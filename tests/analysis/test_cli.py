@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import cli, tables
-from analysis.demo.directory import BrokerDirectory
-from analysis.demo.results import DemoDirectory
+from ackstate.analysis import cli, tables
+from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.demo.results import DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
@@ -288,9 +288,9 @@ def test_a_demo_interrupted_while_spark_starts_leaves_no_virtual_machine(tmp_pat
 PARENT = """
 import sys
 from pathlib import Path
-from analysis.demo.broker import BrokerSettings
-from analysis.demo.directory import BrokerDirectory
-from analysis.demo.kill import run_and_kill
+from ackstate.analysis.demo.broker import BrokerSettings
+from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.demo.kill import run_and_kill
 
 told = []
 
@@ -323,7 +323,7 @@ def test_a_broker_dies_with_the_demo_that_started_it(tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
-    for name in ("analysis", "cursor", "limits", "delay", "ackstate", "numpy", "pyarrow"):
+    for name in ("ackstate", "limits", "numpy", "pyarrow"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
     before = tree(tmp_path)

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate.analysis.demo.results import DemoDirectory
+from ackstate.analysis.trace.events import VERSION_KEY
+from ackstate.analysis.trace.parquet import TRACE_SCHEMA, write_trace
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.whole_file import write_whole
+from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
-from analysis.demo.results import DemoDirectory
-from analysis.trace.events import VERSION_KEY
-from analysis.trace.parquet import TRACE_SCHEMA, write_trace
-from analysis.trace.recorder import read_recording
-from analysis.whole_file import write_whole
 from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
-from cursor import SqliteStore
 
 DATABASE = "ackstate.sqlite3"
 
@@ -825,7 +825,7 @@ BARE = """
 import sys
 for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
     sys.modules[name] = None
-from analysis.cli import main
+from ackstate.analysis.cli import main
 main(sys.argv[1:])
 """
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ackstate import Position
-from analysis.explain_command import _duration
+from ackstate.analysis.explain_command import _duration
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
+from ackstate.cursor.message_log import log_owner
 from command_line import assert_one_line, run, tree
-from cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
-from cursor.message_log import log_owner
 
 TOPIC = "persistent://a/b/orders"
 NOW_MS = 1_700_000_000_000

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
+from ackstate.cursor import FileStore, SqliteStore
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.stores.file_records import APPEND_SIZE
 from command_line import assert_one_line, run, tree
-from cursor import FileStore, SqliteStore
-from cursor.journal import cursor_owner, cursor_path
-from cursor.stores.file_records import APPEND_SIZE
 from tests.analysis.test_store_commands import NAMES, TOPIC, fill, fsck
 
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from analysis.demo.job import summary_json
-from analysis.report import render, verdict
+from ackstate.analysis.demo.job import summary_json
+from ackstate.analysis.report import render, verdict
 from demo_runs import (
     BEGIN_MS,
     KILL_MS,

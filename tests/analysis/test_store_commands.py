@@ -12,12 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ackstate import Position
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    Message,
+    MessageLog,
+    Repair,
+    SqliteStore,
+    UnreadableCursorError,
+)
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
 from ackstate.wire import native, native_pointer
-from analysis.crash.zookeeper_server import running_server
 from command_line import assert_one_line, run, run_apart, tree
-from cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, Repair, SqliteStore, UnreadableCursorError
-from cursor.journal import cursor_owner, cursor_path
-from cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
 
 TOPIC = "persistent://a/b/orders"
 NAMES = ("audit", "billing")
@@ -405,7 +414,7 @@ def test_help_fits_80_columns(monkeypatch, capsys, command):
 
 @pytest.mark.slow
 def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp_path, capsys):
-    from cursor.stores.zookeeper import ZooKeeperStore
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 
     with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks/one")) as store:
         fill(store)
@@ -423,7 +432,7 @@ def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp
 
 @pytest.mark.slow
 def test_a_look_at_a_store_in_zookeeper_leaves_every_node_as_it_was(tmp_path, capsys, monkeypatch):
-    from cursor.stores.zookeeper import ZooKeeperStore
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 
     with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks")) as store:
         fill(store)

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from analysis.redelivery.persistable import persistable
-from analysis.redelivery.policy import Policy, PolicyError
-from analysis.redelivery.recommendation import short_number
-from analysis.redelivery.results import Estimate, SweepResult
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery.persistable import persistable
+from ackstate.analysis.redelivery.policy import Policy, PolicyError
+from ackstate.analysis.redelivery.recommendation import short_number
+from ackstate.analysis.redelivery.results import Estimate, SweepResult
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 from command_line import status_of
 
 

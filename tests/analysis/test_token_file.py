@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from analysis.admin.tokens import TokenFile
-from analysis.admin_client import _token as token_of_parameters
-from analysis.cli import main
-from analysis.pulsar.snapshot import command
-from analysis.token_file import open_token_file
+from ackstate.analysis.admin.tokens import TokenFile
+from ackstate.analysis.admin_client import _token as token_of_parameters
+from ackstate.analysis.cli import main
+from ackstate.analysis.pulsar.snapshot import command
+from ackstate.analysis.token_file import open_token_file
 
 
 def token_of_server(path):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from analysis.redelivery.checkpoint import claimed
-from analysis.whole_file import write_whole
+from ackstate.analysis.redelivery.checkpoint import claimed
+from ackstate.analysis.whole_file import write_whole
 
 
 @pytest.fixture

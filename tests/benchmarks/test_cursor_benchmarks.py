@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Route, persist_all
 from benchmarks.bench_cursor import CountingStore
 from benchmarks.bench_cursor_loss import loss
 from benchmarks.bench_cursor_memory import KeepsNothing
 from benchmarks.bench_cursor_persist import acks_above, opened, two_cycles
-from cursor import CursorConfig, ManagedCursor, MemoryStore, Route, persist_all
 
 LOG = LedgerMap.from_counts({7: 1_000})
 

@@ -11,6 +11,7 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
+from ackstate.delay import InMemoryDelayTracker
 from benchmarks.delay import bench_bucketed, bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
 from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
 from benchmarks.delay.footprint import Ruler, bitmap_bytes, bitmaps_of, growth, in_new_process, owned_bytes
@@ -19,7 +20,6 @@ from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
 from benchmarks.delay.pictures import PICTURES
 from benchmarks.delay.workload import HOUR_MS, end_of, mixed_delays
 from benchmarks.measurement import RESULTS
-from delay import InMemoryDelayTracker
 
 SVG = "{http://www.w3.org/2000/svg}"
 SMALL = Traffic(rate=20, publish_ticks=40, delay_ticks=10, ledger_size=200)

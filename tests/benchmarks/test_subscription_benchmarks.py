@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from ackstate import Position
+from ackstate.limits import GateLimits
+from ackstate.limits.rules import Accounting
 from benchmarks.bench_overshoot import ALTERNATING, DELAYED, RANGES, Backlog, Run
 from benchmarks.bench_subscription import SameMessageLog, above_holes, send, send_and_ack
 from benchmarks.overshoot_plot import Curve, Panel, drawn
-from limits import GateLimits
-from limits.rules import Accounting
 
 # Ten messages a second of which five are acked, 2 s later; the limit is 20 ranges.
 SMALL = replace(

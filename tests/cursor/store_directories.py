@@ -7,11 +7,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from cursor import SqliteStore
+from ackstate.cursor import SqliteStore
 
 _HOLDER = """
 import sys
-from cursor import FileStore, SqliteStore
+from ackstate.cursor import FileStore, SqliteStore
 store = {kind}(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()

@@ -7,8 +7,8 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import AckStateError, LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
-from cursor.auto_age import AUTO
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
+from ackstate.cursor.auto_age import AUTO
 
 P = Position
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
-from cursor.ack_state import AckState, PersistLimits
-from cursor.store import PayloadTooLargeError
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
+from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 ONE_BATCH = CursorConfig(format=Format.PULSAR, batch_count_max=1)
 

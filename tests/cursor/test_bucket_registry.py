@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
-from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from cursor.store import ABSENT, VersionMismatchError
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
+from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.cursor.store import ABSENT, VersionMismatchError
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})
 KEY = "#pulsar.internal.delayed.bucket_3_7"

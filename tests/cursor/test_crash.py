@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 
 ENTRIES = 60
 CONFIG = CursorConfig(compaction_bytes_min=150)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
-from cursor.journal import cursor_path
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})
 FORMATS = pytest.mark.parametrize("form", list(Format))

@@ -19,9 +19,9 @@ import pytest
 
 from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, managed
+from ackstate.cursor.ack_state import AckState
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, managed
-from cursor.ack_state import AckState
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "cursor.jsonl.gz"
 RANGE = re.compile(r"\((\d+):(-?\d+)\.\.\d+:(\d+)\]")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from delay import TopicDelayIndex
+from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate.delay import TopicDelayIndex
 from delayed_topic import MACHINES, NONE, TRACKERS, DelayedTopic
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)

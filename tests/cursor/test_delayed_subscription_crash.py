@@ -6,9 +6,9 @@ Afterwards each message that is not acked comes, none early, and of those acked 
 import pytest
 
 from ackstate import Position
-from cursor import CursorConfig, MemoryStore
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
-from delay.buckets.sealed import SealedBuckets
+from ackstate.cursor import CursorConfig, MemoryStore
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.delay.buckets.sealed import SealedBuckets
 from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
 
 CUTS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]

@@ -7,14 +7,14 @@ when the reader meets it.
 import pytest
 
 from ackstate import Position
-from cursor.dispatch.dispatcher import Dispatcher
-from cursor.message_log import log_owner
-from cursor.store import LedgerNotFoundError, StoreError
-from cursor.subscription import SubscriptionType
-from delay import BucketedDelayIndex, DelayConfig
-from delay.buckets.recovery import DropReason
+from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.message_log import log_owner
+from ackstate.cursor.store import LedgerNotFoundError, StoreError
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.delay import BucketedDelayIndex, DelayConfig
+from ackstate.delay.buckets.recovery import DropReason
+from ackstate.limits import GateLimits
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
-from limits import GateLimits
 
 LATER_LEDGER = Position(10**6, 0)
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from cursor import DeadLetterPolicy, SubscriptionOptions
-from cursor.subscription import SubscriptionType
-from delay import DelayIndexRegistry
+from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.delay import DelayIndexRegistry
 from delayed_topic import NONE, TICK_MS, TRACKERS, BucketedViews, DelayedTopic, Views
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)

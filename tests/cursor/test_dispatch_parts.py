@@ -7,13 +7,13 @@ import random
 import pytest
 
 from ackstate import Position
-from cursor import ManagedCursor, SubscriptionType
-from cursor.dispatch.consumers import Consumers
-from cursor.dispatch.deliveries import Deliveries, Sent
-from cursor.dispatch.hole_queue import HoleQueue
-from cursor.dispatch.waiting import Waiting, WaitingMessages
-from cursor.hole_report import HoleReason
-from delay.position_set import PositionSet
+from ackstate.cursor import ManagedCursor, SubscriptionType
+from ackstate.cursor.dispatch.consumers import Consumers
+from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+from ackstate.cursor.dispatch.hole_queue import HoleQueue
+from ackstate.cursor.dispatch.waiting import Waiting, WaitingMessages
+from ackstate.cursor.hole_report import HoleReason
+from ackstate.delay.position_set import PositionSet
 from topics import Topic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED

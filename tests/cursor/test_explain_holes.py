@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
+from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
+from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.message_log import NO_DELAY
 from ackstate.errors import InvalidPositionError
-from cursor import CursorConfig, Message, StoreError, Subscription
-from cursor.hole_report import HoleReason
-from cursor.message_log import NO_DELAY
-from limits import BrokerLimit, DispatchGate, GateLimits, Rule
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import Topic
 
 FAILING = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ackstate import DeletedRanges, LedgerMap, Position
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 P = Position
 MODES = [CursorConfig(), CursorConfig(format=Format.PULSAR)]

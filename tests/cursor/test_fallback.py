@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from ackstate import CursorFencedError, Keep, LedgerMap, Position
-from cursor import (
+from ackstate.cursor import (
     CursorConfig,
     Format,
     ManagedCursor,
@@ -19,9 +19,9 @@ from cursor import (
     StoreError,
     persist_all,
 )
-from cursor.recovery import Recovery
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.recovery import Recovery
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.cursor.stores.sqlite import SqliteStore
 
 P = Position
 SECOND_MS = 1_000

@@ -7,13 +7,13 @@ from contextlib import closing
 
 import pytest
 
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT, LedgerFencedError, StoreError, StoreFullError, StoreLockedError
+from ackstate.cursor.stores import file_generation
+from ackstate.cursor.stores.file_log import laid_out_size
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.testing import check_store
 from ackstate.errors import CorruptStateError
-from cursor import FileStore
-from cursor.store import ABSENT, LedgerFencedError, StoreError, StoreFullError, StoreLockedError
-from cursor.stores import file_generation
-from cursor.stores.file_log import laid_out_size
-from cursor.stores.memory import MemoryStore
-from cursor.testing import check_store
 from tests.cursor.test_store_model import StoresMachine
 from tests.fake_directory import (
     CALLS,

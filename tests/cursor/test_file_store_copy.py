@@ -13,10 +13,10 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from ackstate.cursor import FileStore, SqliteStore
+from ackstate.cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
+from ackstate.cursor.stores import file_generation, temporary_copy
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor import FileStore, SqliteStore
-from cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
-from cursor.stores import file_generation, temporary_copy
 from tests.cursor.store_directories import assert_works, hold, start
 from tests.fake_directory import LOG, end_of, history_of_calls, state_of
 
@@ -287,8 +287,8 @@ def test_zeros_behind_a_log_take_no_memory(directory):
 
 LIMITED = """
 import resource, sys
-from cursor import FileStore
-from cursor.store import StoreError
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import StoreError
 resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
 try:
     FileStore.open_copy(sys.argv[1], copy_bytes_max=1 << 40)
@@ -325,7 +325,7 @@ def test_holes_take_no_room_in_a_copy(tmp_path):
 
 COPIER = """
 import sys
-from cursor import FileStore
+from ackstate.cursor import FileStore
 copy = FileStore.open_copy(sys.argv[1])
 print(copy._copy.name, flush=True)
 sys.stdin.read()

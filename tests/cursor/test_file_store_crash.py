@@ -5,10 +5,10 @@ from contextlib import suppress
 
 import pytest
 
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores import file_generation
 from ackstate.errors import CorruptStateError
-from cursor import FileStore
-from cursor.store import ABSENT, StoreError
-from cursor.stores import file_generation
 from tests.fake_directory import (
     LOG,
     DiedError,

@@ -5,11 +5,11 @@ from contextlib import closing
 
 import pytest
 
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT
+from ackstate.cursor.stores import file_log
+from ackstate.cursor.stores.file_records import APPEND_SIZE, append_record
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from cursor import FileStore
-from cursor.store import ABSENT
-from cursor.stores import file_log
-from cursor.stores.file_records import APPEND_SIZE, append_record
 from tests.fake_directory import (
     CALLS,
     GOLDEN,

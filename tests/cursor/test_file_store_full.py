@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 import pytest
 
 from ackstate import LedgerMap
-from cursor import CursorConfig, FileStore, ManagedCursor
-from cursor.store import ABSENT, StoreFullError
+from ackstate.cursor import CursorConfig, FileStore, ManagedCursor
+from ackstate.cursor.store import ABSENT, StoreFullError
 
 DISK_SIZE = 2 << 20
 VALUE_SIZE = 20_000

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from cursor import FileStore
-from cursor.store import ABSENT, StoreError, StoreFullError
-from cursor.stores import file_commit
-from cursor.stores.group_commit import Call
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT, StoreError, StoreFullError
+from ackstate.cursor.stores import file_commit
+from ackstate.cursor.stores.group_commit import Call
 from tests.fake_directory import LOG, FakeDirectory, FakeFile, end_of, full, state_in, state_of
 
 CHANGES = [

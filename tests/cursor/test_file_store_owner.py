@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cursor import FileStore, SqliteStore
-from cursor.store import ABSENT, StoreError, StoreLockedError
+from ackstate.cursor import FileStore, SqliteStore
+from ackstate.cursor.store import ABSENT, StoreError, StoreLockedError
 from tests.cursor.forked import in_child, living_child
 from tests.fake_directory import LOG, FakeDirectory
 

@@ -6,12 +6,11 @@ from contextlib import closing
 import google_crc32c
 import pytest
 
-from ackstate.errors import AckStateError, CorruptStateError
-from cursor import FileStore
-from cursor.store import ABSENT
-from cursor.stores import file_log
-from cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogReader, Place, encode_group
-from cursor.stores.file_records import (
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT
+from ackstate.cursor.stores import file_log
+from ackstate.cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogReader, Place, encode_group
+from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     IndexedLedger,
     append_record,
@@ -19,6 +18,7 @@ from cursor.stores.file_records import (
     create_record,
     put_record,
 )
+from ackstate.errors import AckStateError, CorruptStateError
 from tests.fake_directory import LOG, FakeDirectory, FakeFile, copied, end_of, history_of_calls, opened, state_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore, Route
-from cursor.stores.memory import MemoryDisk
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Route
+from ackstate.cursor.stores.memory import MemoryDisk
 
 P = Position
 SECOND_MS = 1_000

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.errors import CorruptStateError
-from cursor.store import (
+from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -24,7 +23,8 @@ from cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.errors import CorruptStateError
 from waiting import wait_until
 
 PATIENCE_S = 30
@@ -471,7 +471,7 @@ def test_whatever_the_threads_do_each_call_is_there_once_or_not_at_all(tmp_path)
 
 APPENDERS = """
 import os, sys, threading
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 
 def append():

@@ -9,14 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
+from ackstate.cursor.findings import Status
+from ackstate.cursor.inspection import find_cursors, inspect_cursor, inspect_store
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.log_ownership import log_path
+from ackstate.cursor.store import ABSENT, Versioned
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire import native, native_pointer
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
-from cursor.findings import Status
-from cursor.inspection import find_cursors, inspect_cursor, inspect_store
-from cursor.journal import cursor_owner, cursor_path
-from cursor.log_ownership import log_path
-from cursor.store import ABSENT, Versioned
 
 TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"
 PATH = cursor_path(TOPIC, SUBSCRIPTION)

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
-from cursor.dispatch.consumers import Consumers
-from cursor.dispatch.dispatcher import Dispatcher
-from cursor.dispatch.waiting import WaitingMessages
-from cursor.subscription import Subscription
-from delay.position_set import PositionSet
-from limits import GateLimits
+from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
+from ackstate.cursor.dispatch.consumers import Consumers
+from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.dispatch.waiting import WaitingMessages
+from ackstate.cursor.subscription import Subscription
+from ackstate.delay.position_set import PositionSet
+from ackstate.limits import GateLimits
 from planted import assert_caught
 from topics import Topic
 

@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate import CorruptStateError, CursorFencedError, LogFencedError, Position, UnsupportedVersionError
-from cursor import FileStore, ManagedCursor, MemoryStore, Message, MessageLog, SqliteStore, StoreError, Subscription
-from cursor.inspection import inspect_store
-from cursor.log_ownership import (
+from ackstate.cursor import (
+    FileStore,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    SqliteStore,
+    StoreError,
+    Subscription,
+)
+from ackstate.cursor.inspection import inspect_store
+from ackstate.cursor.log_ownership import (
     LogOwnership,
     LogRecord,
     decode_log_record,
@@ -23,8 +32,8 @@ from cursor.log_ownership import (
     log_owner,
     log_path,
 )
-from cursor.message_log import NO_DELAY
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -400,7 +409,7 @@ TestOwners = Owners.TestCase
 
 
 def no_fence(patch):
-    patch("cursor.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.log_ownership._fence", lambda *_: None)
 
 
 def a_record_that_anyone_may_replace(patch):

@@ -11,8 +11,7 @@ from ackstate import (
     Position,
     UnsupportedVersionError,
 )
-from ackstate.wire import native, native_pointer
-from cursor import (
+from ackstate.cursor import (
     CursorConfig,
     Format,
     ManagedCursor,
@@ -23,8 +22,9 @@ from cursor import (
     Source,
     StoreError,
 )
-from cursor.journal import cursor_owner, cursor_path
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.wire import native, native_pointer
 
 P = Position
 

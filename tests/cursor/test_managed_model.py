@@ -16,9 +16,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import cursor.ack_state
-import cursor.persister
-import cursor.undurable
+import ackstate.cursor.ack_state
+import ackstate.cursor.persister
+import ackstate.cursor.undurable
 from ackstate import (
     AckStateError,
     BatchIndexes,
@@ -30,17 +30,17 @@ from ackstate import (
     Position,
     select,
 )
+from ackstate.cursor import AutoAge, CursorConfig, Format, ManagedCursor, Route, StoreError, UnreadableCursorError
+from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor.journal import Journal, cursor_owner, cursor_path
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.recovery import Recovery, decode_record
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from ackstate.cursor.undurable import EVERYTHING, RangeLimit
+from ackstate.cursor.undurable_batches import UndurableBatches
 from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule, RangeForm
-from cursor import AutoAge, CursorConfig, Format, ManagedCursor, Route, StoreError, UnreadableCursorError
-from cursor.ack_state import AckState, PersistLimits
-from cursor.journal import Journal, cursor_owner, cursor_path
-from cursor.persister import Persister
-from cursor.pulsar_format import PulsarFormat
-from cursor.recovery import Recovery, decode_record
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
-from cursor.undurable import EVERYTHING, RangeLimit
-from cursor.undurable_batches import UndurableBatches
 from planted import assert_caught
 from planted_cursor import (
     new_owner_keeps_the_term,
@@ -796,7 +796,7 @@ def test_model_catches_a_limit_that_drops_what_is_durable(monkeypatch):
     def forgetful(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max, keep=keep)
 
-    monkeypatch.setattr(cursor.undurable, "select", forgetful)
+    monkeypatch.setattr(ackstate.cursor.undurable, "select", forgetful)
     machine = machine_of(PASSING_BY[1])
     for numbers in ([2, 4], [6, 7]):
         machine.ack_many(numbers)
@@ -808,7 +808,7 @@ def test_model_catches_a_limit_that_is_one_off(monkeypatch):
     def one_more(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
-    monkeypatch.setattr(cursor.undurable, "select", one_more)
+    monkeypatch.setattr(ackstate.cursor.undurable, "select", one_more)
     machine = machine_of(PASSING_BY[0])
     machine.ack_many([2, 4, 6, 8])
     with pytest.raises(AssertionError):
@@ -1039,7 +1039,7 @@ def test_model_catches_a_receipt_that_a_reset_may_have_voided(monkeypatch):
 
 
 def test_model_catches_a_journal_that_is_never_compacted(monkeypatch):
-    monkeypatch.setattr(cursor.persister, "_COMPACTION_RATIO", 1_000)
+    monkeypatch.setattr(ackstate.cursor.persister, "_COMPACTION_RATIO", 1_000)
     machine = machine_of(PLAIN)
     for step in range(40):
         machine.mark_delete(0, properties={"a": step})

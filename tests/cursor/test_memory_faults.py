@@ -2,7 +2,7 @@
 
 import pytest
 
-from cursor.store import (
+from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -10,7 +10,7 @@ from cursor.store import (
     StoreFullError,
     VersionMismatchError,
 )
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 
 MUTATIONS = {
     "create": lambda store: store.ledgers.create("new"),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import CorruptStateError, Position
-from cursor import MemoryStore, Message, MessageLog
-from cursor.message_log import NO_DELAY
+from ackstate.cursor import MemoryStore, Message, MessageLog
+from ackstate.cursor.message_log import NO_DELAY
 
 PLAIN = Message(1_000, NO_DELAY, b"hello")
 KEYED = Message(1_000, 2_000, b"hello", b"order-7", 3)

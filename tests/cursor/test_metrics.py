@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from ackstate import CursorClosedError, LedgerMap, Position
-from cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore, StoreError
-from cursor.metrics import CursorCollector, PersistTimer
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore, StoreError
+from ackstate.cursor.metrics import CursorCollector, PersistTimer
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 ORDERS = "persistent://public/default/orders"
 LEDGER_NAME = "public/default/persistent/orders"

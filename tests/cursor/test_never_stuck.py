@@ -11,8 +11,7 @@ import random
 import pytest
 
 from ackstate import Position
-from ackstate.record_size import isolated_range_bytes
-from cursor import (
+from ackstate.cursor import (
     AckRefusedError,
     CursorConfig,
     ManagedCursor,
@@ -25,10 +24,11 @@ from cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from cursor.message_log import NO_DELAY
-from cursor.stores.memory import MemoryDisk
-from delay import TopicDelayIndex
-from limits import DispatchGate, GateLimits, Rule
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.record_size import isolated_range_bytes
 
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 # A cursor ledger that cannot be written leaves nothing: the metadata store is not given so much.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cursor.store import ABSENT, StoreError
-from cursor.stores import plain_files, sqlite_database
-from cursor.stores.file import FileStore
-from cursor.stores.plain_files import open_file
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores import plain_files, sqlite_database
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.plain_files import open_file
+from ackstate.cursor.stores.sqlite import SqliteStore
 from tests.cursor.store_directories import assert_works
 
 OPENINGS = {each.__qualname__: each for each in (FileStore, FileStore.open_copy, SqliteStore, SqliteStore.open_copy)}

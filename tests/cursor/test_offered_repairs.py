@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, SqliteStore, persist_all
-from cursor.journal_format import Format, Repair
-from cursor.outcome import Route
-from cursor.recovery import UnreadableCursorError
-from cursor.store import StoreError
-from cursor.stores.sqlite_database import DATABASE
+from ackstate.cursor import CursorConfig, ManagedCursor, SqliteStore, persist_all
+from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.sqlite_database import DATABASE
 
 LOG = {3: 30}
 ACKED = Position(3, 5)

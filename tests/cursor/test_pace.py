@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route
+from ackstate.cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route
 
 
 def open_cursor(**config):

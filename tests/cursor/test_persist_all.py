@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore, PersistResult, Route, StoreError, persist_all
-from cursor.journal import Journal
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistResult, Route, StoreError, persist_all
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
 

@@ -13,10 +13,10 @@ from copy import deepcopy
 import pytest
 
 from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, persist_all
-from cursor.journal import Journal
-from cursor.persister import Persister
-from cursor.stores.memory import MemoryDisk
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, persist_all
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
 ENTRIES = 40

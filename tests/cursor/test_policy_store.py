@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import AckStateError, CorruptStateError, UnsupportedVersionError
-from cursor import MemoryStore, StoreError, VersionMismatchError
-from cursor.policy_store import (
+from ackstate.cursor import MemoryStore, StoreError, VersionMismatchError
+from ackstate.cursor.policy_store import (
     Policies,
     PolicyOwner,
     PolicyStore,
@@ -19,8 +19,8 @@ from cursor.policy_store import (
     decode_policies,
     encode_policies,
 )
-from cursor.store import ABSENT
-from limits import DelayedDeliveryPolicies
+from ackstate.cursor.store import ABSENT
+from ackstate.limits import DelayedDeliveryPolicies
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[1] / "golden"

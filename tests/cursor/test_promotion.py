@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
-from cursor import CursorConfig, Format, ManagedCursor, StoreError, SubscriptionOptions
-from limits import Rule
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, StoreError, SubscriptionOptions
+from ackstate.limits import Rule
 from topics import Topic
 
 BYTES = Rule.UNPERSISTED_ACK_RECORD_BYTES

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ackstate import LogFencedError
-from cursor import (
+from ackstate.cursor import (
     CounterSample,
     CursorConfig,
     ManagedCursor,
@@ -21,11 +21,11 @@ from cursor import (
     Subscription,
     TopicPublisher,
 )
-from cursor.message_log import NO_DELAY
-from cursor.publish_metrics import PublishCollector
-from cursor.stores.memory import Fault, FaultKind
-from delay import TopicDelayIndex
-from limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.publish_metrics import PublishCollector
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
 
 ORDERS = "persistent://public/default/orders"
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ackstate.cursor import CursorConfig
 from ackstate.properties import parse_properties
 from ackstate.wire.pulsar import Compression, RangeForm
-from cursor import CursorConfig
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 ENTRIES = "managedLedgerCursorMaxEntriesPerLedger"

@@ -13,6 +13,18 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    Repair,
+    Route,
+    Source,
+    UnreadableCursorError,
+)
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import decode_record
 from ackstate.wire.pulsar import (
     CursorInfo,
     LimitRule,
@@ -26,18 +38,6 @@ from ackstate.wire.pulsar import (
     limit_ranges,
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
-from cursor import (
-    CursorConfig,
-    Format,
-    ManagedCursor,
-    MemoryStore,
-    Repair,
-    Route,
-    Source,
-    UnreadableCursorError,
-)
-from cursor.journal import cursor_path
-from cursor.recovery import decode_record
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from ackstate.wire.pulsar import LimitRule, RangeForm
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from topics import Topic
 
 BROKERS = Path(__file__).parents[1] / "vectors" / "broker-redelivery.jsonl.gz"

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import cursor.undurable
+import ackstate.cursor.undurable
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
+from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.cursor.undurable import Undurable
 from ackstate.record_size import isolated_range_bytes, range_bytes
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
-from cursor.ack_state import AckState, PersistLimits
-from cursor.stores.memory import MemoryDisk
-from cursor.undurable import Undurable
 
 LEDGER = 5
 DISPLACING = PersistLimits(range_count_max=1, displaces=True)
@@ -201,8 +201,10 @@ def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_m
 
 
 def test_a_frontier_that_gives_one_range_too_many_is_caught(monkeypatch):
-    real = cursor.undurable.bisect_right
-    monkeypatch.setattr(cursor.undurable, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1))
+    real = ackstate.cursor.undurable.bisect_right
+    monkeypatch.setattr(
+        ackstate.cursor.undurable, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1)
+    )
     with pytest.raises(AssertionError):
         check_frontier_leaving([(5, 2, 1), (5, 4, 1), (5, 6, 1)], 28)
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CursorClosedError, InvalidPositionError
-from cursor import AckRefusedError, CursorConfig, DeadLetterPolicy, StoreError, SubscriptionOptions, SubscriptionType
-from limits import Accounting, GateLimits, Rule
+from ackstate.cursor import (
+    AckRefusedError,
+    CursorConfig,
+    DeadLetterPolicy,
+    StoreError,
+    SubscriptionOptions,
+    SubscriptionType,
+)
+from ackstate.limits import Accounting, GateLimits, Rule
 from topics import Topic
 
 SHARED_TYPES = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
-from cursor.stores.memory import MemoryDisk
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
+from ackstate.cursor.stores.memory import MemoryDisk
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
 CAUSES = ("unwritten", "young", "cut")

@@ -10,10 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
-from ackstate.wire import native
-from ackstate.wire.native_shared import is_shared
-from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
-from cursor import (
+from ackstate.cursor import (
     CursorConfig,
     Format,
     ManagedCursor,
@@ -25,13 +22,16 @@ from cursor import (
     UnreadableCursorError,
     shared_holes,
 )
-from cursor import persister as persister_module
-from cursor.findings import Status
-from cursor.inspection import inspect_store
-from cursor.journal import cursor_path
-from cursor.persister import EVERYTHING
-from cursor.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
-from cursor.store import ABSENT
+from ackstate.cursor import persister as persister_module
+from ackstate.cursor.findings import Status
+from ackstate.cursor.inspection import inspect_store
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.persister import EVERYTHING
+from ackstate.cursor.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
+from ackstate.cursor.store import ABSENT
+from ackstate.wire import native
+from ackstate.wire.native_shared import is_shared
+from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
 
 ENTRIES = 4_000
 HOLES = sorted(random.Random(7).sample(range(ENTRIES - 10), 1_000))

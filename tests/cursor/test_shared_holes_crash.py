@@ -15,14 +15,14 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, StoreError, UnreadableCursorError
+from ackstate.cursor.journal import Journal, cursor_path
+from ackstate.cursor.native_format import SharedCursorRecord
+from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.shared_holes import ROOT, BucketReferences, HolePins, LiveBucket, SharedHoles
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.native_shared import decode_shared, is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
-from cursor import CursorConfig, ManagedCursor, MemoryStore, StoreError, UnreadableCursorError
-from cursor.journal import Journal, cursor_path
-from cursor.native_format import SharedCursorRecord
-from cursor.recovery import decode_record
-from cursor.shared_holes import ROOT, BucketReferences, HolePins, LiveBucket, SharedHoles
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
 
 ENTRIES = 600
 LOG = LedgerMap.from_counts({1: ENTRIES, 4: ENTRIES})

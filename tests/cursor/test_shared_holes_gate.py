@@ -2,12 +2,12 @@
 
 import pytest
 
-from cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.message_log import NO_DELAY
-from cursor.shared_holes import BucketReferences, FilledCount, SharedHoles
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from limits import DispatchGate, GateLimits
+from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.shared_holes import BucketReferences, FilledCount, SharedHoles
+from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.limits import DispatchGate, GateLimits
 
 RANGES_MAX = 60
 FAR_MS = 1_000_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 from ackstate import LedgerMap, Position
+from ackstate.cursor import ManagedCursor, MemoryStore, Route
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.shared_holes import ROOT, BucketReferences, SharedHoles
+from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.wire.native_shared import is_shared
-from cursor import ManagedCursor, MemoryStore, Route
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.journal import cursor_path
-from cursor.shared_holes import ROOT, BucketReferences, SharedHoles
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 
 ENTRIES = 2_000
 LOG = LedgerMap.from_counts({1: ENTRIES, 2: ENTRIES, 3: 10})

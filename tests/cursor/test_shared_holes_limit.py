@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.shared_holes import FilledCount, LiveBucket, SharedHoles, filled
 from ackstate.wire.native_shared import BucketHoles, BucketReference
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
-from cursor import CursorConfig, ManagedCursor, MemoryStore
-from cursor.persister import Persister
-from cursor.shared_holes import FilledCount, LiveBucket, SharedHoles, filled
 
 ENTRIES = 200
 LOG = LedgerMap.from_counts({1: ENTRIES, 4: ENTRIES})

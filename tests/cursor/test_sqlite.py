@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
+from ackstate.cursor.stores import sqlite_database, temporary_copy
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
-from cursor.stores import sqlite_database, temporary_copy
-from cursor.stores.sqlite import SqliteStore
 from tests.cursor.store_directories import assert_works, contents_of, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
@@ -280,8 +280,8 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
 
 OPENER = """
 import sys
-from cursor.stores.sqlite import SqliteStore
-from cursor.store import StoreLockedError
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.store import StoreLockedError
 try:
     SqliteStore(sys.argv[1])
 except StoreLockedError as error:
@@ -367,7 +367,7 @@ def test_threads_share_a_store(tmp_path):
 
 APPENDER = """
 import sys
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 ledger_id = store.ledgers.create("billing")
 print(ledger_id, flush=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cursor import FileStore
-from cursor.store import ABSENT, StoreError, StoreLockedError
-from cursor.stores.sqlite import SqliteStore
-from cursor.stores.sqlite_connection import SqliteConnection
+from ackstate.cursor import FileStore
+from ackstate.cursor.store import ABSENT, StoreError, StoreLockedError
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite_connection import SqliteConnection
 from tests.cursor.forked import in_child, living_child
 
 LOG = "ackstate.sqlite3-wal"
@@ -56,7 +56,7 @@ def test_a_child_that_closes_what_it_inherited_loses_what_the_parent_writes(tmp_
 
 CHILD_ENDS = """
 import os, sys
-from cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.ledgers.create("orders")
 child = os.fork()

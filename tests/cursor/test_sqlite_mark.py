@@ -4,11 +4,11 @@ from contextlib import closing
 
 import pytest
 
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores import sqlite_database, sqlite_mark
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from cursor.store import StoreError
-from cursor.stores import sqlite_database, sqlite_mark
-from cursor.stores.file import FileStore
-from cursor.stores.sqlite import SqliteStore
 from tests.cursor.store_directories import assert_works, contents_of, names_in
 
 DATABASE = "ackstate.sqlite3"

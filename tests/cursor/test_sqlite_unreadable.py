@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores import sqlite_database
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError
-from cursor.store import StoreError
-from cursor.stores import sqlite_database
-from cursor.stores.sqlite import SqliteStore
 
 
 def die_after_appending(directory, entries):

@@ -1,22 +1,22 @@
-"""All backends keep the contract of `cursor.store`, and `check_store` sees when a store does not."""
+"""All backends keep the contract of `ackstate.cursor.store`, and `check_store` sees when a store does not."""
 
 from contextlib import closing
 
 import pytest
 
-from analysis.crash.zookeeper_server import running_server
-from cursor.store import (
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor.store import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     LedgerNotFoundError,
     PayloadTooLargeError,
     check_path,
 )
-from cursor.stores.file import FileStore
-from cursor.stores.memory import MemoryDisk, MemoryStore
-from cursor.stores.sqlite import SqliteStore
-from cursor.stores.zookeeper import ZooKeeperStore
-from cursor.testing import check_store
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.cursor.testing import check_store
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from analysis.crash.zookeeper_server import running_server
-from cursor.store import ABSENT, StoreError
-from cursor.stores import zookeeper, zookeeper_ledgers
-from cursor.stores.memory import MemoryDisk, MemoryStore
-from cursor.stores.sqlite import SqliteStore
-from cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores import zookeeper, zookeeper_ledgers
+from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from tests.planted import assert_caught
 
 LEDGER_IDS = st.integers(0, 5)

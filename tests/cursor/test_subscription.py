@@ -7,11 +7,11 @@ import random
 import pytest
 
 from ackstate import CursorClosedError, LedgerMap, Position
-from cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
-from cursor.message_log import NO_DELAY
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
-from delay import TopicDelayIndex
-from limits import DispatchGate, GateLimits, Rule
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits, Rule
 
 
 class Topic:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ackstate import Position
-from cursor import (
+from ackstate.cursor import (
     ConsumerBusyError,
     CursorConfig,
     DeadLetterPolicy,
@@ -20,10 +20,10 @@ from cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from cursor.dispatch.deliveries import Sent
-from cursor.hole_report import HoleReason
-from cursor.message_log import NO_DELAY
-from limits import DispatchGate, GateLimits, Rule
+from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import Topic
 
 KEY_SHARED, EXCLUSIVE = SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE

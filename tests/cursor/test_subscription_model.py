@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.crash.model.checks import uses
-from analysis.crash.model.schedule import Schedule
-from analysis.crash.model.settings import Settings, Tracker
-from analysis.crash.model.traffic import ack, append, dispatch
-from cursor import CursorConfig, Format, Message
-from cursor.dispatch.admission import Admission
-from cursor.dispatch.deliveries import Deliveries
-from cursor.persister import Persister
-from cursor.stores.memory import Fault, FaultKind
-from cursor.undurable import Undurable
-from limits import Accounting, GateLimits, Rule
+from ackstate.analysis.crash.model.checks import uses
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.settings import Settings, Tracker
+from ackstate.analysis.crash.model.traffic import ack, append, dispatch
+from ackstate.cursor import CursorConfig, Format, Message
+from ackstate.cursor.dispatch.admission import Admission
+from ackstate.cursor.dispatch.deliveries import Deliveries
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.undurable import Undurable
+from ackstate.limits import Accounting, GateLimits, Rule
 
 
 def run(seed, **settings):

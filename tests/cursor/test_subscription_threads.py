@@ -13,10 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from cursor import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, MessageLog, StoreError, Subscription
-from cursor.message_log import NO_DELAY, Message
-from cursor.subscription import AckRefusedError
-from limits import DispatchGate, GateLimits, Rule
+from ackstate.cursor import (
+    ConsumerClosedError,
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    MessageLog,
+    StoreError,
+    Subscription,
+)
+from ackstate.cursor.message_log import NO_DELAY, Message
+from ackstate.cursor.subscription import AckRefusedError
+from ackstate.limits import DispatchGate, GateLimits, Rule
 
 LIMIT = 1_024
 MESSAGES = 1_500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cursor import (
+from ackstate.cursor import (
     ConsumerBusyError,
     ConsumerClosedError,
     ManagedCursor,
@@ -13,10 +13,10 @@ from cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from cursor.message_log import NO_DELAY
-from delay import TopicDelayIndex
-from delay.position_set import PositionSet
-from limits import DispatchGate, GateLimits
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.delay import TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
+from ackstate.limits import DispatchGate, GateLimits
 from topics import Topic
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED

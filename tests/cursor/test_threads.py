@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor import ManagedCursor, MemoryStore, persist_all
 
 THREADS = 8
 ENTRIES = 8_000

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from analysis.crash.zookeeper_server import ZooKeeperServer, running_server
-from cursor import CursorConfig, ManagedCursor, Message, MessageLog, Source
-from cursor.inspection import inspect_store
-from cursor.message_log import NO_DELAY
-from cursor.store import (
+from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, running_server
+from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Source
+from ackstate.cursor.inspection import inspect_store
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -29,9 +28,10 @@ from cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from cursor.stores import zookeeper_nodes as nodes
-from cursor.stores.zookeeper import ZooKeeperStore
-from cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
+from ackstate.cursor.stores import zookeeper_nodes as nodes
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from waiting import wait_until
 
 # A request that is small, so that small entries have several chunks.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ackstate import Position
-from cursor.bucket_registry import MetadataBucketRegistry
-from delay import DelayConfig, SnapshotStorage
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import DelayConfig, SnapshotStorage
 
 KEY = "#pulsar.internal.delayed.bucket"
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from ackstate import Position
-from cursor import MemoryStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.store import StoreError
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from delay.buckets.sealed import SealedBuckets
-from delay.buckets.snapshots import ATTEMPT_COUNT
+from ackstate.cursor import MemoryStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.store import StoreError
+from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "bucket.jsonl.gz"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
+from ackstate.cursor import MemoryStore, StoreError
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.delay import BucketedDelayIndex
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
-from cursor import MemoryStore, StoreError
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex
 from tests.delay.small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 TIME_MAX = 2**63 - 1

@@ -11,14 +11,14 @@ from contextlib import suppress
 import pytest
 
 from ackstate import Position
-from cursor import MemoryStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.store import StoreError
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
-from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
-from delay.buckets.recovery import DropReason
-from delay.buckets.snapshots import BucketSnapshots
-from delay.calendar import Calendar
+from ackstate.cursor import MemoryStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
+from ackstate.delay.buckets.recovery import DropReason
+from ackstate.delay.buckets.snapshots import BucketSnapshots
+from ackstate.delay.calendar import Calendar
 
 CONFIG = DelayConfig(
     min_index_count_per_bucket=3, max_indexes_per_segment=2, max_bucket_count=2, is_deliver_at_time_strict=True

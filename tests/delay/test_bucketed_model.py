@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import Position
+from ackstate.cursor import MemoryStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets.snapshots import BucketSnapshots
+from ackstate.delay.calendar import Calendar
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from cursor import MemoryStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.store import StoreError
-from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from delay.buckets.sealed import SealedBuckets
-from delay.buckets.snapshots import BucketSnapshots
-from delay.calendar import Calendar
 from planted import assert_caught
 
 LEDGER_ENTRIES = 3

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from ackstate import AckStateError, Position
+from ackstate.cursor import MemoryStore
+from ackstate.delay import BucketedDelayIndex
+from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.wire.pulsar.delayed_index_list import DelayedIndexes
-from cursor import MemoryStore
-from delay import BucketedDelayIndex
-from delay.buckets.sealed import SealedBuckets
 from tests.delay.small_buckets import config, storage_of
 
 SETTINGS = config(max_bucket_count=3)

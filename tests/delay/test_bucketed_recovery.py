@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
+from ackstate.cursor import MemoryStore, StoreError
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
+from ackstate.delay.buckets.recovery import DroppedBucket, DropReason
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, encode_metadata
-from cursor import MemoryStore, StoreError
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
-from delay.buckets.recovery import DroppedBucket, DropReason
 from tests.delay.small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
 
 CONFIG, MERGING = config(), config(max_bucket_count=1)

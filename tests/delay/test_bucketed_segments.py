@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ackstate.delay import DelayConfig
+from ackstate.delay.buckets.bucket import Boundary, BucketKey
+from ackstate.delay.buckets.merge import cut_segments, in_order
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay import DelayConfig
-from delay.buckets.bucket import Boundary, BucketKey
-from delay.buckets.merge import cut_segments, in_order
 from tests.delay.small_buckets import KEY
 
 TIME_MAX = 2**63 - 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CorruptStateError, LedgerMap, Position
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
-from cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from cursor.stores.memory import Fault, FaultKind
-from delay import BucketedDelayIndex, SnapshotStorage
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
+from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.delay import BucketedDelayIndex, SnapshotStorage
 from tests.delay.small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 

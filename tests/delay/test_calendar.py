@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from delay import calendar as calendar_module
-from delay.calendar import Calendar
-from delay.position_set import PositionSet
+from ackstate.delay import calendar as calendar_module
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.position_set import PositionSet
 
 TIME_MAX = 2**63 - 1
 ERA_MS = 2**24  # 4 h 39 min 37 s: what the times of a leaf may differ by

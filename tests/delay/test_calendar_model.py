@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import Position
-from delay import calendar
-from delay.calendar import Calendar
-from delay.position_set import PositionSet
+from ackstate.delay import calendar
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.position_set import PositionSet
 from planted import assert_caught
 
 LIMITS = {

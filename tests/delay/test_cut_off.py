@@ -3,8 +3,8 @@
 import pytest
 
 from ackstate import Position
-from delay import TopicDelayIndex
-from delay.position_set import PositionSet
+from ackstate.delay import TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
 
 TICK = 100
 DUE = 2_000

@@ -4,8 +4,8 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from delay import DelayConfig
-from delay.config import TrackerKind
+from ackstate.delay import DelayConfig
+from ackstate.delay.config import TrackerKind
 
 PACKAGE = "org.apache.pulsar.broker.delayed."
 STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"

@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from ackstate import Position
-from delay import TopicDelayIndex
-from delay.due_log import batches_from
-from delay.position_set import PositionSet
-from delay.view import SubscriptionDelayView
+from ackstate.delay import TopicDelayIndex
+from ackstate.delay.due_log import batches_from
+from ackstate.delay.position_set import PositionSet
+from ackstate.delay.view import SubscriptionDelayView
 from planted import assert_caught
 
 NO_DELAY = -1

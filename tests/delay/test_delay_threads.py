@@ -10,8 +10,8 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
-from delay import DelayIndexRegistry, TopicDelayIndex
-from delay.position_set import PositionSet
+from ackstate.delay import DelayIndexRegistry, TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
 
 THREADS = 8
 TICK = 10

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import Position
-from delay import TopicDelayIndex
+from ackstate.delay import TopicDelayIndex
 
 TICK = 100
 DUE = 2_000

@@ -3,7 +3,7 @@
 import pytest
 
 from ackstate import Position
-from delay import InMemoryDelayTracker
+from ackstate.delay import InMemoryDelayTracker
 
 A, B, C, D = (Position(3, entry_id) for entry_id in (0, 1, 2, 3))
 LATER_LEDGER = Position(5, 0)

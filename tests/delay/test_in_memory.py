@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from delay import DelayConfig, InMemoryDelayTracker
+from ackstate.delay import DelayConfig, InMemoryDelayTracker
 
 TIME_MAX = 2**63 - 1
 A, B, C, D = (Position(3, entry_id) for entry_id in (0, 1, 2, 3))

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ackstate import Position
-from delay import DelayedDeliveryTracker, DelayIndexRegistry, SubscriptionDelayView, TopicDelayIndex
+from ackstate.delay import DelayedDeliveryTracker, DelayIndexRegistry, SubscriptionDelayView, TopicDelayIndex
 
 TICK = 100
 NO_DELAY = -1

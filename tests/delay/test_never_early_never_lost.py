@@ -6,10 +6,10 @@ The times are those of the trackers' docstrings, written out.
 import pytest
 
 from ackstate import Position
-from cursor import MemoryStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.store import StoreError
-from delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
+from ackstate.cursor import MemoryStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.store import StoreError
+from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
 from delay_driver import NO_DELAY, Broker
 from tracker_kinds import Bucketed, BucketedViews, InMemory, Views
 

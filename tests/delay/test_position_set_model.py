@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import Position
-from delay.position_set import PositionSet
+from ackstate.delay.position_set import PositionSet
 from planted import assert_caught
 
 ENTRY_IDS = [0, 1, 2, 2**16 - 1, 2**16, 2**16 + 1, 2**32 - 2, 2**32 - 1]

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from ackstate import Position
-from cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
-from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from delay.buckets.index import SealedBuckets
+from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
+from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.delay.buckets.index import SealedBuckets
 from tests.delay.small_buckets import KEY
 
 FAR_MS = 10**9

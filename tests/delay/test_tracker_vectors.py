@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ackstate import Position
-from delay import InMemoryDelayTracker
+from ackstate.delay import InMemoryDelayTracker
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "tracker.jsonl.gz"
 TIME_MS_MAX = 2**63 - 1

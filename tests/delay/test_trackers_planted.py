@@ -8,12 +8,12 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
+from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
+from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets.snapshots import BucketSnapshots
+from ackstate.delay.due_log import batches_from
+from ackstate.delay.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay import BucketedDelayIndex, InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
-from delay.buckets.sealed import SealedBuckets
-from delay.buckets.snapshots import BucketSnapshots
-from delay.due_log import batches_from
-from delay.position_set import PositionSet
 from delay_driver import ALL, NO_DELAY, Broker
 from tracker_kinds import KINDS
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from ackstate import Position
+from ackstate.delay import DelayIndexRegistry, InMemoryDelayTracker, TopicDelayIndex
+from ackstate.delay.position_set import PositionSet
 from benchmarks.delay.pip448 import TopicDelayManager, TopicDelayManagers
-from delay import DelayIndexRegistry, InMemoryDelayTracker, TopicDelayIndex
-from delay.position_set import PositionSet
 
 TICK = 100
 DUE = 2_000

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 
 class Subscription:

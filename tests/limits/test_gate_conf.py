@@ -2,7 +2,7 @@
 
 import pytest
 
-from limits import Accounting, BrokerDelayedDelivery, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
+from ackstate.limits import Accounting, BrokerDelayedDelivery, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
 
 READERS = [GateLimits.from_pulsar_conf, BrokerLimit.from_pulsar_conf, BrokerDelayedDelivery.from_pulsar_conf]
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import limits.broker
+import ackstate.limits.broker
 from ackstate import DeletedRanges, Position
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits.broker import BrokerPart
+from ackstate.limits.rule_state import RuleState
+from ackstate.limits.waiters import Waiters
 from ackstate.record_size import isolated_range_bytes
-from limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
-from limits.broker import BrokerPart
-from limits.rule_state import RuleState
-from limits.waiters import Waiters
 from planted import assert_caught
 
 BYTES, RANGES, MESSAGES, CONSUMER, BROKER = Rule
@@ -582,7 +582,7 @@ def full_broker(machine):
 def test_the_model_catches_a_broker_that_wakes_nobody(monkeypatch):
     machine = machine_of(broker=5)
     full_broker(machine)
-    monkeypatch.setattr(limits.broker, "wake_all", list)
+    monkeypatch.setattr(ackstate.limits.broker, "wake_all", list)
     machine.ack(at=0, picks=[0] * 5)
     with pytest.raises(AssertionError):
         check(machine)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from limits import Accounting, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import Accounting, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
 

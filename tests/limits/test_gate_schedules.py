@@ -11,8 +11,8 @@ import random
 
 import pytest
 
-from limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage
-from limits.rule_state import RuleState
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage
+from ackstate.limits.rule_state import RuleState
 
 SCHEDULES = int(os.environ.get("GATE_SCHEDULES", "500"))
 STEPS = 15

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from limits import BrokerLimit, DispatchGate, GateLimits, Usage
-from limits.waiters import Waiters
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Usage
+from ackstate.limits.waiters import Waiters
 from waiting import wait_until
 
 FULL, EMPTY = Usage(0, 0, 4), Usage(0, 0, 0)
@@ -106,7 +106,11 @@ def test_a_waiter_that_raises_disturbs_neither_the_others_nor_the_call_that_open
     gate.when_open(lambda: calls.append(1))
     assert (opening(gate), calls, gate.is_closed) == (returned, [1], False)
     (record,) = caplog.records
-    assert (record.levelno, record.name, record.exc_info[0]) == (logging.ERROR, "limits.waiters", ZeroDivisionError)
+    assert (record.levelno, record.name, record.exc_info[0]) == (
+        logging.ERROR,
+        "ackstate.limits.waiters",
+        ZeroDivisionError,
+    )
 
 
 def test_a_waiter_that_raises_disturbs_no_consumer_that_closes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limits.policies import (
+from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     Decision,
     DelayedDeliveryPolicies,

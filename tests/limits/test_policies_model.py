@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import limits.policies
-from limits.policies import (
+import ackstate.limits.policies
+from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
     DelayPolicyRefusedError,
@@ -219,14 +219,16 @@ def resolve_like_the_model(topic, namespace):
 
 
 def test_the_oracle_catches_a_topic_that_escapes(monkeypatch):
-    monkeypatch.setattr(limits.policies, "_without_disabling", lambda topic, namespace: topic)
+    monkeypatch.setattr(ackstate.limits.policies, "_without_disabling", lambda topic, namespace: topic)
     with pytest.raises(AssertionError):
         resolve_like_the_model(P(fixed_delivery_delay_ms=0), P(fixed_delivery_delay_ms=5))
 
 
 def test_the_oracle_catches_a_0_that_is_taken_for_unset(monkeypatch):
-    first_said = limits.policies._first_said
-    monkeypatch.setattr(limits.policies, "_first_said", lambda *words: first_said(words[0] or None, *words[1:]))
+    first_said = ackstate.limits.policies._first_said
+    monkeypatch.setattr(
+        ackstate.limits.policies, "_first_said", lambda *words: first_said(words[0] or None, *words[1:])
+    )
     with pytest.raises(AssertionError):
         resolve_like_the_model(P(max_delivery_delay_ms=0), P())
 
@@ -280,7 +282,7 @@ def test_the_model_catches_a_namespace_that_forgets_its_topics(monkeypatch):
 
 
 def test_the_model_catches_a_topic_that_was_there_first_and_escapes(monkeypatch):
-    monkeypatch.setattr(limits.policies, "_without_disabling", lambda topic, namespace: topic)
+    monkeypatch.setattr(ackstate.limits.policies, "_without_disabling", lambda topic, namespace: topic)
     machine = machine_of()
     machine.set_topic("a", P(max_delivery_delay_ms=0))
     machine.set_namespace(P(max_delivery_delay_ms=5))
@@ -298,7 +300,7 @@ def test_the_model_catches_a_topic_whose_words_are_taken_and_not_heard(monkeypat
 
 def test_the_model_catches_an_excuse_that_outlives_what_it_excused(monkeypatch):
     """What was not kept once may not be broken for good."""
-    monkeypatch.setattr(limits.policies, "_breaks", lambda before, after: False)
+    monkeypatch.setattr(ackstate.limits.policies, "_breaks", lambda before, after: False)
     machine = machine_of()
     machine.set_namespace(P(fixed_delivery_delay_ms=5))
     machine.restart(BrokerDelayedDelivery(active=False))

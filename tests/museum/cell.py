@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from analysis.crash.campaign import is_clean
-from analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.campaign import is_clean
+from ackstate.analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:
-    from analysis.crash.layer import Layer
+    from ackstate.analysis.crash.layer import Layer
     from museum.exhibit import Exhibit
 
 _UNDER_WAY = "under way"

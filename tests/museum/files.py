@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import wraps
 
+from ackstate.cursor.stores import file_commit, file_generation, file_log
+from ackstate.cursor.stores.kernel_directory import KernelFile
 from ackstate.wire import native
-from cursor.stores import file_commit, file_generation, file_log
-from cursor.stores.kernel_directory import KernelFile
 from museum.exhibit import Exhibit, Replacement
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import cursor.undurable
+import ackstate.cursor.undurable
+from ackstate.cursor.dispatch.admission import Admission
+from ackstate.limits.gate import DispatchGate
+from ackstate.limits.rule_state import RuleState
 from ackstate.selection import select
-from cursor.dispatch.admission import Admission
-from limits.gate import DispatchGate
-from limits.rule_state import RuleState
 from museum.exhibit import Exhibit, Replacement
 
 
@@ -16,7 +16,7 @@ def _keep_one_range_more():
     def one_more(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
-    return (Replacement(cursor.undurable, "select", one_more),)
+    return (Replacement(ackstate.cursor.undurable, "select", one_more),)
 
 
 def _look_at_what_the_last_persist_left():

@@ -11,15 +11,15 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.crash.campaign import read_totals
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.crash_states import crash_states
-from analysis.crash.layers.damage import damage
-from analysis.crash.layers.kills import kills
-from analysis.crash.layers.power_cuts import power_cuts
-from analysis.crash.layers.schedules import schedules
-from analysis.crash.layers.system_calls import system_calls
-from analysis.crash.layers.system_calls.shim import compiled, environment, loaded
+from ackstate.analysis.crash.campaign import read_totals
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layers.crash_states import crash_states
+from ackstate.analysis.crash.layers.damage import damage
+from ackstate.analysis.crash.layers.kills import kills
+from ackstate.analysis.crash.layers.power_cuts import power_cuts
+from ackstate.analysis.crash.layers.schedules import schedules
+from ackstate.analysis.crash.layers.system_calls import system_calls
+from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment, loaded
 from museum.cell import Budget, Cell, Fate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.page import LAYERS, PRODUCT, is_good, render

@@ -12,7 +12,7 @@ from museum.found import OWN_BUGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.crash.campaign import Totals
+    from ackstate.analysis.crash.campaign import Totals
 
 LAYERS = {
     "L0": "random schedules of a whole broker on a faulty store in memory",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.undurable import Undurable
 from ackstate.deleted_ranges import DeletedRanges
-from cursor.outcome import Route
-from cursor.persister import Persister
-from cursor.store import StoreError
-from cursor.undurable import Undurable
 from museum.exhibit import Exhibit, Replacement
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ackstate.cursor import recovery as cursor_recovery
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.recovery import Found, Recovery, UnreadableCursorError, decode_record
+from ackstate.cursor.store import StoreError
+from ackstate.delay.buckets import recovery as bucket_recovery
+from ackstate.delay.buckets.index import BucketedDelayIndex
+from ackstate.delay.buckets.recovery import FoundBucket
+from ackstate.delay.buckets.shared import SharedBuckets
 from ackstate.deleted_ranges import DeletedRanges
-from cursor import recovery as cursor_recovery
-from cursor.journal import Journal
-from cursor.recovery import Found, Recovery, UnreadableCursorError, decode_record
-from cursor.store import StoreError
-from delay.buckets import recovery as bucket_recovery
-from delay.buckets.index import BucketedDelayIndex
-from delay.buckets.recovery import FoundBucket
-from delay.buckets.shared import SharedBuckets
 from museum.exhibit import Exhibit, Replacement
 
 

@@ -12,17 +12,17 @@ from contextlib import closing
 
 import pytest
 
+from ackstate.analysis.crash.simulated_crash import fates
+from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.errors import CorruptStateError
-from analysis.crash.simulated_crash import fates
-from analysis.crash.simulated_disk import SimulatedDisk
-from cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from cursor.message_log import NO_DELAY
-from cursor.recovery import UnreadableCursorError
-from cursor.store import ABSENT, StoreError
-from cursor.stores.file import FileStore
-from cursor.stores.memory import Fault, FaultKind
+from ackstate.limits import DispatchGate, GateLimits
 from delayed_topic import Bucketed, DelayedTopic
-from limits import DispatchGate, GateLimits
 from museum.exhibits import EXHIBITS
 
 

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from analysis.crash.campaign import read_totals
-from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from analysis.crash.layers.crash_states import crash_states
+from ackstate.analysis.crash.campaign import read_totals
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.layers.crash_states import crash_states
 from museum.cell import Budget, Cell, Fate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.matrix import PAGE, TOTALS, read_cells

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.call_tracer import NEVER, CallTracer
-from analysis.crash.layers.kills import SHRINK_TRIES, KillPlan, Kills
-from analysis.crash.runs_of_lives import RunSize
-from analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
+from ackstate.analysis.crash.layers.kills import SHRINK_TRIES, KillPlan, Kills
+from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.subject_launch import subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
-    from analysis.crash.conversation import Answer
-    from analysis.crash.layer import RunOutcome
-    from analysis.crash.subject_launch import Launch
-    from analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.subject_launch import Launch
+    from ackstate.analysis.crash.subject_process import SubjectProcess
 
 SIZE = RunSize(lives=16, operations=24)
 """Of a run: lives are short, so that few of them meet every call."""

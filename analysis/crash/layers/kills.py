@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
-from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shortest
-from analysis.crash.scratch import scratch_directory
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import PATIENCE_S
+from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shortest
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from analysis.crash.layer import RunOutcome
-    from analysis.crash.lives import Crash
-    from analysis.crash.subject_launch import Launch
+    from ackstate.analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.lives import Crash
+    from ackstate.analysis.crash.subject_launch import Launch
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
 """Crashed in turn, by seed."""

@@ -5,7 +5,8 @@ some after they have reported.
 
 One thing is taken besides: ext4 writes all names with the next sync of any file, mounted in whatever way, so that a
 directory that is never synced costs nothing there. Of a subject in Python, where this process was started with the
-fault shim (`analysis.crash.layers.system_calls.shim`), every name is taken back whose directory was not synced.
+fault shim (`ackstate.analysis.crash.layers.system_calls.shim`), every name is taken back whose directory was not
+synced.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
-from analysis.crash.layers.system_calls.attempt import NEVER
-from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
-from analysis.crash.lives import Lives, LivesSettings, check_beginning
-from analysis.crash.loop_disk import LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
-from analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
-from analysis.crash.serve import is_class_name
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import PATIENCE_S
-from cursor.stores.directory_lock import sync_path
+from ackstate.analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
+from ackstate.analysis.crash.layers.system_calls.attempt import NEVER
+from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
+from ackstate.analysis.crash.lives import Lives, LivesSettings, check_beginning
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
+from ackstate.analysis.crash.serve import is_class_name
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import PATIENCE_S
+from ackstate.cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from analysis.crash.conversation import Answer
-    from analysis.crash.layer import RunOutcome
-    from analysis.crash.subject_launch import Launch
-    from analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.subject_launch import Launch
+    from ackstate.analysis.crash.subject_process import SubjectProcess
 
 OURS = ("ours", "ours-sqlite")
 """Crashed in turn, by seed."""

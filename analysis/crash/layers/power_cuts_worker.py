@@ -1,6 +1,6 @@
 """Cuts the power in a process that was started with the fault shim, which takes unsynced names back.
 
-python -P -m analysis.crash.layers.power_cuts_worker PARENT_PID FIRST_SEED SUBJECT [RECORDING]
+python -P -m ackstate.analysis.crash.layers.power_cuts_worker PARENT_PID FIRST_SEED SUBJECT [RECORDING]
 
 It writes pairs to standard output, pickled: ``("item", outcome)``, or ``("raised", error)`` and ends.
 """
@@ -16,15 +16,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.crash.dying import die_with, end_worker
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.system_calls.shim import compiled, environment
-from analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.dying import die_with, end_worker
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
+from ackstate.analysis.crash.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.layer import RunOutcome
 
 _PATIENCE_S = 20.0  # for the run that is under way
 
@@ -68,7 +68,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
 
 def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None) -> None:
     """Stream outcomes until the parent asks no more, or dies."""
-    from analysis.crash.layers.power_cuts import power_cuts  # noqa: PLC0415 - which imports this module
+    from ackstate.analysis.crash.layers.power_cuts import power_cuts  # noqa: PLC0415 - which imports this module
 
     asked_to_end: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

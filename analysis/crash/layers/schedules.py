@@ -1,8 +1,8 @@
 """L0: random schedules of a whole broker on the faulty memory store, compared after each event with plain sets.
 
-What is compared, and what can happen, is `analysis.crash.model`. A run is the schedule of one seed: 70 to 150 events,
-of which about one in twelve is a crash. Where it breaks a promise, the shortest story is told that is found within a
-few seconds.
+What is compared, and what can happen, is `ackstate.analysis.crash.model`. A run is the schedule of one seed: 70 to 150
+events, of which about one in twelve is a crash. Where it breaks a promise, the shortest story is told that is found
+within a few seconds.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING
 
-from analysis.crash.layer import RunOutcome
-from analysis.crash.model.promise import Promise
-from analysis.crash.model.schedule import Schedule
-from analysis.crash.model.story import failure_of, told
+from ackstate.analysis.crash.layer import RunOutcome
+from ackstate.analysis.crash.model.promise import Promise
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.story import failure_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.crash.layer import Layer
-    from analysis.crash.model.settings import Settings
+    from ackstate.analysis.crash.layer import Layer
+    from ackstate.analysis.crash.model.settings import Settings
 
 _SHRINK_SECONDS = 5.0
 FEATURES = (
@@ -32,7 +32,7 @@ FEATURES = (
 
 def schedules(first_seed: int) -> Iterator[RunOutcome]:
     """See `Layer`."""
-    log = logging.getLogger("cursor")
+    log = logging.getLogger("ackstate.cursor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # Faults are scripted here: nobody has to be warned of them.
     try:

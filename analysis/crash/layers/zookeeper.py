@@ -20,31 +20,31 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, final
 
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.layers.damage.story import keep_quiet
+from ackstate.analysis.crash.runs_of_lives import RunSize, shortest
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, difference
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from ackstate.analysis.crash.verdict import Life, entries
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.outcome import Source
+from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from analysis.crash.layers.damage.story import keep_quiet
-from analysis.crash.runs_of_lives import RunSize, shortest
-from analysis.crash.scratch import scratch_directory
-from analysis.crash.stopped_publisher import StoppedPublisher, difference
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.verdict import Life, entries
-from analysis.crash.zookeeper_server import running_server
-from cursor.config import CursorConfig
-from cursor.journal_format import Format
-from cursor.managed import ManagedCursor
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.outcome import Source
-from cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from analysis.crash.zookeeper_server import ZooKeeperServer
-    from analysis.trace.entry_set import EntrySet
-    from cursor.outcome import Receipt
-    from cursor.store import Store
+    from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer
+    from ackstate.analysis.trace.entry_set import EntrySet
+    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.store import Store
 
 LEDGERS = {1: 3_000}
 _LEDGER_ID = 1
@@ -76,10 +76,10 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
         LayerSkippedError: There is no Java, no pyspark or no kazoo.
     """
     try:
-        from cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+        from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
     except ImportError as error:
         raise LayerSkippedError(f"ZooKeeper needs kazoo: pip install 'ackstate[zookeeper]' ({error})") from error
-    keep_quiet("kazoo", "cursor")
+    keep_quiet("kazoo", "ackstate.cursor")
     seeds = count(first_seed)
     while True:
         # On a disk: where memory is scarce, the logs that a server makes room for in advance would fill it.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.properties import Properties
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.properties import Properties
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from analysis.crash.model.numbered_log import NumberedLog
+    from ackstate.analysis.crash.model.numbered_log import NumberedLog
 
 
 class AckModel:

@@ -1,21 +1,21 @@
 """Does a subscription keep its limits, does it count what its model counts, and does it keep nothing back for nothing?
 
-I4 and I8; the durable side is looked at by `analysis.crash.model.written`.
+I4 and I8; the durable side is looked at by `ackstate.analysis.crash.model.written`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
-from cursor.journal_format import Format
-from limits.rules import Rule
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
+from ackstate.cursor.journal_format import Format
+from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from analysis.crash.model.side import Side
+    from ackstate.analysis.crash.model.side import Side
 
 NO_LIMIT = 2**62
 _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)

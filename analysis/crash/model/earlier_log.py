@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.traffic import append
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.errors import CursorFencedError
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.traffic import append
-from cursor.message_log import NO_DELAY, Message, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.crash.model.schedule import Schedule
-    from cursor.store import Store
-    from cursor.stores.memory import MemoryDisk
+    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.stores.memory import MemoryDisk
 
 
 @final

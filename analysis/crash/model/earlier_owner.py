@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.store import StoreError
 from ackstate.errors import CursorFencedError
-from analysis.crash.model.promise import Promise, hold
-from cursor.outcome import Route
-from cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.crash.model.side import Side
-    from cursor.managed import ManagedCursor
-    from cursor.outcome import Receipt
+    from ackstate.analysis.crash.model.side import Side
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.outcome import Receipt
 
 _ACKS_MAX = 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.crash.model import traffic, upkeep
+from ackstate.analysis.crash.model import traffic, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

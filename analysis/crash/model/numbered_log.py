@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.message_log import Message
     from ackstate.position import Position
-    from cursor.journal_format import Content
-    from cursor.message_log import Message
 
 
 class NumberRun(NamedTuple):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError, hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from analysis.crash.model.ack_model import AckModel
-    from analysis.crash.model.numbered_log import NumberedLog
-    from cursor.managed import ManagedCursor
-    from cursor.outcome import Receipt
+    from ackstate.analysis.crash.model.ack_model import AckModel
+    from ackstate.analysis.crash.model.numbered_log import NumberedLog
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.outcome import Receipt
 
 
 class _Given(NamedTuple):

@@ -13,28 +13,28 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from ackstate.analysis.crash.model import checks
+from ackstate.analysis.crash.model.earlier_log import EarlierLog, open_log
+from ackstate.analysis.crash.model.events import EVENTS
+from ackstate.analysis.crash.model.numbered_log import NumberedLog
+from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
+from ackstate.analysis.crash.model.side import Side
+from ackstate.analysis.crash.model.traffic import drain, work_meanwhile
+from ackstate.analysis.crash.model.watched_store import WatchedStore
+from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
+from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.limits import BrokerLimit
 from ackstate.position import Position
-from analysis.crash.model import checks
-from analysis.crash.model.earlier_log import EarlierLog, open_log
-from analysis.crash.model.events import EVENTS
-from analysis.crash.model.numbered_log import NumberedLog
-from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
-from analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
-from analysis.crash.model.side import Side
-from analysis.crash.model.traffic import drain, work_meanwhile
-from analysis.crash.model.watched_store import WatchedStore
-from cursor.bucket_registry import MetadataBucketRegistry
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.store import PayloadTooLargeError, StoreError
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
-from delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from limits import BrokerLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.tracker import DelayedDeliveryTracker
 
 EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
 _RECOUNT_EVERY = 16

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.stores.memory import FaultKind
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule, RangeForm
-from cursor.auto_age import AutoAge
-from cursor.config import CursorConfig
-from cursor.journal_format import Format
-from cursor.stores.memory import FaultKind
-from cursor.subscription import SubscriptionType
-from limits.rules import GateLimits
 
 if TYPE_CHECKING:
     from random import Random

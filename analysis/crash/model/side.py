@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from ackstate.analysis.crash.model.ack_model import AckModel
+from ackstate.analysis.crash.model.checks import forgiven
+from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.model.receipts import Receipts
+from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
+from ackstate.analysis.crash.model.work import Work
+from ackstate.analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, indexes, instant_of
+from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.persister import PersistWatcher
+from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.subscription import Subscription, SubscriptionOptions
+from ackstate.delay import SubscriptionDelayView
 from ackstate.errors import AckStateError
+from ackstate.limits.gate import DispatchGate
 from ackstate.wire.pulsar import LimitRule
-from analysis.crash.model.ack_model import AckModel
-from analysis.crash.model.checks import forgiven
-from analysis.crash.model.promise import Promise, PromiseBrokenError, hold
-from analysis.crash.model.receipts import Receipts
-from analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
-from analysis.crash.model.work import Work
-from analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, indexes, instant_of
-from cursor.dispatch.delivery import DeadLetterPolicy
-from cursor.journal import cursor_path
-from cursor.journal_format import Format
-from cursor.managed import ManagedCursor
-from cursor.outcome import Route
-from cursor.persister import PersistWatcher
-from cursor.recovery import decode_record
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
-from cursor.subscription import Subscription, SubscriptionOptions
-from delay import SubscriptionDelayView
-from limits.gate import DispatchGate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyroaring import BitMap
 
+    from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
+    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.analysis.crash.model.written import Held
+    from ackstate.cursor.dispatch.delivery import Delivery
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.stores.memory import Fault
+    from ackstate.delay.position_set import PositionSet
+    from ackstate.delay.view import AckedAndSent
+    from ackstate.limits.rules import Rule
     from ackstate.position import Position
-    from analysis.crash.model.earlier_owner import EarlierOwner
-    from analysis.crash.model.schedule import Schedule
-    from analysis.crash.model.written import Held
-    from cursor.dispatch.delivery import Delivery
-    from cursor.journal_format import Content
-    from cursor.outcome import PersistResult
-    from cursor.store import Store
-    from cursor.stores.memory import Fault
-    from delay.position_set import PositionSet
-    from delay.view import AckedAndSent
-    from limits.rules import Rule
 
 
 class Side(PersistWatcher):

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from time import process_time
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layer import BrokenPromise
-from analysis.crash.model.promise import PromiseBrokenError
-from analysis.crash.model.schedule import Schedule
-from analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.layer import BrokenPromise
+from ackstate.analysis.crash.model.promise import PromiseBrokenError
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,21 +5,21 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from analysis.crash.model import checks
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
-from analysis.crash.model.written import words_of
-from cursor.dispatch.admission import AckRefusedError
-from cursor.message_log import NO_DELAY, Message
-from cursor.store import PayloadTooLargeError
-from cursor.subscription import SubscriptionType
+from ackstate.analysis.crash.model import checks
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
+from ackstate.analysis.crash.model.written import words_of
+from ackstate.cursor.dispatch.admission import AckRefusedError
+from ackstate.cursor.message_log import NO_DELAY, Message
+from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.cursor.subscription import SubscriptionType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.crash.model.schedule import Schedule
-    from analysis.crash.model.side import Side
-    from cursor.message_log import MessageLog
+    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.analysis.crash.model.side import Side
+    from ackstate.cursor.message_log import MessageLog
 
 
 def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  # noqa: ARG001 - as every event

@@ -6,21 +6,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.crash.model import traffic
+from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
+from ackstate.analysis.crash.model.side import Waiter
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import FaultKind, MemoryDisk, MemoryStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from analysis.crash.model import traffic
-from analysis.crash.model.earlier_owner import EarlierOwner
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
-from analysis.crash.model.side import Waiter
-from cursor.journal_format import Format
-from cursor.managed import ManagedCursor, persist_all
-from cursor.outcome import Route
-from cursor.store import StoreError
-from cursor.stores.memory import FaultKind, MemoryDisk, MemoryStore
 
 if TYPE_CHECKING:
-    from analysis.crash.model.schedule import Schedule
-    from analysis.crash.model.side import Side
+    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.analysis.crash.model.side import Side
 
 
 def persist(schedule: Schedule, side: Side) -> None:

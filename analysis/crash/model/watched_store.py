@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from analysis.crash.model.settings import Encoded
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
+from ackstate.analysis.crash.model.settings import Encoded
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from analysis.crash.model.side import Side
-    from cursor.stores.memory import MemoryDisk
+    from ackstate.analysis.crash.model.side import Side
+    from ackstate.cursor.stores.memory import MemoryDisk
 
 
 @final

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.model.settings import Encoded
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.native_format import content_of
+from ackstate.cursor.outcome import Route
 from ackstate.wire import native
-from analysis.crash.model.promise import Promise, hold
-from analysis.crash.model.settings import Encoded
-from cursor.journal_format import Format
-from cursor.native_format import content_of
-from cursor.outcome import Route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from analysis.crash.model.numbered_log import NumberedLog
-    from cursor.config import CursorConfig
-    from cursor.outcome import PersistResult
+    from ackstate.analysis.crash.model.numbered_log import NumberedLog
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.outcome import PersistResult
 
 _WRITES = {
     Route.NOTHING: [],

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.cursor.journal import cursor_owner
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.native_format import content_of
+from ackstate.cursor.outcome import Route
+from ackstate.cursor.recovery import Recovery, decode_record
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
-from analysis.crash.model.promise import Promise, hold
-from cursor.journal import cursor_owner
-from cursor.journal_format import Format
-from cursor.native_format import content_of
-from cursor.outcome import Route
-from cursor.recovery import Recovery, decode_record
-from cursor.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ackstate.analysis.crash.model.ack_model import AckModel
+    from ackstate.analysis.crash.model.numbered_log import NumberedLog
+    from ackstate.cursor.ack_state import PersistLimits
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.recovery import Found
+    from ackstate.cursor.stores.memory import MemoryDisk
     from ackstate.ledger_map import LedgerMap
-    from analysis.crash.model.ack_model import AckModel
-    from analysis.crash.model.numbered_log import NumberedLog
-    from cursor.ack_state import PersistLimits
-    from cursor.config import CursorConfig
-    from cursor.journal_format import Content
-    from cursor.outcome import PersistResult
-    from cursor.recovery import Found
-    from cursor.stores.memory import MemoryDisk
 
 
 BYTES_MIN = 10_000

@@ -9,13 +9,13 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.subject import EntryRun, OperationKind, Report
+from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from analysis.crash.subject import Operation
+    from ackstate.analysis.crash.subject import Operation
 
 
 @final

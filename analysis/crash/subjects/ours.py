@@ -12,22 +12,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from analysis.crash.subject import EntryRun, OperationKind, Report
-from cursor.config import CursorConfig
-from cursor.managed import ManagedCursor
-from cursor.store import StoreError
-from cursor.stores.file import FileStore
-from cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.crash.subject import Operation
-    from cursor.outcome import Receipt
-    from cursor.store import Store
+    from ackstate.analysis.crash.subject import Operation
+    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.store import Store
 
 TOPIC = "persistent://public/default/orders"
 SUBSCRIPTION = "billing"

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, final
 from urllib.parse import urljoin, urlsplit
 
-from analysis.admin_client import AdminError, Origin, origin_of, reason_of
+from ackstate.analysis.admin_client import AdminError, Origin, origin_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from types import TracebackType
 
-    from analysis.admin_client import AdminServer
-    from analysis.http_exchange import Answer
+    from ackstate.analysis.admin_client import AdminServer
+    from ackstate.analysis.http_exchange import Answer
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Longest answer that is read: at 20 bytes a range, 3,000,000 ranges of a topic's cursors."""

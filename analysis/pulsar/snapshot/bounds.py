@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyroaring import BitMap
 
+    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.position import Position
-    from analysis.pulsar.snapshot.broker_settings import BrokerSettings
 
 _OPEN = "Open"  # the cursor's writes go to its ledger
 # Guava's limiter lets two writes go at once after a second without any; a third one waits until they are long done.

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError
+from ackstate.cursor import pulsar_conf
 from ackstate.properties import flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
-from analysis.pulsar.snapshot.internal_stats import SnapshotError
-from cursor import pulsar_conf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
+from ackstate.analysis.admin_client import AdminServer, relative_time_ms
+from ackstate.analysis.store_commands import JsonOption, counted, new_table, printable
+from ackstate.analysis.token_file import open_token_file
+from ackstate.cursor.pulsar_conf import METADATA_RANGES
 from ackstate.errors import AckStateError
-from analysis.admin_client import AdminServer, relative_time_ms
-from analysis.store_commands import JsonOption, counted, new_table, printable
-from analysis.token_file import open_token_file
-from cursor.pulsar_conf import METADATA_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-    from analysis.pulsar.snapshot.judgement import Judgement
-    from analysis.pulsar.snapshot.sources import Source, TopicAnswers
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.judgement import Judgement
+    from ackstate.analysis.pulsar.snapshot.sources import Source, TopicAnswers
 
 _Answer = TypeVar("_Answer")
 _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
@@ -135,7 +135,7 @@ class SnapshotCommand:
 
     def _judged(self, source: Source, *, again_ms: int | None) -> tuple[list[Judgement], dict[str, str]]:
         """Return what was found, and why of each other topic there is nothing."""
-        from analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
+        from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
 
         topics = source.topics()
         pauses_s = [0.0] if again_ms is None else [0.0, again_ms / 1_000, _CHECK_S]
@@ -197,20 +197,20 @@ def _usable(answers: TopicAnswers | AckStateError) -> TopicAnswers | None:
 
 def _admin(server: AdminServer, token_hosts: Sequence[str]) -> PulsarAdmin:
     _check_extra()
-    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 
     return PulsarAdmin(server, token_hosts=token_hosts)
 
 
 def _live(admin: PulsarAdmin, topics: Sequence[str], namespaces: Sequence[str], tenants: Sequence[str]) -> Source:
-    from analysis.pulsar.snapshot.sources import LiveBroker
+    from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
 
     return LiveBroker(admin, topics=topics, namespaces=namespaces, tenants=tenants)
 
 
 def _recorded(paths: Sequence[Path]) -> Source:
     _check_extra()
-    from analysis.pulsar.snapshot.sources import RecordedAnswers
+    from ackstate.analysis.pulsar.snapshot.sources import RecordedAnswers
 
     return RecordedAnswers(paths)
 
@@ -238,7 +238,7 @@ def _check_extra() -> None:
 
 
 def _json(found: Sequence[Judgement], missing: dict[str, str], *, top: int | None = None) -> dict[str, Any]:
-    from analysis.pulsar.snapshot.judgement import totals
+    from ackstate.analysis.pulsar.snapshot.judgement import totals
 
     return {
         "subscriptions": [each.to_json() for each in found[:top]],
@@ -267,7 +267,7 @@ def _text(found: Sequence[Judgement], missing: dict[str, str], *, top: int | Non
 
 
 def _totals(found: Sequence[Judgement]) -> Iterator[str]:
-    from analysis.pulsar.snapshot.judgement import totals
+    from ackstate.analysis.pulsar.snapshot.judgement import totals
 
     for total in totals(found):
         broker = f"broker {total['owner']}" if total["owner"] else "the broker"

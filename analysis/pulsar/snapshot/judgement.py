@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
-from analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
-from analysis.pulsar.snapshot.internal_stats import acked, read_position
-from analysis.pulsar.snapshot.limit_use import LimitUse, limit_uses
-from analysis.pulsar.snapshot.partly_acked import PartlyAcked, partly_acked
+from ackstate.analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
+from ackstate.analysis.pulsar.snapshot.internal_stats import acked, read_position
+from ackstate.analysis.pulsar.snapshot.limit_use import LimitUse, limit_uses
+from ackstate.analysis.pulsar.snapshot.partly_acked import PartlyAcked, partly_acked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from analysis.pulsar.snapshot.internal_stats import CursorInternals, SubscriptionStats
-    from analysis.pulsar.snapshot.sources import TopicAnswers
+    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.snapshot.internal_stats import CursorInternals, SubscriptionStats
+    from ackstate.analysis.pulsar.snapshot.sources import TopicAnswers
 
 
 class Looks(NamedTuple):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.analysis.pulsar.snapshot import broker_settings
+from ackstate.cursor import pulsar_conf
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
-from analysis.pulsar.snapshot import broker_settings
-from cursor import pulsar_conf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.pulsar.snapshot.bounds import CursorLook
-    from analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from analysis.pulsar.snapshot.internal_stats import SubscriptionStats
+    from ackstate.analysis.pulsar.snapshot.bounds import CursorLook
+    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.snapshot.internal_stats import SubscriptionStats
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
 

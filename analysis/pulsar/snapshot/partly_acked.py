@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from analysis.pulsar.snapshot.bounds import CursorLook
-    from analysis.pulsar.snapshot.internal_stats import SubscriptionStats, TopicInternals, TopicStats
+    from ackstate.analysis.pulsar.snapshot.bounds import CursorLook
+    from ackstate.analysis.pulsar.snapshot.internal_stats import SubscriptionStats, TopicInternals, TopicStats
 
 # Brokers count unacked messages only where consumers share a subscription.
 _COUNTED = frozenset({"Shared", "Key_Shared"})

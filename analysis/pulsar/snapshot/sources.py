@@ -8,16 +8,16 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
-from analysis.admin_client import namespace_path, topic_path
-from analysis.pulsar.snapshot.admin_rest import RefusedError
-from analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
-from analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.analysis.admin_client import namespace_path, topic_path
+from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
+from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
+from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 
 _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.trace.generate.clock import Int64s
+    from ackstate.analysis.trace.generate.clock import Int64s
 
 # Near Pulsar's 50,000, and a multiple of every block of a workload.
 ENTRIES_PER_LEDGER = 51_200

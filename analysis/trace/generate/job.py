@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS
-from analysis.trace.generate.plan import PIECE_CHUNKS, PIECE_EVENTS, TracePlan
-from analysis.trace.generate.series import TopicSeries
-from analysis.trace.manifest import write_manifest
-from analysis.trace.parquet import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS, new_trace
+from ackstate.analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS
+from ackstate.analysis.trace.generate.plan import PIECE_CHUNKS, PIECE_EVENTS, TracePlan
+from ackstate.analysis.trace.generate.series import TopicSeries
+from ackstate.analysis.trace.manifest import write_manifest
+from ackstate.analysis.trace.parquet import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS, new_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from analysis.trace.generate.columns import Columns
-    from analysis.trace.generate.outages import Outage
-    from analysis.trace.generate.plan import Piece
-    from analysis.trace.generate.series import SubscriptionSeries
+    from ackstate.analysis.trace.generate.columns import Columns
+    from ackstate.analysis.trace.generate.outages import Outage
+    from ackstate.analysis.trace.generate.plan import Piece
+    from ackstate.analysis.trace.generate.series import SubscriptionSeries
 
 # A piece takes 2 to 5 MB.
 _PIECES_PER_FILE = 64
@@ -74,7 +74,7 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Path) -> Made:
 
     Raises:
         ValueError: The crashes do not fit into the trace.
-        TraceError, UnsupportedVersionError, OSError: As `analysis.trace.parquet.write_trace`.
+        TraceError, UnsupportedVersionError, OSError: As `ackstate.analysis.trace.parquet.write_trace`.
         PySparkException: A worker failed, for want of room maybe.
     """
     outages = plan.outages()

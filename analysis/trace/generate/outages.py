@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.trace.events import EventKind
-from analysis.trace.generate.clock import NS_PER_MS, Int64s, scattered
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.generate.clock import NS_PER_MS, Int64s, scattered
 
 BEGIN_MS = 1_700_000_000_000
 RECOVERY_MS = 2_000

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.trace.events import CHUNK_EVENTS
-from analysis.trace.generate.clock import NS_PER_S, Arrivals, key_of
-from analysis.trace.generate.outages import Flushes, Outage, outages
-from analysis.trace.generate.series import SubscriptionSeries, TopicSeries
-from analysis.trace.generate.turns import Classes
-from analysis.trace.generate.workloads import Workload, workload_named
+from ackstate.analysis.trace.events import CHUNK_EVENTS
+from ackstate.analysis.trace.generate.clock import NS_PER_S, Arrivals, key_of
+from ackstate.analysis.trace.generate.outages import Flushes, Outage, outages
+from ackstate.analysis.trace.generate.series import SubscriptionSeries, TopicSeries
+from ackstate.analysis.trace.generate.turns import Classes
+from ackstate.analysis.trace.generate.workloads import Workload, workload_named
 
 EVENTS_MAX = 10**13
 SUBSCRIPTIONS_MAX = 10**7

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from analysis.trace.events import EventKind
-from analysis.trace.generate.clock import Int64s, scattered
-from analysis.trace.generate.columns import ENTRIES_PER_LEDGER, Columns, columns_of, joined
-from analysis.trace.generate.outages import RECOVERY_MS, wall_ms
-from analysis.trace.generate.turns import Turns
-from analysis.trace.generate.workloads import UNACKED_MAX
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.generate.clock import Int64s, scattered
+from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, Columns, columns_of, joined
+from ackstate.analysis.trace.generate.outages import RECOVERY_MS, wall_ms
+from ackstate.analysis.trace.generate.turns import Turns
+from ackstate.analysis.trace.generate.workloads import UNACKED_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.trace.generate.clock import Arrivals
-    from analysis.trace.generate.outages import Flushes, Outage
-    from analysis.trace.generate.turns import Classes
-    from analysis.trace.generate.workloads import Workload
+    from ackstate.analysis.trace.generate.clock import Arrivals
+    from ackstate.analysis.trace.generate.outages import Flushes, Outage
+    from ackstate.analysis.trace.generate.turns import Classes
+    from ackstate.analysis.trace.generate.workloads import Workload
 
 _PUBLISHED_AT_ONCE = 64
 _NEVER = 2**55

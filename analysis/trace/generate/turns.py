@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.trace.generate.clock import Int64s, scattered
+from ackstate.analysis.trace.generate.clock import Int64s, scattered
 
 
 @dataclass(frozen=True, slots=True)

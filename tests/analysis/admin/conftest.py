@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from analysis.admin.app import create_app
+from ackstate.analysis.admin.app import create_app
+from ackstate.cursor import MemoryStore
 from command_line import ENTRY
-from cursor import MemoryStore
 
 _READY = re.compile(r"ackstate admin on (http://\S+) \((.*)\); read (http://\S+)/docs\n")
 

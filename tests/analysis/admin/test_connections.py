@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.admin.connections import ConnectionLimits
+from ackstate.analysis.admin.connections import ConnectionLimits
 from command_line import assert_one_line, run
 from waiting import wait_until
 

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from analysis.admin.app import create_app
-from analysis.admin.page import render
-from cursor import MemoryStore
+from ackstate.analysis.admin.app import create_app
+from ackstate.analysis.admin.page import render
+from ackstate.cursor import MemoryStore
 
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"

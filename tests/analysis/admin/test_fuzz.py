@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.admin.app import create_app
-from cursor import MemoryStore
+from ackstate.analysis.admin.app import create_app
+from ackstate.cursor import MemoryStore
 
 ODD = ["..", ".", "%", "\0", "a/b", "é", "\ud800", "\U0001f40d", "x" * 300, "-1", "null", "\r\n"]
 SOUND_NAMES = st.text("abzAZ09-=:._", min_size=1, max_size=8)
@@ -112,6 +112,6 @@ def test_whatever_is_sent_only_declared_answers_come(in_process):
 
 @pytest.mark.slow
 def test_the_fuzz_sees_a_server_that_breaks(in_process, monkeypatch):
-    monkeypatch.setattr("analysis.admin.policy_routes.PolicyOwner", lambda *names: None)
+    monkeypatch.setattr("ackstate.analysis.admin.policy_routes.PolicyOwner", lambda *names: None)
     with pytest.raises(AssertionError, match="AttributeError"):
         test_whatever_is_sent_only_declared_answers_come(in_process)

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from ackstate import AckStateError
-from analysis.admin import guard, server, tokens
-from analysis.admin.app import create_app
-from analysis.admin.guard import BODY_BYTES_MAX, Guard
-from analysis.admin.server import ServerSettings
-from analysis.admin.tokens import TokenFile, checked_token
-from cursor import MemoryStore
+from ackstate.analysis.admin import guard, server, tokens
+from ackstate.analysis.admin.app import create_app
+from ackstate.analysis.admin.guard import BODY_BYTES_MAX, Guard
+from ackstate.analysis.admin.server import ServerSettings
+from ackstate.analysis.admin.tokens import TokenFile, checked_token
+from ackstate.cursor import MemoryStore
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
 TOKEN = b"eyJhbGciOiJIUzI1NiJ9.e30.x"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from cursor import ManagedCursor, Message, MessageLog
-from cursor.journal import cursor_path
+from ackstate.cursor import ManagedCursor, Message, MessageLog
+from ackstate.cursor.journal import cursor_path
 
 TOPIC = "persistent://public/default/orders"
 PATH = "/admin/v2/persistent/public/default/orders/internalStats"

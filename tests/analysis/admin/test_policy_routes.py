@@ -6,11 +6,16 @@ import threading
 
 import pytest
 
-from analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from cursor import PolicyStore, StoreError
-from cursor.policy_store import PolicyOwner
-from cursor.store import ABSENT
-from limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, DelayPolicyRefusedError, check_namespace_settable
+from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.cursor import PolicyStore, StoreError
+from ackstate.cursor.policy_store import PolicyOwner
+from ackstate.cursor.store import ABSENT
+from ackstate.limits import (
+    BrokerDelayedDelivery,
+    DelayedDeliveryPolicies,
+    DelayPolicyRefusedError,
+    check_namespace_settable,
+)
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"
@@ -437,7 +442,7 @@ class TestConcurrentWriters:
                 refused.append(error)
             written.set()
 
-        monkeypatch.setattr("analysis.admin.resolve.check_namespace_settable", and_time_passes)
+        monkeypatch.setattr("ackstate.analysis.admin.resolve.check_namespace_settable", and_time_passes)
         thread = threading.Thread(target=from_the_topic)
         thread.start()
         if is_removed:

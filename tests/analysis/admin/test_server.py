@@ -15,12 +15,12 @@ import time
 import httpx
 import pytest
 
-from analysis.admin import server
-from analysis.admin.resolve import BrokerPolicies
-from analysis.cli import main
+from ackstate.analysis.admin import server
+from ackstate.analysis.admin.resolve import BrokerPolicies
+from ackstate.analysis.cli import main
+from ackstate.cursor import SqliteStore, VersionMismatchError
+from ackstate.cursor.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
 from command_line import assert_one_line, run, run_apart
-from cursor import SqliteStore, VersionMismatchError
-from cursor.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -233,7 +233,7 @@ class TestRefusals:
     def test_without_the_extra_it_says_what_to_install_and_help_still_helps(self, tmp_path):
         program = (
             "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None\n"
-            "from analysis.cli import main; main(sys.argv[1:])"
+            "from ackstate.analysis.cli import main; main(sys.argv[1:])"
         )
         refused, helped = (
             subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from ackstate import AckStateError
-from analysis.admin.server import ServerSettings
-from analysis.admin.tokens import TokenFile, parse_tokens
+from ackstate.analysis.admin.server import ServerSettings
+from ackstate.analysis.admin.tokens import TokenFile, parse_tokens
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.calibration.blocked import blocked
-from analysis.calibration.prediction import Prediction, expected_by_spark
-from analysis.crash.scratch import fast_parent, scratch_prefix
-from analysis.redelivery.policy import Policy
+from ackstate.analysis.calibration.blocked import blocked
+from ackstate.analysis.calibration.prediction import Prediction, expected_by_spark
+from ackstate.analysis.crash.scratch import fast_parent, scratch_prefix
+from ackstate.analysis.redelivery.policy import Policy
 from command_line import assert_one_line, run
 
 SMALL = ("calibrate", "--points", 1, "--kills", 1, "--power-cuts", 0)
@@ -33,8 +33,8 @@ def test_spark_keeps_apart_what_has_the_same_name(spark):
 
 
 def without_spark(monkeypatch):
-    monkeypatch.setattr("analysis.calibration.command._session", lambda: None)
-    monkeypatch.setattr("analysis.calibration.command._by_spark", lambda spark, plan: [None] * plan.points)
+    monkeypatch.setattr("ackstate.analysis.calibration.command._session", lambda: None)
+    monkeypatch.setattr("ackstate.analysis.calibration.command._by_spark", lambda spark, plan: [None] * plan.points)
 
 
 @pytest.mark.slow
@@ -83,19 +83,19 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(capsys, tmp_
 
 @pytest.mark.slow
 def test_without_java_nobody_is_killed(capsys, monkeypatch):
-    from analysis.redelivery.spark import SparkUnavailableError
+    from ackstate.analysis.redelivery.spark import SparkUnavailableError
 
     def refuse():
         raise SparkUnavailableError("planted: no Java")
 
-    monkeypatch.setattr("analysis.calibration.command._session", refuse)
-    monkeypatch.setattr("analysis.calibration.run.Life", None)
+    monkeypatch.setattr("ackstate.analysis.calibration.command._session", refuse)
+    monkeypatch.setattr("ackstate.analysis.calibration.run.Life", None)
     assert_one_line(run(capsys, *SMALL), "planted: no Java")
 
 
 _WITHOUT_SPARK = """
-from analysis import cli
-from analysis.calibration import command
+from ackstate.analysis import cli
+from ackstate.analysis.calibration import command
 command._session = lambda: None
 cli.main(["calibrate", "--power-cuts", "0"])
 """

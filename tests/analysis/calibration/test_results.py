@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from analysis.calibration.page import main, page, result_table
-from analysis.calibration.picture import drawn
-from analysis.calibration.results import (
+from ackstate.analysis.calibration.page import main, page, result_table
+from ackstate.analysis.calibration.picture import drawn
+from ackstate.analysis.calibration.results import (
     EVENT,
     MOMENT,
     PERSIST,
@@ -23,7 +23,7 @@ from analysis.calibration.results import (
     errors,
     json_text,
 )
-from analysis.redelivery_report.inputs import read_calibration
+from ackstate.analysis.redelivery_report.inputs import read_calibration
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "benchmarks" / "calibration.json"

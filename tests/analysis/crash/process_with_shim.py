@@ -15,18 +15,18 @@ from dataclasses import asdict
 from itertools import islice, takewhile
 from pathlib import Path
 
+from ackstate.analysis.crash.layers.power_cuts import PowerCuts
+from ackstate.analysis.crash.layers.system_calls import layer as system_calls
+from ackstate.analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
+from ackstate.analysis.crash.layers.system_calls.script import Script, Step, StepKind
+from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.cursor import group_persist
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores import kernel_directory, sqlite_database
+from ackstate.cursor.stores.kernel_directory import KernelDirectory, KernelFile
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.position import Position
-from analysis.crash.layers.power_cuts import PowerCuts
-from analysis.crash.layers.system_calls import layer as system_calls
-from analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
-from analysis.crash.layers.system_calls.script import Script, Step, StepKind
-from analysis.crash.layers.system_calls.shim import Action, Fault, loaded
-from analysis.crash.subject_launch import subject_launch
-from cursor import group_persist
-from cursor.store import StoreError
-from cursor.stores import kernel_directory, sqlite_database
-from cursor.stores.kernel_directory import KernelDirectory, KernelFile
-from cursor.stores.sqlite import SqliteStore
 
 SHIM = loaded()
 NEVER = Fault(1 << 40, Action.FAIL)

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash import call_tracer
-from analysis.crash.call_tracer import NEVER, CallTracer
-from analysis.crash.campaign import Budget, Totals, run_layer
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.call_kills import call_kills_of
-from analysis.crash.lives import RECOVERABLE, TALKING
-from analysis.crash.subject import OperationKind
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import SubjectProcess
-from analysis.crash.subjects.naive import NaiveSubject
-from analysis.crash.verdict import LOST
+from ackstate.analysis.crash import call_tracer
+from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
+from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layers.call_kills import call_kills_of
+from ackstate.analysis.crash.lives import RECOVERABLE, TALKING
+from ackstate.analysis.crash.subject import OperationKind
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.verdict import LOST
 from command_line import run
 
 SUBJECTS = Path(__file__).parent / "subjects"

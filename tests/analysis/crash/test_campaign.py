@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import crash_command
-from analysis.crash.campaign import (
+from ackstate.analysis import crash_command
+from ackstate.analysis.crash.campaign import (
     FAILURES_MAX,
     RECEIPTS_MIN,
     Budget,
@@ -21,8 +21,8 @@ from analysis.crash.campaign import (
     run_layer,
     write_totals,
 )
-from analysis.crash.conversation import SubjectError
-from analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.conversation import SubjectError
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from command_line import assert_one_line, run
 
 LOST = BrokenPromise("I2: a durable receipt survives any crash", "1:7 was lost", ("ack 1:7", "persist", "kill"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.crash.conversation import (
+from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
     Durable,
@@ -22,8 +22,8 @@ from analysis.crash.conversation import (
     request_line,
     tell,
 )
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.verdict import Life
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from ackstate.analysis.crash.verdict import Life
 
 REQUESTS = {
     '{"op":"start","directory":"/d","ledgers":{"1":100,"4":50}}': Start(Path("/d"), {1: 100, 4: 50}),

@@ -10,22 +10,22 @@ from random import Random
 import pytest
 
 from ackstate import Position
+from ackstate.analysis.crash import simulated_disk
+from ackstate.analysis.crash.layer import RunOutcome
+from ackstate.analysis.crash.layers.crash_states import sqlite
+from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
+from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
+from ackstate.analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, judge
+from ackstate.analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
+from ackstate.analysis.crash.layers.crash_states.workload import Step, StepKind, View, Workload, draw_workload
+from ackstate.cursor import CursorConfig, ManagedCursor
+from ackstate.cursor.journal import Journal, cursor_owner, cursor_path
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.stores import file_commit, file_generation, sqlite_database
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.errors import CorruptStateError
-from analysis.crash import simulated_disk
-from analysis.crash.layer import RunOutcome
-from analysis.crash.layers.crash_states import sqlite
-from analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
-from analysis.crash.layers.crash_states.execution import Execution
-from analysis.crash.layers.crash_states.processes import runs_side_by_side
-from analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, judge
-from analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
-from analysis.crash.layers.crash_states.workload import Step, StepKind, View, Workload, draw_workload
-from cursor import CursorConfig, ManagedCursor
-from cursor.journal import Journal, cursor_owner, cursor_path
-from cursor.persister import Persister
-from cursor.stores import file_commit, file_generation, sqlite_database
-from cursor.stores.file import FileStore
-from cursor.stores.memory import MemoryStore
 
 SEEDS = (3, 5, 13, 45)
 HAPPENED = (
@@ -190,7 +190,7 @@ def test_a_torn_tail_that_counts_is_found(monkeypatch):
     def counts_anything(tail, place, *, offset):
         return ""
 
-    monkeypatch.setattr("cursor.stores.file_log.torn_reason", counts_anything)
+    monkeypatch.setattr("ackstate.cursor.stores.file_log.torn_reason", counts_anything)
     outcome = found_by(store_without())
     assert "are there" in outcome.broken[0].found + " ".join(outcome.broken[0].story)
 

@@ -7,19 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from ackstate.analysis.crash.layers.damage import judgement as layer
+from ackstate.analysis.crash.layers.damage.judgement import Fate, damage, good_store, judge, run
+from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
+from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
+from ackstate.analysis.crash.layers.damage.records import RecordMedium
+from ackstate.cursor import recovery
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.journal_format import Repair
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.recovery import Recovery, decode_record
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores import file_log, sqlite_database, sqlite_seal
 from ackstate.errors import CorruptStateError
-from analysis.crash.layers.damage import judgement as layer
-from analysis.crash.layers.damage.judgement import Fate, damage, good_store, judge, run
-from analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
-from analysis.crash.layers.damage.media import FileMedium, SqliteMedium
-from analysis.crash.layers.damage.records import RecordMedium
-from cursor import recovery
-from cursor.journal import Journal
-from cursor.journal_format import Repair
-from cursor.managed import ManagedCursor
-from cursor.recovery import Recovery, decode_record
-from cursor.store import StoreError
-from cursor.stores import file_log, sqlite_database, sqlite_seal
 from museum.page import DATABASE_BITS
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash import loop_disk
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.loop_disk import SIZE_BYTES, LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
-from cursor.store import StoreError
-from cursor.stores.file import FileStore
-from cursor.stores.kernel_directory import KernelFile
+from ackstate.analysis.crash import loop_disk
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import SIZE_BYTES, LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.kernel_directory import KernelFile
 from tests.fake_directory import end_of
 
 BLOCK = 4096

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
+from ackstate.analysis.crash.layers.system_calls.program import FaultedProgram
+from ackstate.analysis.crash.layers.system_calls.script import Script, Setting, Step, StepKind, script
+from ackstate.analysis.crash.layers.system_calls.witness import NAMES_PROMISE, WHOLE_PROMISE, Witness
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.position import Position
-from analysis.crash.layers.system_calls.program import FaultedProgram
-from analysis.crash.layers.system_calls.script import Script, Setting, Step, StepKind, script
-from analysis.crash.layers.system_calls.witness import NAMES_PROMISE, WHOLE_PROMISE, Witness
-from cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 
 SEEDS = 32
 OCCURS = {
@@ -45,7 +45,7 @@ def played(a_script, *, failing=()):
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    caplog.set_level(logging.CRITICAL, logger="cursor")
+    caplog.set_level(logging.CRITICAL, logger="ackstate.cursor")
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from itertools import islice
 
 import pytest
 
-from analysis.crash import lives, subject_process
-from analysis.crash.conversation import (
+from ackstate.analysis.crash import lives, subject_process
+from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
     Durable,
@@ -24,13 +24,13 @@ from analysis.crash.conversation import (
     Turns,
     printable,
 )
-from analysis.crash.layers.kills import Kills
-from analysis.crash.lives import TALKING, Lives, LivesSettings, Sigkill
-from analysis.crash.runs_of_lives import RunSize
-from analysis.crash.subject import Operation, OperationKind, Report
-from analysis.crash.subject_process import SubjectProcess
-from analysis.crash.subjects.naive import NaiveSubject
-from analysis.crash.verdict import DIFFERING, GAUGE
+from ackstate.analysis.crash.layers.kills import Kills
+from ackstate.analysis.crash.lives import TALKING, Lives, LivesSettings, Sigkill
+from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.subject import Operation, OperationKind, Report
+from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.verdict import DIFFERING, GAUGE
 from command_line import ENTRY, assert_one_line, run
 from waiting import wait_until
 
@@ -271,7 +271,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(source, complaint, tmp_pat
 
 SILENT = """
 print("printed by the import")
-from analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
 class Subject(NaiveSubject):
     def receipts(self): return None
 """

@@ -9,19 +9,19 @@ from random import Random
 
 import pytest
 
-from analysis.crash import lives, workload
-from analysis.crash.campaign import Budget, Totals, run_layer
-from analysis.crash.conversation import SubjectError
-from analysis.crash.layers.kills import Kills, kills
-from analysis.crash.lives import RECOVERABLE, TALKING
-from analysis.crash.runs_of_lives import RunSize
-from analysis.crash.subject import OperationKind, Report
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import SubjectProcess
-from analysis.crash.subjects.naive import NaiveSubject
-from analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
-from analysis.crash.verdict import DIFFERING, GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST
-from analysis.trace.entry_set import EntrySet
+from ackstate.analysis.crash import lives, workload
+from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
+from ackstate.analysis.crash.conversation import SubjectError
+from ackstate.analysis.crash.layers.kills import Kills, kills
+from ackstate.analysis.crash.lives import RECOVERABLE, TALKING
+from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.subject import OperationKind, Report
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
+from ackstate.analysis.crash.verdict import DIFFERING, GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST
+from ackstate.analysis.trace.entry_set import EntrySet
 
 SMALL = RunSize(4, 60)
 
@@ -318,5 +318,5 @@ class TestWorkload:
 
 
 def test_subjects_are_found_by_name():
-    for name in ("ours", "ours-sqlite", "ours-limited", "naive", "analysis.crash.subjects.naive:NaiveSubject"):
+    for name in ("ours", "ours-sqlite", "ours-limited", "naive", "ackstate.analysis.crash.subjects.naive:NaiveSubject"):
         assert callable(subject_launch(name))

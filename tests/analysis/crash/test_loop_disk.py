@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash import loop_disk
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.loop_disk import LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash import loop_disk
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
 from waiting import wait_until
 
 HOSTILE = "noauto_da_alloc,data=writeback"
@@ -170,8 +170,8 @@ def test_nothing_is_left_of_a_generator_that_is_closed_early():
 ENDLESS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from analysis.crash.loop_disk import LoopDisk
-from analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.private_mounts import with_private_mounts
 def story():
     with LoopDisk() as disk:
         while True:

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash import loop_disk, private_mounts
-from analysis.crash.conversation import SubjectError
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
-from analysis.crash.layers.system_calls import shim
-from analysis.crash.layers.system_calls.shim import compiled, environment
-from analysis.crash.lives import RECOVERABLE
-from analysis.crash.runs_of_lives import RunSize
-from analysis.crash.scratch import fast_parent
-from analysis.crash.subject import EntryRun, OperationKind, Report
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import SubjectProcess
-from analysis.crash.verdict import GAUGE_TOO_HIGH, LOST
-from analysis.trace.entry_set import histories
-from analysis.trace.recorder import read_recording
+from ackstate.analysis.crash import loop_disk, private_mounts
+from ackstate.analysis.crash.conversation import SubjectError
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
+from ackstate.analysis.crash.layers.system_calls import shim
+from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
+from ackstate.analysis.crash.lives import RECOVERABLE
+from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.scratch import fast_parent
+from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.verdict import GAUGE_TOO_HIGH, LOST
+from ackstate.analysis.trace.entry_set import histories
+from ackstate.analysis.trace.recorder import read_recording
 
 SMALL = RunSize(lives=3, operations=40)
 HOSTILE = "noauto_da_alloc,data=writeback"

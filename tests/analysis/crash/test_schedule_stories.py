@@ -6,23 +6,23 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-import cursor.message_log
-import cursor.native_format
-import cursor.persister
-from analysis.crash.model.promise import Promise, PromiseBrokenError
-from analysis.crash.model.schedule import judged
-from analysis.crash.model.side import _Asked
-from cursor import CursorConfig, Format, ManagedCursor, MessageLog
-from cursor.ack_state import AckState
-from cursor.dispatch.dispatcher import Dispatcher
-from cursor.journal import Journal
-from cursor.log_ownership import LogOwnership, log_path
-from cursor.persister import Persister
-from cursor.pulsar_format import PulsarFormat
-from cursor.store import StoreError
-from cursor.stores.memory import FaultKind, _MemoryLedgers
-from cursor.undurable import Undurable
-from delay.position_set import PositionSet
+import ackstate.cursor.message_log
+import ackstate.cursor.native_format
+import ackstate.cursor.persister
+from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError
+from ackstate.analysis.crash.model.schedule import judged
+from ackstate.analysis.crash.model.side import _Asked
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
+from ackstate.cursor.ack_state import AckState
+from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.log_ownership import LogOwnership, log_path
+from ackstate.cursor.persister import Persister
+from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import FaultKind, _MemoryLedgers
+from ackstate.cursor.undurable import Undurable
+from ackstate.delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
     new_owner_keeps_the_term,
@@ -133,8 +133,8 @@ def goes_back_with_the_mark_delete(patch):
 
 
 def forgets_the_last_delta(patch):
-    fold = cursor.native_format.fold
-    patch(cursor.native_format, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
+    fold = ackstate.cursor.native_format.fold
+    patch(ackstate.cursor.native_format, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
     story = Story()
     story.sent(3)
     story.ack(1)
@@ -179,7 +179,7 @@ def says_that_one_message_more_comes_back(patch):
 
 
 def never_compacts(patch):
-    patch(cursor.persister, "_COMPACTION_RATIO", 1_000)
+    patch(ackstate.cursor.persister, "_COMPACTION_RATIO", 1_000)
     story = Story(config=CursorConfig(compaction_bytes_min=0))
     story.sent(40)
     for number in range(40):
@@ -209,7 +209,7 @@ def does_not_raise_the_term(patch):
 
 
 def lets_an_earlier_owner_publish(patch):
-    patch("cursor.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.log_ownership._fence", lambda *_: None)
     publishes_as_an_earlier_owner()
 
 
@@ -231,8 +231,12 @@ def counts_the_log_before_it_fences(patch):
         return take_over(store, topic)
 
     patch(LogOwnership, "take_over", take_over)
-    counts = cursor.message_log._counts
-    patch(cursor.message_log, "_counts", lambda *where: seen.pop().ledgers.counts() if any(seen) else counts(*where))
+    counts = ackstate.cursor.message_log._counts
+    patch(
+        ackstate.cursor.message_log,
+        "_counts",
+        lambda *where: seen.pop().ledgers.counts() if any(seen) else counts(*where),
+    )
     publishes_as_an_earlier_owner()
 
 

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
-from analysis.crash.layers import schedules
-from analysis.crash.model.schedule import Schedule
-from analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.layers import schedules
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.settings import Settings
 from museum.exhibits import EXHIBITS
 
 PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}

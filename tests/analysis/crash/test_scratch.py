@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from analysis.crash.scratch import remove_leftovers, scratch_directory
+from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 
 
 def ended_pid():

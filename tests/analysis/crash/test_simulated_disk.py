@@ -6,12 +6,12 @@ from contextlib import closing
 
 import pytest
 
-from analysis.crash.simulated_crash import DiskHistory, fates
-from analysis.crash.simulated_disk import SimulatedDisk
-from cursor.store import StoreLockedError
-from cursor.stores.file import FileStore
-from cursor.stores.kernel_directory import KernelDirectory
-from cursor.testing import check_store
+from ackstate.analysis.crash.simulated_crash import DiskHistory, fates
+from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.cursor.store import StoreLockedError
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.kernel_directory import KernelDirectory
+from ackstate.cursor.testing import check_store
 
 
 @pytest.fixture(params=["simulated", "kernel"])

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.crash.conversation import Accepted, AskReport, Durable, Ready, Recover, Start, SubjectError
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_process import SubjectProcess
-from analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.conversation import Accepted, AskReport, Durable, Ready, Recover, Start, SubjectError
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
 
 LOG = {1: 1_000}
 PERL = r"""
@@ -120,7 +120,7 @@ def test_what_a_subject_does_wrong_is_named(program, error):
 
 
 def test_a_line_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr("analysis.crash.subject_process.LINE_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("ackstate.analysis.crash.subject_process.LINE_BYTES_MAX", 1 << 17)
     with python("while True: print(end='x' * 4096)") as process, pytest.raises(SubjectError, match="no answer: 'xxx"):
         process.wait_for(Ready)
 
@@ -205,8 +205,8 @@ def test_a_subject_dies_with_its_harness(tmp_path):
     program = f"""
         import sys, time
         from pathlib import Path
-        from analysis.crash.conversation import Ready, Start
-        from analysis.crash.subject_launch import subject_launch
+        from ackstate.analysis.crash.conversation import Ready, Start
+        from ackstate.analysis.crash.subject_launch import subject_launch
         with subject_launch("naive")() as forked, subject_launch("perl -e 'sleep 600'")() as spawned:
             forked.send(Start(Path({str(tmp_path)!r}), {{1: 10}}))
             forked.wait_for(Ready)
@@ -229,7 +229,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
 def test_a_python_subject_is_served_on_standard_streams(tmp_path):
     """And what it prints does not get between the answers."""
     (tmp_path / "talkative.py").write_text(
-        "from analysis.crash.subjects.naive import NaiveSubject\n"
+        "from ackstate.analysis.crash.subjects.naive import NaiveSubject\n"
         "class Talkative:\n"
         "    persists_in_background = True\n"
         "    redelivery_if_crashed = 5\n"
@@ -243,7 +243,7 @@ def test_a_python_subject_is_served_on_standard_streams(tmp_path):
         '{"op":"ack","number":0,"ledger":1,"entry":4}\n{"op":"persist","number":1}\n'
     )
     served = subprocess.run(
-        [sys.executable, "-m", "analysis.crash.serve", "talkative:Talkative"],
+        [sys.executable, "-m", "ackstate.analysis.crash.serve", "talkative:Talkative"],
         cwd=tmp_path, input=requests, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )  # fmt: skip

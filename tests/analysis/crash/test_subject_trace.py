@@ -6,16 +6,16 @@ from itertools import islice
 
 import pytest
 
-from analysis.crash.conversation import Accepted, Durable
-from analysis.crash.layers.kills import Kills
-from analysis.crash.runs_of_lives import RunSize
-from analysis.crash.subject import EntryRun, Operation, OperationKind
-from analysis.crash.subject_launch import subject_launch
-from analysis.crash.subject_trace import Lived, SubjectTrace
-from analysis.crash.verdict import entries
-from analysis.trace.entry_set import SubscriptionHistory
-from analysis.trace.events import EventKind
-from analysis.trace.recorder import Frame, read_recording
+from ackstate.analysis.crash.conversation import Accepted, Durable
+from ackstate.analysis.crash.layers.kills import Kills
+from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind
+from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace
+from ackstate.analysis.crash.verdict import entries
+from ackstate.analysis.trace.entry_set import SubscriptionHistory
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.recorder import Frame, read_recording
 
 LOG = {3: 10, 5: 0, 6: 10}
 BEGUN, ENDED = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED
@@ -151,8 +151,8 @@ def test_a_history_of_the_trace_predicts_what_came_back(tmp_path, name):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_predicts_what_came_back(tmp_path, spark):
-    from analysis.redelivery import estimate
-    from analysis.trace.parquet import write_trace
+    from ackstate.analysis.redelivery import estimate
+    from ackstate.analysis.trace.parquet import write_trace
 
     frames = list(read_recording(killed(tmp_path, "ours", lives=4)))
     write_trace(frames, tmp_path / "trace")

@@ -13,12 +13,12 @@ from signal import SIGKILL
 
 import pytest
 
-from analysis.crash.dying import end_worker
-from analysis.crash.layer import LayerSkippedError, RunOutcome
-from analysis.crash.layers.system_calls import shim as fault_shim
-from analysis.crash.layers.system_calls import system_calls
-from analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
-from analysis.crash.scratch import fast_parent
+from ackstate.analysis.crash.dying import end_worker
+from ackstate.analysis.crash.layer import LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.layers.system_calls import shim as fault_shim
+from ackstate.analysis.crash.layers.system_calls import system_calls
+from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.scratch import fast_parent
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from analysis.crash.verdict import GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST, Life, entries, listed
+from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
+from ackstate.analysis.crash.verdict import GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST, Life, entries, listed
 
 LOG = {3: 10, 5: 0, 6: 10}
 

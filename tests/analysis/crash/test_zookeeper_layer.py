@@ -6,14 +6,14 @@ from itertools import islice
 
 import pytest
 
-from analysis.crash import zookeeper_server
-from analysis.crash.layer import LayerSkippedError
-from analysis.crash.layers import zookeeper as layer
-from analysis.crash.layers.zookeeper import run, zookeeper
-from cursor.log_ownership import LogOwnership
-from cursor.store import ABSENT
-from cursor.stores.zookeeper import ZooKeeperStore
-from cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
+from ackstate.analysis.crash import zookeeper_server
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layers import zookeeper as layer
+from ackstate.analysis.crash.layers.zookeeper import run, zookeeper
+from ackstate.cursor.log_ownership import LogOwnership
+from ackstate.cursor.store import ABSENT
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_what_is_missing_is_named(monkeypatch, tmp_path):
     with pytest.raises(LayerSkippedError, match="pyspark"):
         next(zookeeper(0))
     monkeypatch.undo()
-    monkeypatch.setitem(__import__("sys").modules, "cursor.stores.zookeeper", None)
+    monkeypatch.setitem(__import__("sys").modules, "ackstate.cursor.stores.zookeeper", None)
     with pytest.raises(LayerSkippedError, match="kazoo"):
         next(zookeeper(0))
 

@@ -12,12 +12,12 @@ import sys
 import pytest
 
 from ackstate import CursorFencedError
-from analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
-from analysis.demo.recovery import recover
-from analysis.trace.events import EventKind
-from analysis.trace.recorder import Recorder, read_recording
-from cursor import ManagedCursor, MemoryStore, SqliteStore
-from cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
+from ackstate.analysis.demo.recovery import recover
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.recorder import Recorder, read_recording
+from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore
+from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from traces import last_state
 
 pytestmark = pytest.mark.slow
@@ -144,9 +144,9 @@ def test_acks_that_nobody_made_are_reported_as_invented(tmp_path):
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path
-from analysis.demo.broker import Broker, BrokerSettings
-from analysis.trace.recorder import Recorder
-from cursor import SqliteStore
+from ackstate.analysis.demo.broker import Broker, BrokerSettings
+from ackstate.analysis.trace.recorder import Recorder
+from ackstate.cursor import SqliteStore
 
 directory, moment, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = SqliteStore(directory / "store")

@@ -21,7 +21,7 @@ def test_every_prediction_comes_true(tmp_path_factory, flush_interval_ms):
     out = tmp_path_factory.getbasetemp() / "demo"
     demo = subprocess.run(
         [
-            sys.executable, "-m", "analysis.cli", "demo", "--json", "--seconds=2", "--repeat=2", "--seed=11",
+            sys.executable, "-m", "ackstate.analysis.cli", "demo", "--json", "--seconds=2", "--repeat=2", "--seed=11",
             f"--out={out}", f"--flush-interval-ms={flush_interval_ms}",
         ],
         capture_output=True, text=True, check=False,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ackstate.analysis.pulsar.ack_commands import CursorMemory
+from ackstate.analysis.pulsar.policy import PolicyName, broker_policy
+from ackstate.analysis.pulsar.recorded_run import parse_run
+from ackstate.analysis.pulsar.replay import CANDIDATE_COUNT_MAX, predict
+from ackstate.analysis.pulsar.replay_table import judge_all, replay_page, summary_line
 from ackstate.wire.pulsar import LimitRule, RangeForm
-from analysis.pulsar.ack_commands import CursorMemory
-from analysis.pulsar.policy import PolicyName, broker_policy
-from analysis.pulsar.recorded_run import parse_run
-from analysis.pulsar.replay import CANDIDATE_COUNT_MAX, predict
-from analysis.pulsar.replay_table import judge_all, replay_page, summary_line
 from command_line import assert_one_line, run
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "broker-redelivery.jsonl.gz"
@@ -488,7 +488,7 @@ def test_a_measurement_that_is_none_concerns_the_table_alone(tmp_path, capsys):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_answers_the_same(spark, lines, tmp_path):
-    from analysis.pulsar.replay_spark import predict_frame
+    from ackstate.analysis.pulsar.replay_spark import predict_frame
 
     chosen = lines[:3]
     path = tmp_path / "runs.txt"

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from analysis.pulsar import writes
-from analysis.pulsar.policy import BrokerPolicy
-from analysis.pulsar.recorded_run import Window
-from analysis.pulsar.writes import NO_WRITE, Clocks, LastWrite, LimiterCall, last_writes
-from cursor.rate_limiter import MarkDeleteRateLimiter
+from ackstate.analysis.pulsar import writes
+from ackstate.analysis.pulsar.policy import BrokerPolicy
+from ackstate.analysis.pulsar.recorded_run import Window
+from ackstate.analysis.pulsar.writes import NO_WRITE, Clocks, LastWrite, LimiterCall, last_writes
+from ackstate.cursor.rate_limiter import MarkDeleteRateLimiter
 
 EXACT = 1e-3
 LATE_MS = 100_000

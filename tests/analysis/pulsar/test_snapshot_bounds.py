@@ -11,16 +11,22 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 
+from ackstate.analysis.pulsar.snapshot import bounds
+from ackstate.analysis.pulsar.snapshot.bounds import CursorLook, comes_back, most_within_bytes, most_within_limit
+from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings
+from ackstate.analysis.pulsar.snapshot.internal_stats import (
+    CursorInternals,
+    TopicInternals,
+    TopicStats,
+    acked,
+    read_object,
+)
+from ackstate.analysis.pulsar.snapshot.judgement import Looks, judge
+from ackstate.analysis.pulsar.snapshot.sources import RecordedAnswers, TopicAnswers
+from ackstate.cursor.pulsar_conf import AS_WORDS, RANGES
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
 from ackstate.wire.pulsar import LimitRule, PositionInfo, RangeForm, encode_position_info, limit_ranges
-from analysis.pulsar.snapshot import bounds
-from analysis.pulsar.snapshot.bounds import CursorLook, comes_back, most_within_bytes, most_within_limit
-from analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings
-from analysis.pulsar.snapshot.internal_stats import CursorInternals, TopicInternals, TopicStats, acked, read_object
-from analysis.pulsar.snapshot.judgement import Looks, judge
-from analysis.pulsar.snapshot.sources import RecordedAnswers, TopicAnswers
-from cursor.pulsar_conf import AS_WORDS, RANGES
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"
 KILLED = ["flush60-alternate-small", "smoke-alternate"]

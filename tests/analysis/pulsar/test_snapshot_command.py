@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.pulsar.snapshot import command
+from ackstate.analysis.pulsar.snapshot import command
 from command_line import assert_one_line, run, write_token
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from analysis.admin_client import AdminError, AdminServer, ServerOptions
-from analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+from ackstate.analysis.admin_client import AdminError, AdminServer, ServerOptions
+from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 from command_line import assert_one_line, run, write_token
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"

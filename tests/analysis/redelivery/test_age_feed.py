@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from ackstate.analysis.redelivery.acked import AckedFold
+from ackstate.analysis.redelivery.age_feed import AgeFeed
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.auto_age import AgeChooser, AutoAge
+from ackstate.cursor.young_age import YoungAge
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
-from analysis.redelivery.acked import AckedFold
-from analysis.redelivery.age_feed import AgeFeed
-from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
-from cursor.auto_age import AgeChooser, AutoAge
-from cursor.young_age import YoungAge
 
 POLICY = AutoAge(late_share_max=0.1, seconds_min=1, seconds_max=20)
 LEDGER = 150  # entries
@@ -24,7 +24,7 @@ LEDGER = 150  # entries
 
 @pytest.fixture(autouse=True)
 def _fades_soon(monkeypatch):
-    monkeypatch.setattr("cursor.auto_age._FADING_COUNT", 40)
+    monkeypatch.setattr("ackstate.cursor.auto_age._FADING_COUNT", 40)
 
 
 def young_age(setting):

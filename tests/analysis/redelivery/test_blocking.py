@@ -11,21 +11,21 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.waiting_line import TimesKept
+from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.subscription import Subscription
+from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.waiting_line import TimesKept
-from analysis.redelivery.wrong_route import StoreWithoutLedgers
-from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
-from cursor.managed import ManagedCursor
-from cursor.message_log import NO_DELAY, Message, MessageLog
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
-from cursor.subscription import Subscription
-from limits.gate import DispatchGate, GateLimits
 
 NAMES = {"topic": "t", "subscription": "s"}
 ENTRIES_PER_LEDGER = 40
@@ -35,10 +35,10 @@ TAIL_MS = 600
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch, caplog):
-    monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    monkeypatch.setattr("ackstate.limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
     # So that such small traces are taken in runs where the gate stays open, and one by one elsewhere.
-    monkeypatch.setattr("analysis.redelivery.gated_replay._RUN_MIN", 2)
-    monkeypatch.setattr("analysis.redelivery.gated_replay._STEPS", 3)
+    monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._RUN_MIN", 2)
+    monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._STEPS", 3)
     caplog.set_level(logging.ERROR)
 
 

@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
+from ackstate.analysis.cli import main
+from ackstate.analysis.redelivery.checkpoint import VERSION, Checkpoint, claimed, keep, settings_of
+from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.redelivery.daily import days_of, fingerprint, unread
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import UnsupportedVersionError
-from analysis.cli import main
-from analysis.redelivery.checkpoint import VERSION, Checkpoint, claimed, keep, settings_of
-from analysis.redelivery.checkpoint_codec import CheckpointError
-from analysis.redelivery.daily import days_of, fingerprint, unread
-from analysis.redelivery.policy import Policy
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
 
 POLICIES = [None, Policy()]
 
@@ -199,7 +199,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
     def start(*_):
         raise AssertionError("started")
 
-    monkeypatch.setattr("analysis.redelivery.spark.open_session", start)
+    monkeypatch.setattr("ackstate.analysis.redelivery.spark.open_session", start)
     words = ["redelivery", directory, "--state"]
     assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
     impossible = ["--policy", "ledger_writable=false", "--policy", "metadata_bytes_max=1"]
@@ -210,7 +210,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
 
 
 def test_a_process_that_is_killed_leaves_the_state_and_its_lock_is_free(state):
-    code = "import os, sys, pathlib; from analysis.redelivery.checkpoint import claimed\n"
+    code = "import os, sys, pathlib; from ackstate.analysis.redelivery.checkpoint import claimed\n"
     code += "with claimed(pathlib.Path(sys.argv[1])) as unfinished:\n"
     code += "    (unfinished / 'states').mkdir(); os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-P", "-c", code, state], check=False, env=os.environ)

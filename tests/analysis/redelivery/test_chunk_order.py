@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.redelivery.chunk_order import check_order
-from analysis.trace.events import TraceError
+from ackstate.analysis.redelivery.chunk_order import check_order
+from ackstate.analysis.trace.events import TraceError
 
 COLUMNS = "topic string, subscription string, chunk int, first_seq bigint, first_ts_ms bigint, last_ts_ms bigint"
 

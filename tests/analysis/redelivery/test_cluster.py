@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.cli import main
-from analysis.redelivery import cluster
-from analysis.redelivery.package import SCRIPT, write_package
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.spark import _class_archive
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
+from ackstate.analysis.cli import main
+from ackstate.analysis.redelivery import cluster
+from ackstate.analysis.redelivery.package import SCRIPT, write_package
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.spark import _class_archive
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 
 POLICY = "flush_interval_ms=50"
 # Half a dozen virtual machines start here, none of which lives long.
@@ -115,9 +115,9 @@ def bare_python(tmp_path_factory):
 
 
 def local_answer(spark, trace):
-    from analysis.redelivery.estimates import estimates
-    from analysis.redelivery.results import SweepResult
-    from analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.estimates import estimates
+    from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.redelivery.spark import read_trace
 
     policies = [Policy.from_mapping(dict([POLICY.split("=")]))]
     rows = [row.asDict() for row in estimates(read_trace(spark, trace), policies).collect()]
@@ -179,8 +179,8 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
 def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, monkeypatch):
     from pyspark.sql.classic.dataframe import DataFrame
 
-    from analysis.redelivery.estimates import estimates
-    from analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.estimates import estimates
+    from ackstate.analysis.redelivery.spark import read_trace
 
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
     collected, collect = [], DataFrame.collect
@@ -285,8 +285,9 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
     assert len(set(names)) == count
-    assert {name.partition("/")[0] for name in names} == {"ackstate", "limits", "delay", "cursor", "analysis"}
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import analysis.redelivery.estimates as e; print(e.__file__)"
+    assert {name.partition("/")[0] for name in names} == {"ackstate"}
+    module = "ackstate.analysis.redelivery.estimates"
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {module} as found; print(found.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, tmp_path / "a.zip"], capture_output=True, text=True, check=True
     )

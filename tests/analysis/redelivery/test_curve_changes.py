@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
+from ackstate.analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
 
 
 def change(number, ts_ms, deltas):

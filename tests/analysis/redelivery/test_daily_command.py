@@ -11,10 +11,10 @@ from html import escape
 
 import pytest
 
-from analysis.redelivery_report.contents import count_text
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery_report.contents import count_text
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run
 from waiting import wait_until
 

@@ -7,10 +7,10 @@ import random
 import pytest
 from pyspark.sql import Row
 
-from analysis.redelivery import estimate
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery import estimate
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 from traces import last_state, replay, steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

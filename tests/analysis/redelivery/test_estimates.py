@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.estimates import estimates
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.results import SweepResult
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.results import SweepResult
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 
 TOPICS = ("persistent://a/b/t", "persistent://a/b/u", "persistent://a/c/t", "plain")
 
@@ -48,7 +48,7 @@ def curve(events, policy, begin_ms, end_ms):
 @pytest.mark.slow
 def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
-    monkeypatch.setattr("analysis.redelivery.estimates._CHUNKS_PER_SLICE", 3)
+    monkeypatch.setattr("ackstate.analysis.redelivery.estimates._CHUNKS_PER_SLICE", 3)
     # A subscription of one name on every topic.
     named = {(topic, name): events_of(number) for number, (topic, name) in enumerate(
         (topic, name) for topic in TOPICS for name in ("s", f"only {topic[-1]}")

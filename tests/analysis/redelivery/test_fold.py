@@ -7,10 +7,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import analysis.redelivery.fold as fold_module
-from analysis.redelivery.acked import AckedFold
-from analysis.redelivery.fold import RedeliveryFold
-from analysis.trace.events import Event, EventKind
+import ackstate.analysis.redelivery.fold as fold_module
+from ackstate.analysis.redelivery.acked import AckedFold
+from ackstate.analysis.redelivery.fold import RedeliveryFold
+from ackstate.analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 from traces import State, replay, traces
 

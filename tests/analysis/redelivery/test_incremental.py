@@ -17,25 +17,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
+from ackstate.analysis.redelivery import daily_subscription, incremental
+from ackstate.analysis.redelivery import estimates as at_once
+from ackstate.analysis.redelivery.acked import AckedFold
+from ackstate.analysis.redelivery.checkpoint import Checkpoint
+from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError, decoded, encoded
+from ackstate.analysis.redelivery.curve_changes import SERIES
+from ackstate.analysis.redelivery.daily_subscription import Days
+from ackstate.analysis.redelivery.kept_classes import DailyState
+from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
+from ackstate.analysis.redelivery.persistable import persistable
+from ackstate.analysis.redelivery.policy import Policy, PolicyError
+from ackstate.analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.deleted_ranges import DeletedRanges
-from analysis.redelivery import daily_subscription, incremental
-from analysis.redelivery import estimates as at_once
-from analysis.redelivery.acked import AckedFold
-from analysis.redelivery.checkpoint import Checkpoint
-from analysis.redelivery.checkpoint_codec import CheckpointError, decoded, encoded
-from analysis.redelivery.curve_changes import SERIES
-from analysis.redelivery.daily_subscription import Days
-from analysis.redelivery.kept_classes import DailyState
-from analysis.redelivery.mark_delete import MarkDeleteFold
-from analysis.redelivery.persistable import persistable
-from analysis.redelivery.policy import Policy, PolicyError
-from analysis.redelivery.schedule import Schedule
-from analysis.redelivery.slices import Slices
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
 from traces import traces
 
 
@@ -366,7 +366,7 @@ def found(spark, directory, state, **options):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp_path):
-    from analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.spark import read_trace
 
     write_days(tmp_path / "all", story(), count=2)
     directory, state = tmp_path / "days", tmp_path / "state"

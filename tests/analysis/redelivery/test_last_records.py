@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.redelivery import cursor_replay
-from analysis.redelivery.checkpoint_codec import decoded, encoded
-from analysis.redelivery.kept_classes import DailyState
-from analysis.redelivery.last_records import StoreOfLastRecords
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.redelivery import cursor_replay
+from ackstate.analysis.redelivery.checkpoint_codec import decoded, encoded
+from ackstate.analysis.redelivery.kept_classes import DailyState
+from ackstate.analysis.redelivery.last_records import StoreOfLastRecords
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.cursor.stores.memory import MemoryStore
 from chunks import chunk_of
-from cursor.store import LedgerFencedError, LedgerNotFoundError
-from cursor.stores.memory import MemoryStore
 
 SETTINGS = {"flush_interval_ms": 100, "format": "PULSAR", "range_form": "LIST", "range_count_max": 10_000}
 POLICIES = [Policy.from_mapping(SETTINGS)]

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from analysis.redelivery import one_cursor
-from analysis.redelivery.one_cursor import OneCursor
-from analysis.redelivery.thinning import packed, thinned, unpacked
-from analysis.trace import order
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.order import EventOrder
-from analysis.trace.rows import Events
+from ackstate.analysis.redelivery import one_cursor
+from ackstate.analysis.redelivery.one_cursor import OneCursor
+from ackstate.analysis.redelivery.thinning import packed, thinned, unpacked
+from ackstate.analysis.trace import order
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.order import EventOrder
+from ackstate.analysis.trace.rows import Events
 from chunks import chunk_of
 
 KEY = ("persistent://p/n/t", "s")

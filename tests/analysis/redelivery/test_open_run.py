@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import montecarlo
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.on_their_way import CONSUMER, OnTheirWay, worst_case
+from ackstate.analysis.redelivery.open_run import OpenRun, delivery_costs
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.position import Position
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.on_their_way import CONSUMER, OnTheirWay, worst_case
-from analysis.redelivery.open_run import OpenRun, delivery_costs
-from analysis.redelivery.policy import Policy
-from analysis.trace.events import Event, EventKind
-from cursor.dispatch.deliveries import Sent
 
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch, caplog):
-    monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    monkeypatch.setattr("ackstate.limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
     caplog.set_level(logging.ERROR)
 
 
@@ -91,7 +91,9 @@ def test_it_catches_a_bound_that_leaves_out_what_is_acked_only(taken, monkeypatc
 
 def test_it_catches_a_bound_without_what_is_on_its_way(taken, monkeypatch):
     monkeypatch.setattr(OpenRun, "record_bytes", property(lambda run: 0))
-    monkeypatch.setattr("analysis.redelivery.gated_replay.delivery_costs", lambda events: delivery_costs(events) // 2)
+    monkeypatch.setattr(
+        "ackstate.analysis.redelivery.gated_replay.delivery_costs", lambda events: delivery_costs(events) // 2
+    )
     with pytest.raises(AssertionError):
         assert_same(taken, traffic(600), policy_of(900))
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from analysis.redelivery.grid import policies_of, policies_of_texts, read_grid
-from analysis.redelivery.policy import Policy, PolicyError
-from cursor.auto_age import AUTO, AutoAge
-from cursor.config import CursorConfig
-from cursor.journal_format import Format
+from ackstate.analysis.redelivery.grid import policies_of, policies_of_texts, read_grid
+from ackstate.analysis.redelivery.policy import Policy, PolicyError
+from ackstate.cursor.auto_age import AUTO, AutoAge
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
 
 
 def test_a_policy_is_made_of_texts():

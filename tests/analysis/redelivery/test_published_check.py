@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.redelivery.published_check import check_published
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery.published_check import check_published
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 
 PUBLISH, ACK, MARK_DELETE, DELIVER = EventKind.PUBLISH, EventKind.ACK, EventKind.MARK_DELETE, EventKind.DELIVER
 # What came before the first PUBLISH event is not known.

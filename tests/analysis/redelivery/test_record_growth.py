@@ -9,13 +9,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from ackstate.analysis.redelivery import record_bytes, record_growth
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.record_size import isolated_range_bytes
-from analysis.redelivery import record_bytes, record_growth
-from cursor.config import CursorConfig
-from cursor.managed import ManagedCursor
-from cursor.stores.memory import MemoryStore
 
 COUNTS = {3: 20, 7: 150, 200: 40}
 

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement, assert_agreement_fails, replayed
 
 import montecarlo
+from ackstate.analysis.redelivery.acked import AckedFold
+from ackstate.analysis.redelivery.age_feed import AgeFeed
+from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.journal_size import JournalSize
+from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.subscription_replay import _Life
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from analysis.redelivery.acked import AckedFold
-from analysis.redelivery.age_feed import AgeFeed
-from analysis.redelivery.cursor_replay import CursorReplay
-from analysis.redelivery.journal_size import JournalSize
-from analysis.redelivery.mark_delete import MarkDeleteFold
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.schedule import Schedule
-from analysis.redelivery.subscription_replay import _Life
-from analysis.trace.events import Event, EventKind
 from chunks import chunk_of
-from cursor.auto_age import AutoAge
-from cursor.managed import ManagedCursor
-from cursor.store import StoreError
-from cursor.stores.memory import MemoryStore
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, replayed
 
 import montecarlo
+from ackstate.analysis.redelivery import subscription_replay
+from ackstate.analysis.redelivery.checkpoint_codec import decoded, encoded
+from ackstate.analysis.redelivery.kept_classes import DailyState
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.subscription_replay import PolicyCurve, SubscriptionReplay
+from ackstate.analysis.trace import ack_log
+from ackstate.analysis.trace.bad_rows import BadRows
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.rows import KINDS
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from analysis.redelivery import subscription_replay
-from analysis.redelivery.checkpoint_codec import decoded, encoded
-from analysis.redelivery.kept_classes import DailyState
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.subscription_replay import PolicyCurve, SubscriptionReplay
-from analysis.trace import ack_log
-from analysis.trace.bad_rows import BadRows
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.rows import KINDS
-from cursor.managed import ManagedCursor
-from cursor.stores.memory import MemoryStore
 
 ACK, CRASH, RECOVER, RESET, REDELIVER = (
     EventKind.ACK, EventKind.CRASH, EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER,
@@ -132,7 +132,7 @@ def test_it_catches_restarts_that_are_taken_together(monkeypatch):
         return before.is_any_of(montecarlo.RESTARTS) & after.is_any_of(montecarlo.RESTARTS)
 
     monkeypatch.setattr(subscription_replay, "is_same_restart", together)
-    monkeypatch.setattr("analysis.redelivery.replay.is_same_restart", together)
+    monkeypatch.setattr("ackstate.analysis.redelivery.replay.is_same_restart", together)
     assert_agreement_fails(PLAIN)
 
 

@@ -10,17 +10,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from analysis.redelivery import acked, thinning, trace_source
-from analysis.redelivery.acked import Thinned
-from analysis.redelivery.curve_sum import Histogram
-from analysis.redelivery.estimates import estimates
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.spark import readable_failures
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.trace_source import FileSource
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery import acked, thinning, trace_source
+from ackstate.analysis.redelivery.acked import Thinned
+from ackstate.analysis.redelivery.curve_sum import Histogram
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.spark import readable_failures
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 from chunks import chunk_of
 
 POLICIES = [

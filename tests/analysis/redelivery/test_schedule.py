@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.schedule import Schedule
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.schedule import Schedule
 
 
 def test_two_acks_that_wait_out_the_first_interval_are_one_persist():

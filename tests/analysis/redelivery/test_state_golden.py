@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from daily_runs import batches_of, row_of
 
-from analysis.redelivery import daily_subscription, incremental
-from analysis.redelivery.checkpoint import VERSION
-from analysis.redelivery.daily_subscription import Days
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.slices import Slices
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.redelivery import daily_subscription, incremental
+from ackstate.analysis.redelivery.checkpoint import VERSION
+from ackstate.analysis.redelivery.daily_subscription import Days
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.trace.events import Event, EventKind
 
 STATES = Path(__file__).parents[2] / "vectors" / "redelivery-state"
 CUT_MS = 9_000

@@ -12,13 +12,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from analysis.redelivery import record_bytes, stretch
-from analysis.redelivery.gated_replay import GatedReplay
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.stretch import Stretch
-from analysis.redelivery.subscription_replay import SubscriptionReplay
-from analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine
-from analysis.trace.events import Event, EventKind
+from ackstate.analysis.redelivery import record_bytes, stretch
+from ackstate.analysis.redelivery.gated_replay import GatedReplay
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.stretch import Stretch
+from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine
+from ackstate.analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 
 LOG = {3: 60, 9: 50, 1_000: 200}
@@ -26,8 +26,8 @@ LOG = {3: 60, 9: 50, 1_000: 200}
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch, caplog):
-    monkeypatch.setattr("limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
-    monkeypatch.setattr("analysis.redelivery.gated_replay._BLOCK", 40)
+    monkeypatch.setattr("ackstate.limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
+    monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._BLOCK", 40)
     # What no message waits for is taken in runs, which have a test of their own.
     monkeypatch.setattr(GatedReplay, "_open_run", lambda *_: None)
     caplog.set_level(logging.ERROR)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.redelivery.policy import Policy
-from analysis.redelivery.trace_source import FileSource
-from analysis.redelivery_report.curves import CrashTimes, crash_times, curves
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery_report.curves import CrashTimes, crash_times, curves
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from analysis.html_page import printable
-from analysis.redelivery_report.contents import headline
-from analysis.redelivery_report.inputs import ReportInputs
-from analysis.redelivery_report.page import render
+from ackstate.analysis.html_page import printable
+from ackstate.analysis.redelivery_report.contents import headline
+from ackstate.analysis.redelivery_report.inputs import ReportInputs
+from ackstate.analysis.redelivery_report.page import render
 from chromium import MISSING, Rectangle, emulate, luminance, requests
 from report_contents import contents, sweep_result, usual_names
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from analysis.report_command import Output
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind
-from analysis.trace.recorder import Frame
+from ackstate.analysis.report_command import Output
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 from command_line import status_of
 from report_contents import sweep_result
 

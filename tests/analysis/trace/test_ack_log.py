@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from trace_files import read_back, write
 
-from analysis.trace.bad_rows import BadRowsMax, Wrong
-from analysis.trace.check import check_events
-from analysis.trace.convert import convert
-from analysis.trace.entry_set import EntrySet
-from analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 PUBLISH, ACK, CRASH = EventKind.PUBLISH, EventKind.ACK, EventKind.CRASH

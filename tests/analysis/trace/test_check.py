@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import cli
-from analysis.trace import parquet
-from analysis.trace.bad_rows import Wrong
-from analysis.trace.check import check_events, trace_hash
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.parquet import TRACE_SCHEMA, write_trace
-from analysis.trace.recorder import Frame
+from ackstate.analysis import cli
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.bad_rows import Wrong
+from ackstate.analysis.trace.check import check_events, trace_hash
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.parquet import TRACE_SCHEMA, write_trace
+from ackstate.analysis.trace.recorder import Frame
 
 ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from trace_files import lines_of, read_back, write
 
-from analysis.trace import jsonl, sorter
-from analysis.trace.bad_rows import BadRowsMax, Wrong
-from analysis.trace.convert import convert
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Recorder
+from ackstate.analysis.trace import jsonl, sorter
+from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Recorder
 
 ANY = BadRowsMax.parse("100%")
 
@@ -338,6 +338,6 @@ NOT_CHECKED = {
 @pytest.mark.parametrize("wrong", NOT_CHECKED, ids=lambda wrong: wrong.name)
 def test_a_check_that_is_left_out_is_noticed(tmp_path, monkeypatch, wrong):
     name, nothing = NOT_CHECKED[wrong]
-    monkeypatch.setattr(f"analysis.trace.{name}", nothing)
+    monkeypatch.setattr(f"ackstate.analysis.trace.{name}", nothing)
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         test_a_bad_row_is_named_by_its_line_and_refuses_the_whole(tmp_path, wrong, BAD[wrong][0])

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
-from analysis.trace.generate import series as series_module
-from analysis.trace.generate.clock import Arrivals
-from analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
-from analysis.trace.generate.outages import RECOVERY_MS
-from analysis.trace.generate.plan import PIECE_EVENTS, Piece, TracePlan
-from analysis.trace.generate.series import TopicSeries
-from analysis.trace.generate.turns import Classes, Turns
-from analysis.trace.generate.workloads import UNACKED_MAX, WORKLOADS, Workload
-from analysis.trace.parquet import check_trace, trace_files
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.generate import series as series_module
+from ackstate.analysis.trace.generate.clock import Arrivals
+from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
+from ackstate.analysis.trace.generate.outages import RECOVERY_MS
+from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, Piece, TracePlan
+from ackstate.analysis.trace.generate.series import TopicSeries
+from ackstate.analysis.trace.generate.turns import Classes, Turns
+from ackstate.analysis.trace.generate.workloads import UNACKED_MAX, WORKLOADS, Workload
+from ackstate.analysis.trace.parquet import check_trace, trace_files
 from command_line import assert_one_line, run
 
 PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
@@ -339,7 +339,7 @@ def rows_of(path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
-    from analysis.trace.generate import job
+    from ackstate.analysis.trace.generate import job
 
     plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, crashes=1, flush_interval_ms=200)
     for cores in (1, 2):
@@ -358,9 +358,9 @@ def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
-    from analysis.redelivery import estimate
-    from analysis.redelivery.spark import read_trace
-    from analysis.trace.generate.job import make_trace
+    from ackstate.analysis.redelivery import estimate
+    from ackstate.analysis.redelivery.spark import read_trace
+    from ackstate.analysis.trace.generate.job import make_trace
 
     rate, interval_ms = 2_000, 500
     plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
@@ -372,8 +372,8 @@ def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
-    from analysis.redelivery.spark import readable_failures
-    from analysis.trace.generate import job
+    from ackstate.analysis.redelivery.spark import readable_failures
+    from ackstate.analysis.trace.generate import job
 
     plan = plan_of("in_order", 20_000)
     job.make_trace(spark, plan, tmp_path / "trace")

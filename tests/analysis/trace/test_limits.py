@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import cli
-from analysis.trace.check import check_events
-from analysis.trace.convert import convert
-from analysis.trace.events import TraceError
-from analysis.trace.parquet import TRACE_SCHEMA, check_trace
-from analysis.trace.row_limit import OPTION
+from ackstate.analysis import cli
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.parquet import TRACE_SCHEMA, check_trace
+from ackstate.analysis.trace.row_limit import OPTION
 
 EVENTS = 70_000
 

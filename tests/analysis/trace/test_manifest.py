@@ -9,13 +9,13 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.manifest import MANIFEST, write_manifest
+from ackstate.analysis.trace.parquet import SEVERAL_FILES_SCHEMA, check_trace, new_trace, write_trace
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import UnsupportedVersionError
-from analysis.trace import parquet
-from analysis.trace.check import check_events
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.manifest import MANIFEST, write_manifest
-from analysis.trace.parquet import SEVERAL_FILES_SCHEMA, check_trace, new_trace, write_trace
-from analysis.trace.recorder import Frame
 
 
 def one_file(path, name="s", *, entry=0):

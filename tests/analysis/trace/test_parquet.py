@@ -7,9 +7,9 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.trace import parquet
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
 
 
 def acks(begin, end):

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import AckStateError, UnsupportedVersionError
-from analysis.trace.entry_set import histories
-from analysis.trace.events import Event, EventKind, TraceError
-from analysis.trace.recorder import Frame, Recorder, read_recording, segments
+from ackstate.analysis.trace.entry_set import histories
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording, segments
 
 ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
 FRAMES = [

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from ackstate import LedgerMap, Position
+from ackstate.analysis.redelivery import estimate
+from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.fold import RedeliveryFold
+from ackstate.analysis.redelivery.spark import read_trace
+from ackstate.analysis.trace import recording as recording_module
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.entry_set import EntrySet, histories
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import Recording
+from ackstate.cursor import Change, CursorConfig, ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.selection import Keep
-from analysis.redelivery import estimate
-from analysis.redelivery.acked import Chunk
-from analysis.redelivery.fold import RedeliveryFold
-from analysis.redelivery.spark import read_trace
-from analysis.trace import recording as recording_module
-from analysis.trace.check import check_events
-from analysis.trace.convert import convert
-from analysis.trace.entry_set import EntrySet, histories
-from analysis.trace.events import EventKind
-from analysis.trace.recorder import read_recording
-from analysis.trace.recording import Recording
-from cursor import Change, CursorConfig, ManagedCursor, MemoryStore, persist_all
-from cursor.journal_format import Format
-from cursor.store import StoreError
-from cursor.stores.memory import Fault, FaultKind
 from topics import Topic
 from traces import replay
 

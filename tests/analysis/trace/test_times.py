@@ -10,14 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 from trace_files import write
 
-from analysis.redelivery.curve_sum import weight_of
-from analysis.redelivery.parts import ESTIMATE_SCHEMA, Part, batches_of, merge, narrow_sums, put_together, whole_sums
-from analysis.trace import parquet
-from analysis.trace.check import check_events
-from analysis.trace.convert import convert
-from analysis.trace.events import VERSION_KEY, Event, EventKind, TraceError
-from analysis.trace.recorder import Frame
-from analysis.trace.times import OWN_CLOCK_MS, WALL_CLOCK_MS, TraceClock
+from ackstate.analysis.redelivery.curve_sum import weight_of
+from ackstate.analysis.redelivery.parts import (
+    ESTIMATE_SCHEMA,
+    Part,
+    batches_of,
+    merge,
+    narrow_sums,
+    put_together,
+    whole_sums,
+)
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.times import OWN_CLOCK_MS, WALL_CLOCK_MS, TraceClock
 
 NOW_MS = 1_700_000_000_000
 WRONG = [

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from trace_files import read_back
 
-from analysis import cli
-from analysis.trace.bad_rows import Wrong
-from analysis.trace.check import check_events
-from analysis.trace.events import Event, EventKind
-from analysis.trace.rows import KINDS, ROW_SCHEMA
+from ackstate.analysis import cli
+from ackstate.analysis.trace.bad_rows import Wrong
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.rows import KINDS, ROW_SCHEMA
 from traces import last_state
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,5 +1,5 @@
 """L1: every state that a power cut could leave, opened and judged; `examination` begins it."""
 
-from analysis.crash.layers.crash_states.examination import CrashStates, crash_states
+from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, crash_states
 
 __all__ = ["CrashStates", "crash_states"]

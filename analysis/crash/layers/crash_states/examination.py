@@ -1,8 +1,8 @@
 """L1: every state that a power cut could leave of a `FileStore` on a simulated disk, opened and judged.
 
 A run carries out a seeded workload, and then, after each call of the disk, opens each state that a power cut there
-could leave: `analysis.crash.simulated_crash` says which these are. The first that breaks a promise ends the run, and
-its workload is cut down to the steps that it takes. One run in twenty is of SQLite: see `sqlite` beside this.
+could leave: `ackstate.analysis.crash.simulated_crash` says which these are. The first that breaks a promise ends the
+run, and its workload is cut down to the steps that it takes. One run in twenty is of SQLite: see `sqlite` beside this.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections import Counter, defaultdict
 from random import Random
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.layers.crash_states.execution import Execution
-from analysis.crash.layers.crash_states.processes import runs_side_by_side
-from analysis.crash.layers.crash_states.promises import broken_by_error, judge
-from analysis.crash.layers.crash_states.recovery import Recoveries
-from analysis.crash.layers.crash_states.sqlite import examine_sqlite
-from analysis.crash.layers.crash_states.story import Examined, Failure, outcome
-from analysis.crash.layers.crash_states.workload import draw_workload
-from analysis.crash.simulated_crash import DiskHistory
-from analysis.crash.simulated_disk import CallKind, SimulatedDisk
-from cursor.stores.file import FileStore
+from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
+from ackstate.analysis.crash.layers.crash_states.promises import broken_by_error, judge
+from ackstate.analysis.crash.layers.crash_states.recovery import Recoveries
+from ackstate.analysis.crash.layers.crash_states.sqlite import examine_sqlite
+from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure, outcome
+from ackstate.analysis.crash.layers.crash_states.workload import draw_workload
+from ackstate.analysis.crash.simulated_crash import DiskHistory
+from ackstate.analysis.crash.simulated_disk import CallKind, SimulatedDisk
+from ackstate.cursor.stores.file import FileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from analysis.crash.layer import RunOutcome
-    from analysis.crash.layers.crash_states.promises import Broken, Moment
-    from analysis.crash.layers.crash_states.recovery import Recovered
-    from analysis.crash.layers.crash_states.workload import Workload
-    from analysis.crash.simulated_crash import CrashState
-    from cursor.store import Store
-    from cursor.stores.store_directory import StoreDirectory
+    from ackstate.analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.layers.crash_states.promises import Broken, Moment
+    from ackstate.analysis.crash.layers.crash_states.recovery import Recovered
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.simulated_crash import CrashState
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.stores.store_directory import StoreDirectory
 
 _STEPS = 16
 _STEPS_ON_SQLITE = 20
@@ -76,7 +76,7 @@ class CrashStates:
 
 
 def crash_states(first_seed: int) -> Iterator[RunOutcome]:
-    """Yield the runs of L1, in two processes; see `analysis.crash.layer.Layer`."""
+    """Yield the runs of L1, in two processes; see `ackstate.analysis.crash.layer.Layer`."""
     return CrashStates()(first_seed)
 
 

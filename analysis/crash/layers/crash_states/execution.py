@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from ackstate import Position
-from analysis.crash.flaky_store import FlakyStore
-from analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, broken_by_opening
-from analysis.crash.layers.crash_states.workload import (
+from ackstate.analysis.crash.flaky_store import FlakyStore
+from ackstate.analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, broken_by_opening
+from ackstate.analysis.crash.layers.crash_states.workload import (
     BATCH_SIZE,
     TOPIC,
     StepKind,
@@ -21,17 +21,17 @@ from analysis.crash.layers.crash_states.workload import (
     message_log,
     view_of,
 )
-from analysis.crash.simulated_disk import ProcessKilledError
-from cursor import ManagedCursor, persist_all
-from cursor.outcome import Route, Source
-from cursor.store import StoreError
+from ackstate.analysis.crash.simulated_disk import ProcessKilledError
+from ackstate.cursor import ManagedCursor, persist_all
+from ackstate.cursor.outcome import Route, Source
+from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from analysis.crash.layers.crash_states.workload import Step, Workload
-    from cursor.outcome import PersistResult, Receipt
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
+    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.store import Store
 
 _STEP_MS = 10_000
 _NOWHERE = Position(-1, -1)

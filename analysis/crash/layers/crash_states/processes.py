@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.layer import RunOutcome
 
 _PROCESSES_MAX = 2
 _RUNS_AHEAD = 2

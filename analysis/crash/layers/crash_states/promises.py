@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layers.crash_states.workload import entries_in
+from ackstate.analysis.crash.layers.crash_states.workload import entries_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ackstate import Position
-    from analysis.crash.layers.crash_states.workload import View
+    from ackstate.analysis.crash.layers.crash_states.workload import View
 
 NOTHING_UNACKED_IS_ACKED = "I1: an unacked message is never treated as acked; I13: nor does an ack from before a reset"
 DURABLE_SURVIVES = "I2: a durable receipt survives any crash"

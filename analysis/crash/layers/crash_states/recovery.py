@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layers.crash_states.promises import (
+from ackstate.analysis.crash.layers.crash_states.promises import (
     ABSENT_IS_NOT_UNREADABLE,
     RECOVERY_REPEATS,
     SIZE_IS_BOUNDED,
     Broken,
 )
-from analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
-from analysis.crash.simulated_crash import DiskHistory, put_together
-from analysis.crash.simulated_disk import SimulatedDisk
-from cursor import ManagedCursor
-from cursor.journal import cursor_owner, cursor_path
-from cursor.outcome import Source
-from cursor.recovery import decode_record
+from ackstate.analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
+from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
+from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.cursor import ManagedCursor
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.outcome import Source
+from ackstate.cursor.recovery import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from analysis.crash.layers.crash_states.workload import Workload
-    from analysis.crash.simulated_crash import CrashState
-    from cursor.store import Store, Versioned
-    from cursor.stores.store_directory import StoreDirectory
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.simulated_crash import CrashState
+    from ackstate.cursor.store import Store, Versioned
+    from ackstate.cursor.stores.store_directory import StoreDirectory
 
 _LATER_MS = 10_000_000
 _ONE_IN = 13  # of the crash states of a recovery, beside those that are always looked at

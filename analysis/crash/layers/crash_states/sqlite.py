@@ -19,25 +19,25 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layers.crash_states.execution import Execution
-from analysis.crash.layers.crash_states.promises import (
+from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.promises import (
     ABSENT_IS_NOT_UNREADABLE,
     RECOVERY_REPEATS,
     Broken,
     broken_by_error,
     judge,
 )
-from analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
-from analysis.crash.layers.crash_states.story import Examined, Failure
-from cursor.stores.sqlite import SqliteStore
-from cursor.stores.sqlite_database import DATABASE
+from ackstate.analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
+from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.sqlite_database import DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.crash.layers.crash_states.promises import Moment
-    from analysis.crash.layers.crash_states.workload import View, Workload
-    from cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.analysis.crash.layers.crash_states.promises import Moment
+    from ackstate.analysis.crash.layers.crash_states.workload import View, Workload
+    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512

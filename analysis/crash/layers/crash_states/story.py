@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from analysis.crash.layers.crash_states.promises import Broken
-    from analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.layers.crash_states.promises import Broken
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
 
 
 class Failure(NamedTuple):

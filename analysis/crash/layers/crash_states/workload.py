@@ -11,14 +11,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate import LedgerMap, Position
-from cursor import CursorConfig
-from cursor.journal_format import Format
+from ackstate.cursor import CursorConfig
+from ackstate.cursor.journal_format import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from random import Random
 
-    from cursor import ManagedCursor
+    from ackstate.cursor import ManagedCursor
 
 TOPIC = "t"
 BATCH_SIZE = 4

@@ -1,5 +1,5 @@
 """L5: damaged media; `judgement` begins it."""
 
-from analysis.crash.layers.damage.judgement import damage
+from ackstate.analysis.crash.layers.damage.judgement import damage
 
 __all__ = ["damage"]

@@ -23,13 +23,12 @@ from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
-from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.damage.kinds import Reach, flipped
-from analysis.crash.layers.damage.media import FileMedium, SqliteMedium
-from analysis.crash.layers.damage.records import RecordMedium
-from analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
-from analysis.crash.layers.damage.story import (
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.layers.damage.kinds import Reach, flipped
+from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
+from ackstate.analysis.crash.layers.damage.records import RecordMedium
+from ackstate.analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
+from ackstate.analysis.crash.layers.damage.story import (
     LEDGERS,
     AckedState,
     Opened,
@@ -38,16 +37,17 @@ from analysis.crash.layers.damage.story import (
     open_cursor,
     write_story,
 )
-from analysis.crash.scratch import scratch_directory
-from cursor.recovery import UnreadableCursorError
-from cursor.store import StoreError
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.store import StoreError
+from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from analysis.crash.layers.damage.kinds import Damage
-    from analysis.crash.layers.damage.media import Files, Medium
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.damage.kinds import Damage
+    from ackstate.analysis.crash.layers.damage.media import Files, Medium
+    from ackstate.cursor.store import Store
 
 _PERSISTS_OF_SMALL = 3
 _PIECE = 512  # Of all flips, so that a budget can be kept.
@@ -80,7 +80,7 @@ class HangError(Exception):
 
 def damage(first_seed: int) -> Iterator[RunOutcome]:
     """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
-    keep_quiet("cursor")
+    keep_quiet("ackstate.cursor")
     with scratch_directory("damage") as directory:
         sqlite = SqliteMedium(directory)
         media: Sequence[Medium] = (FileMedium(), sqlite, RecordMedium())

@@ -6,20 +6,20 @@ import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol, final
 
-from analysis.crash.layers.damage.kinds import LogFile, damages
-from analysis.crash.simulated_disk import SimulatedDisk
-from cursor.stores import sqlite_database
-from cursor.stores.file import FileStore
-from cursor.stores.file_log import MAGIC
-from cursor.stores.sqlite import SqliteStore
+from ackstate.analysis.crash.layers.damage.kinds import LogFile, damages
+from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.cursor.stores import sqlite_database
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.file_log import MAGIC
+from ackstate.cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from random import Random
 
-    from analysis.crash.layers.damage.kinds import Damage
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.damage.kinds import Damage
+    from ackstate.cursor.store import Store
 
 Files = dict[str, bytes]
 _DATABASE = sqlite_database.DATABASE

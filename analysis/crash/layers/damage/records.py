@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.layers.damage.kinds import Damage, Reach, flipped
-from analysis.crash.layers.damage.story import SUBSCRIPTION, TOPIC
-from cursor.journal import cursor_owner, cursor_path
-from cursor.recovery import decode_record
-from cursor.store import Versioned
-from cursor.stores.memory import MemoryDisk, MemoryStore
+from ackstate.analysis.crash.layers.damage.kinds import Damage, Reach, flipped
+from ackstate.analysis.crash.layers.damage.story import SUBSCRIPTION, TOPIC
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.store import Versioned
+from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from random import Random
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 _RECORD = "record"

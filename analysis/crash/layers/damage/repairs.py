@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.crash.layers.damage.story import LEDGERS, SUBSCRIPTION, TOPIC, messages_up_to, open_cursor
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.journal_format import Repair
+from ackstate.cursor.recovery import decode_record
 from ackstate.position import Position
-from analysis.crash.layers.damage.story import LEDGERS, SUBSCRIPTION, TOPIC, messages_up_to, open_cursor
-from cursor.journal import cursor_path
-from cursor.journal_format import Repair
-from cursor.recovery import decode_record
 
 if TYPE_CHECKING:
-    from analysis.crash.layers.damage.media import Files, Medium
-    from analysis.crash.layers.damage.story import AckedState, Story
-    from cursor.managed import ManagedCursor
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.damage.media import Files, Medium
+    from ackstate.analysis.crash.layers.damage.story import AckedState, Story
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.store import Store
 
 _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 

@@ -8,19 +8,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.crash.flaky_store import FlakyStore
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.outcome import Route, Source
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.wire.pulsar import Compression, RangeForm
-from analysis.crash.flaky_store import FlakyStore
-from cursor.config import CursorConfig
-from cursor.journal_format import Format, Repair
-from cursor.managed import ManagedCursor
-from cursor.outcome import Route, Source
 
 if TYPE_CHECKING:
     from random import Random
 
-    from cursor.store import Store
+    from ackstate.cursor.store import Store
 
 LEDGERS = {3: 30, 5: 40, 8: 24}
 """The message log: the number of entries of each ledger, by id."""

@@ -1,6 +1,6 @@
 """The worker that has the fault shim: it streams what it finds to the process that started it.
 
-python -P -m analysis.crash.layers.system_calls PARENT_PID FIRST_SEED
+python -P -m ackstate.analysis.crash.layers.system_calls PARENT_PID FIRST_SEED
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from analysis.crash.layers.system_calls.layer import work
+from ackstate.analysis.crash.layers.system_calls.layer import work
 
 if __name__ == "__main__":
     with suppress(BrokenPipeError):

@@ -8,10 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.position import Position
-from analysis.crash.dying import die_with
-from analysis.crash.layers.system_calls.program import (
+from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.layers.system_calls.program import (
     HONEST_PROMISE,
     OPENS_PROMISE,
     TYPED_PROMISE,
@@ -21,17 +19,19 @@ from analysis.crash.layers.system_calls.program import (
     open_cursor,
     runs_of,
 )
-from analysis.crash.layers.system_calls.script import LEDGERS
-from analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
-from analysis.crash.layers.system_calls.witness import Witness
+from ackstate.analysis.crash.layers.system_calls.script import LEDGERS
+from ackstate.analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
+from ackstate.analysis.crash.layers.system_calls.witness import Witness
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from analysis.crash.layers.system_calls.program import Held
-    from analysis.crash.layers.system_calls.script import Script
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.system_calls.program import Held
+    from ackstate.analysis.crash.layers.system_calls.script import Script
+    from ackstate.cursor.store import Store
 
 NEVER = 1 << 40
 """A call that no program reaches."""

@@ -26,23 +26,23 @@ from dataclasses import asdict
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
-from analysis.crash.dying import die_with, end_worker
-from analysis.crash.layer import BrokenPromise, RunOutcome
-from analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
-from analysis.crash.layers.system_calls.script import LEDGERS, script
-from analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
-from analysis.crash.scratch import remove_leftovers, scratch_directory
-from cursor.stores.file import FileStore
-from cursor.stores.sqlite import SqliteStore
+from ackstate.analysis.crash.dying import die_with, end_worker
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
+from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
+from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from analysis.crash.layers.system_calls.attempt import Attempt
-    from analysis.crash.layers.system_calls.script import Script
-    from analysis.crash.layers.system_calls.shim import FaultShim
-    from cursor.store import Store
+    from ackstate.analysis.crash.layers.system_calls.attempt import Attempt
+    from ackstate.analysis.crash.layers.system_calls.script import Script
+    from ackstate.analysis.crash.layers.system_calls.shim import FaultShim
+    from ackstate.cursor.store import Store
 
     OpenStore = Callable[[Path], Store]
 
@@ -125,7 +125,7 @@ def faulted_runs(
     """
     # A child that collects would copy every page that it shares.
     gc.freeze()
-    with scratch_directory(_PURPOSE) as directory, _quiet(logging.getLogger("cursor")):
+    with scratch_directory(_PURPOSE) as directory, _quiet(logging.getLogger("ackstate.cursor")):
         for seed in count(first_seed):
             open_store = stores[seed % len(stores)]
             misfortune = misfortunes[seed // len(stores) % len(misfortunes)]

@@ -28,22 +28,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, STEP_MS, Setting, StepKind
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.cursor.journal_format import Format
+from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.outcome import Route
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
-from analysis.crash.layers.system_calls.script import LEDGERS, STEP_MS, Setting, StepKind
-from analysis.trace.entry_set import EntrySet
-from cursor.journal_format import Format
-from cursor.managed import ManagedCursor, persist_all
-from cursor.outcome import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ackstate.analysis.crash.layers.system_calls.script import Script, Step
+    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.store import Store
     from ackstate.position import Position
-    from analysis.crash.layers.system_calls.script import Script, Step
-    from cursor.outcome import PersistResult, Receipt
-    from cursor.store import Store
 
     Runs = list[list[int]]
     Held = dict[str, Any]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
 from ackstate.position import Position
-from cursor.config import CursorConfig
-from cursor.journal_format import Format
 
 LEDGERS = {1: 40, 2: 0, 4: 30}
 """The message log: the number of entries of each ledger, by id."""

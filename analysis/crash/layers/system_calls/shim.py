@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, final
 
-from analysis.crash.layer import BrokenPromise
-from analysis.crash.verdict import Verdict
-from analysis.trace.entry_set import EntrySet
+from ackstate.analysis.crash.layer import BrokenPromise
+from ackstate.analysis.crash.verdict import Verdict
+from ackstate.analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.crash.layers.system_calls.program import Held
+    from ackstate.analysis.crash.layers.system_calls.program import Held
 
 WHOLE_PROMISE = "I9: a persist is there as a whole or not at all"
 NAMES_PROMISE = "I9: the cursor's properties are the last ones, or those before"
