@@ -99,16 +99,22 @@ def ship_package(spark: SparkSession) -> None:
     spark.sparkContext.addPyFile(str(package))
 
 
-def hint(reason: str) -> str:
-    """Return what to do about why a worker could not go on, empty if that is unknown.
+def hint(reason: str, master: str) -> str:
+    """Return what to do about a worker's error, empty if that is unknown.
 
-    >>> hint("ModuleNotFoundError: No module named 'pyroaring'")
+    Args:
+        reason: The error in one line.
+        master: Where Spark runs.
+
+    >>> hint("ModuleNotFoundError: No module named 'pyroaring'", "spark://host:7077")
     "; the workers' Python lacks pyroaring: send it an environment, as docs/cluster.md says"
     """
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
         return f"; the workers' Python lacks {missing[1]}: send it an environment, as docs/cluster.md says"
     if re.search("does not exist|FileNotFoundException|No such file", reason):
+        if is_local(master):
+            return "; it was there when the run began: put it back and run again"
         return "; if it is here, the workers cannot see it: put it on storage that all of them mount at this path"
     if re.search(r"Cannot run program|PYTHON_VERSION_MISMATCH|different version", reason):
         return "; name the workers' interpreter, a Python of our version, with PYSPARK_PYTHON"

@@ -42,7 +42,9 @@ _PARTITIONS_PER_CORE = 8
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _PROGRESS_SECONDS = 0.3
 # What one of our workers refused, at the end of its traceback.
-_OWN_ERROR = re.compile(r"(?:ackstate|limits|delay|cursor|analysis)\.[\w.]+: (.*)")
+_OWN_ERROR = re.compile(r"ackstate\.[\w.]+: (.*)")
+# Of a file that Spark reads itself, with the error at the root.
+_UNREAD_FILE = re.compile(r"Encountered error while reading file (?:file://)?(.+?): (.*)")
 # Java's and Python's text of ENOSPC.
 _NO_ROOM = "No space left on device"
 _WRITTEN = re.compile(r"writing rows to (?:file:)?(.+?): ")
@@ -158,18 +160,23 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
         reason = _reason(error)
+        session = SparkSession.getActiveSession()
+        advice = hint(reason, (session and session.sparkContext.master) or "local")
         if own := _OWN_ERROR.fullmatch(reason):
-            raise TraceError(f"{what}: {own[1]}{hint(own[1])}") from error
+            raise TraceError(f"{what}: {own[1]}{advice}") from error
+        if unread := _UNREAD_FILE.fullmatch(reason):
+            raise TraceError(f"{unread[1]}: not a readable Parquet file, {unread[2]}{advice}") from error
         if _NO_ROOM in reason:
             written = _WRITTEN.search(reason)
             where = written[1] if written else "Spark's temporary files, which SPARK_LOCAL_DIRS can put elsewhere"
             raise TraceError(f"{what}: the disk is full: {where}") from error
-        raise TraceError(f"{what}: Spark cannot {work} it, {reason}{hint(reason)}") from error
+        raise TraceError(f"{what}: Spark cannot {work} it, {reason}{advice}") from error
 
 
 @contextmanager

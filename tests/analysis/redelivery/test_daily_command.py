@@ -9,6 +9,7 @@ import signal
 import subprocess
 from html import escape
 
+import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis.redelivery_report.contents import count_text
@@ -90,3 +91,21 @@ def test_a_state_on_a_full_disk_is_one_line_and_none_is_left(tmp_path, capsys):
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_damaged_page_is_one_line_in_our_words_and_leaves_no_state(tmp_path, capsys):
+    write_days(tmp_path / "days", count=1)
+    (file,) = tmp_path.glob("days/*/part-00000.parquet")
+    data = bytearray(file.read_bytes())
+    row_group = pq.ParquetFile(file).metadata.row_group(0)
+    columns = [row_group.column(number) for number in range(row_group.num_columns)]
+    # One that is read by Spark alone: the last byte of its only page.
+    (column,) = (each for each in columns if each.path_in_schema.startswith("first_entry"))
+    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(data)
+    outcome = run(capsys, "redelivery", tmp_path / "days", "--state", tmp_path / "state")
+    assert_one_line(outcome, f"ackstate: {file}: not a readable Parquet file, ")
+    assert "file:" not in outcome.err
+    assert not list((tmp_path / "state").glob("0*"))
