@@ -153,7 +153,7 @@ class MemoryStore:
     >>> ledger_id = store.ledgers.create("billing")
     >>> store.ledgers.append(ledger_id, b"acked")
     Traceback (most recent call last):
-    cursor.stores.memory.PowerCutError: mutation 1: the process dies after it reached the disk
+    ackstate.cursor.stores.memory.PowerCutError: mutation 1: the process dies after it reached the disk
     >>> MemoryStore(store.disk).ledgers.read(ledger_id, 0, 1)
     [b'acked']
     """
