@@ -174,20 +174,20 @@ def demo(
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them.
     """
+    from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import job as main_job
     from ackstate.analysis.demo.broker import BrokerSettings
     from ackstate.analysis.demo.results import DemoDirectory
     from ackstate.analysis.report import render, verdict
-    from ackstate.analysis.whole_file import write_whole
 
     results = DemoDirectory(out)
     lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
     settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval_ms) for index in range(repeat)]
     with results.claimed():
         runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
-        write_whole(results.report, render(runs))
+        write_atomically(results.report, render(runs))
         summary = _json_text(main_job.summary_json(runs))
-        write_whole(results.summary, summary)
+        write_atomically(results.summary, summary)
     if json:
         _write(summary)
     else:
@@ -274,12 +274,12 @@ def package(
     spark.pyspark.python. After the job come the words of a command, such as
     redelivery TRACE; docs/cluster.md has the whole line.
     """
+    from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.redelivery.package import SCRIPT, write_package
-    from ackstate.analysis.whole_file import write_whole
 
     out.mkdir(parents=True, exist_ok=True)
     count = write_package(out / "ackstate.zip")
-    write_whole(out / "ackstate_job.py", SCRIPT)
+    write_atomically(out / "ackstate_job.py", SCRIPT)
     _show(f"{out / 'ackstate.zip'}: {count} files", f"{out / 'ackstate_job.py'}")
 
 

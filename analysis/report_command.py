@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ackstate.analysis.atomic_write import atomic_write, write_atomically
 from ackstate.analysis.path_argument import path_argument
-from ackstate.analysis.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +108,7 @@ class ReportFiles:
     def _write(self, contents: Contents) -> None:
         from ackstate.analysis.redelivery_report.page import render  # noqa: PLC0415 - needs the extra `spark`
 
-        write_whole(self.report, render(contents))
+        write_atomically(self.report, render(contents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Output:
         if self.out is None:
             return
         if self.form == "json":
-            write_whole(self.out, json_format.dumps(result.to_json(), indent=2) + "\n")
+            write_atomically(self.out, json_format.dumps(result.to_json(), indent=2) + "\n")
         else:
             _write_table(result, self.out, is_parquet=self.form == "parquet")
 
@@ -194,7 +194,7 @@ def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
     from pyarrow import csv, parquet  # noqa: PLC0415
 
     rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
-    with whole_file(out) as unfinished:
+    with atomic_write(out) as unfinished:
         if is_parquet:
             parquet.write_table(pa.Table.from_pylist(rows), unfinished)
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ackstate.analysis.whole_file import write_whole
+from ackstate.analysis.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class CalibrateCommand:
         plan = Plan(points, kills, power_cuts, seed, _pairs(estimate_with or ()))
         result = self._result(plan)
         if out is not None:
-            write_whole(out, json_text(result))
+            write_atomically(out, json_text(result))
         if json:
             self.write_json(result.to_json())
         else:

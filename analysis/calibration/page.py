@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.calibration.picture import drawn
 from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -192,8 +192,8 @@ def main(arguments: Sequence[str]) -> None:
     """Draw and write: ``python -m ackstate.analysis.calibration.page JSON SVG PAGE``."""
     source, picture, text = map(Path, arguments)
     calibration = Calibration.from_json(json.loads(source.read_text(encoding="utf-8")))
-    write_whole(picture, drawn(calibration))
-    write_whole(text, page(calibration))
+    write_atomically(picture, drawn(calibration))
+    write_atomically(text, page(calibration))
 
 
 if __name__ == "__main__":

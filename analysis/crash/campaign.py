@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError
-from ackstate.analysis.whole_file import write_whole
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) 
         OSError: The disk is full or failed.
     """
     layers = {name: asdict(each) for name, each in sorted(totals.items())}
-    write_whole(path, json.dumps({"version": _VERSION, "subject": subject, "layers": layers}, indent=2) + "\n")
+    write_atomically(path, json.dumps({"version": _VERSION, "subject": subject, "layers": layers}, indent=2) + "\n")
 
 
 def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
 from ackstate.analysis.pulsar.replay import Prediction, predict
 from ackstate.analysis.store_commands import counted
-from ackstate.analysis.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -223,4 +223,4 @@ DataFrame of lines.
 
 if __name__ == "__main__":
     *recorded, page = map(Path, sys.argv[1:])
-    write_whole(page, replay_page(judge_all(*recorded)))
+    write_atomically(page, replay_page(judge_all(*recorded)))

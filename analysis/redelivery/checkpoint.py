@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from ackstate.analysis.atomic_write import open_lock, write_atomically
 from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
-from ackstate.analysis.whole_file import open_lock, write_whole
 from ackstate.cursor.stores.directory_lock import sync_path
 from ackstate.errors import UnsupportedVersionError
 
@@ -164,7 +164,7 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     digests = {str(each.relative_to(unfinished)): _file_digest(each) for each in files}
     fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
     body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
-    write_whole(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
+    write_atomically(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
     # Their names too: what there was is removed next.
     for each in [*files, unfinished / _MANIFEST, *{file.parent for file in files}, unfinished]:
         sync_path(each)

@@ -12,8 +12,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.trace.events import TraceError
-from ackstate.analysis.whole_file import write_whole
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def write_manifest(directory: Path) -> None:
         OSError: The disk is full or failed.
     """
     files = {file.name: _entry(file) for file in sorted(directory.glob("*.parquet"))}
-    write_whole(directory / MANIFEST, json.dumps({"magic": _MAGIC, "version": _VERSION, "files": files}, indent=1))
+    write_atomically(directory / MANIFEST, json.dumps({"magic": _MAGIC, "version": _VERSION, "files": files}, indent=1))
 
 
 def check_names(path: Path, files: Sequence[Path]) -> Mapping[str, Mapping[str, Any]] | None:

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.demo.results import DemoDirectory
 from ackstate.analysis.trace.events import VERSION_KEY
 from ackstate.analysis.trace.parquet import TRACE_SCHEMA, write_trace
 from ackstate.analysis.trace.recorder import read_recording
-from ackstate.analysis.whole_file import write_whole
 from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
 from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
@@ -717,7 +717,7 @@ def test_a_result_on_a_full_disk_is_whole_or_not_there(small_disk, earlier):
     fill(disk)
     before = tree(disk)
     with pytest.raises(OSError, match="No space left") as raised:
-        write_whole(disk / "summary.json", "x" * 100_000)
+        write_atomically(disk / "summary.json", "x" * 100_000)
     assert raised.value.filename == str(disk / "summary.json")
     assert tree(disk) == before
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.redelivery.checkpoint import claimed
-from ackstate.analysis.whole_file import write_whole
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def victim(tmp_path):
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_is_replaced_and_its_target_left_alone(tmp_path, victim, name, link):
     link(victim, tmp_path / name)
-    write_whole(tmp_path / "report.html", "new")
+    write_atomically(tmp_path / "report.html", "new")
     assert victim.read_text() == "keep me"
     assert (tmp_path / "report.html").read_text() == "new"
     assert not (tmp_path / "report.html").is_symlink()
@@ -28,7 +28,7 @@ def test_a_link_is_replaced_and_its_target_left_alone(tmp_path, victim, name, li
 
 def test_a_pipe_that_an_earlier_run_might_wait_for_is_replaced(tmp_path):
     os.mkfifo(tmp_path / ".totals.json.unfinished")
-    write_whole(tmp_path / "totals.json", "{}")
+    write_atomically(tmp_path / "totals.json", "{}")
     assert (tmp_path / "totals.json").read_text() == "{}"
 
 

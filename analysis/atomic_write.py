@@ -1,4 +1,4 @@
-"""Writes files that appear whole, by rename, and lock files. No link is followed."""
+"""Writes files atomically, by rename, and opens lock files. No link is followed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that appears at `path` when the block ends without an error.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary file, which replaces `path` when the block ends without an error.
 
-    An empty file of our own is there already: what an earlier run left unfinished, or a link that somebody put there,
-    is removed first, and no link is followed. A link at `path` itself is replaced, not followed.
+    The temporary file is empty and newly created: an unfinished file of an earlier run, or a link in its place, is
+    removed first, and no link is followed. A link at `path` itself is replaced, not followed.
 
     Raises:
-        OSError: The disk is full or failed; what stood at `path` still stands.
+        OSError: The disk is full or failed; `path` is unchanged.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -28,15 +28,15 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.replace(path)
     except OSError as error:
-        # A write that finds no room does not say where, and Arrow not always what in the place for it.
+        # A write that finds no room does not name the file, and Arrow does not always put a message in the usual place.
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all; raises as `whole_file`."""
-    with whole_file(path) as unfinished:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file that exists either complete or not at all; raises as `atomic_write`."""
+    with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
