@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ackstate.analysis.http_exchange import Answer, AnswerTooLongError, ExchangeError, HttpExchanges, Request
 from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def namespace_path(namespace: str) -> str:
     """
     parts = namespace.split("/")
     if len(parts) != 2 or not all(map(_is_entity, parts)):
-        raise AdminError(f"Invalid namespace format, expected tenant/namespace. namespace: {_printable(namespace)}")
+        raise AdminError(f"Invalid namespace format, expected tenant/namespace. namespace: {printable(namespace)}")
     return "/admin/v2/namespaces/" + "/".join(map(_encoded, parts))
 
 
@@ -272,13 +273,13 @@ def topic_path(topic: str) -> str:
     """
     domain, separator, rest = topic.partition("://")
     if separator and domain != "persistent":
-        raise AdminError(f"Need to provide a persistent topic name: {_printable(topic)}")
+        raise AdminError(f"Need to provide a persistent topic name: {printable(topic)}")
     parts = (rest if separator else topic).split("/")
     if not separator and len(parts) == 1:
         parts = ["public", "default", *parts]
     if len(parts) != 3 or not all(map(_is_entity, parts[:2])) or parts[2] in {"", ".", ".."}:
         raise AdminError(
-            f"Invalid topic name '{_printable(topic)}', it should be in the format of "
+            f"Invalid topic name '{printable(topic)}', it should be in the format of "
             "persistent://<tenant>/<namespace>/<topic>, <tenant>/<namespace>/<topic> or <topic>"
         )
     return "/admin/v2/persistent/" + "/".join(map(_encoded, parts))
@@ -301,7 +302,7 @@ def _encoded(name: str) -> str:
     try:
         return quote(name, safe="")
     except UnicodeEncodeError:
-        raise AdminError(f"{_printable(name)} is not text") from None
+        raise AdminError(f"{printable(name)} is not text") from None
 
 
 def _client_conf(path: str) -> dict[str, str]:
@@ -331,12 +332,12 @@ def _token(parameters: str) -> str:
 def _token_of_file(uri: str) -> str:
     parts = urlsplit(uri)
     if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
-        raise AdminError(f"--auth-params: {_printable(uri)} is not of the form file:///PATH")
+        raise AdminError(f"--auth-params: {printable(uri)} is not of the form file:///PATH")
     try:
         with open_token_file(Path(unquote(parts.path))) as file:
             return file.read(_TOKEN_FILE_BYTES_MAX).decode("utf-8").strip()
     except (OSError, ValueError) as error:
-        raise AdminError(f"--auth-params: {_printable(uri)} cannot be read: {error}") from error
+        raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
 
 
 def _token_of_json(text: str) -> str:
@@ -366,9 +367,4 @@ def _content(response: Answer) -> Any:
 def reason_of(answer: Any) -> str:
     """Return the reason that a server gave with a refusal, empty if it gave none."""
     reason = answer.get("reason") if isinstance(answer, dict) else None
-    return _printable(reason) if isinstance(reason, str) else ""
-
-
-def _printable(text: str) -> str:
-    """Return text in which a name or a server cannot steer a terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return printable(reason) if isinstance(reason, str) else ""

@@ -107,7 +107,7 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
 def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - our own command
         # Without -P a directory `cursor` in the current one would hide ours.
-        [sys.executable, "-P", "-m", "ackstate.analysis.demo.child", str(os.getpid()), command, *arguments],
+        [sys.executable, "-P", "-m", "ackstate.analysis.cli.child", str(os.getpid()), command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

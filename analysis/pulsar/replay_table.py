@@ -13,7 +13,7 @@ from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.recorded_run import for_each_line, message_numbers, parse_object, parse_run
 from ackstate.analysis.pulsar.replay import Prediction, predict
-from ackstate.analysis.store_commands import counted
+from ackstate.analysis.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

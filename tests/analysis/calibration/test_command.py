@@ -33,8 +33,8 @@ def test_spark_keeps_apart_what_has_the_same_name(spark):
 
 
 def without_spark(monkeypatch):
-    monkeypatch.setattr("ackstate.analysis.calibration.command._session", lambda: None)
-    monkeypatch.setattr("ackstate.analysis.calibration.command._by_spark", lambda spark, plan: [None] * plan.points)
+    monkeypatch.setattr("ackstate.analysis.cli.calibrate._session", lambda: None)
+    monkeypatch.setattr("ackstate.analysis.cli.calibrate._by_spark", lambda spark, plan: [None] * plan.points)
 
 
 @pytest.mark.slow
@@ -88,15 +88,15 @@ def test_without_java_nobody_is_killed(capsys, monkeypatch):
     def refuse():
         raise SparkUnavailableError("planted: no Java")
 
-    monkeypatch.setattr("ackstate.analysis.calibration.command._session", refuse)
+    monkeypatch.setattr("ackstate.analysis.cli.calibrate._session", refuse)
     monkeypatch.setattr("ackstate.analysis.calibration.run.Life", None)
     assert_one_line(run(capsys, *SMALL), "planted: no Java")
 
 
 _WITHOUT_SPARK = """
 from ackstate.analysis import cli
-from ackstate.analysis.calibration import command
-command._session = lambda: None
+from ackstate.analysis.cli import calibrate
+calibrate._session = lambda: None
 cli.main(["calibrate", "--power-cuts", "0"])
 """
 

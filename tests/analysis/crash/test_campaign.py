@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.analysis import crash_command
+from ackstate.analysis.cli import crash as crash_command
 from ackstate.analysis.crash.campaign import (
     FAILURES_MAX,
     RECEIPTS_MIN,

@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption
 from ackstate.analysis.crash.campaign import (
     OURS,
     RECEIPTS_MIN,
@@ -165,121 +167,107 @@ def _budget(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class CrashCommand:
-    """The command.
+def crash(
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="L0..L5|ZK|all",
+            help="Which layer: a name, a range such as L0..L5, or all. "
+            "By default L0..L5; with --subject those that crash any subject, L2..L4.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the first run; 1 by default.")] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", callback=_budget, help="For each layer: 500ms, 60s, 5m, 2h.")
+    ] = "10s",
+    runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="L2 to L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
+        ),
+    ] = None,
+    receipts_min: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            callback=_share,
+            help="L2 to L4: the share of acks before a persist that need a receipt, or nothing was tested. "
+            "Lower it for a subject that holds acks back.",
+        ),
+    ] = RECEIPTS_MIN,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=Path, help="L2 to L4: record what happened, for `ackstate trace` and Spark."
+        ),
+    ] = None,
+    totals: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and go on from its seeds."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Crash our cursor, or yours, in every way that a layer knows, and judge what each recovery holds.
 
-    Attributes:
-        show: Writes tables and lines to standard output.
-        write_json: Writes one object there.
-        progress: Makes what shows progress on standard error.
+    A failure is printed as a seed and the shortest story that was found;
+    the same layer with that seed begins with it. docs/crash-testing.md
+    tells how to test your own.
+
+    Exit status: 0 every promise held; 1 a promise was broken; 2 it could
+    not be done, or nothing was tested: no run was completed, no layer can
+    run here, or the subject gave too few receipts. One layer of several
+    that cannot run here is skipped, with the reason.
     """
+    options = _Options(subject, trace)
+    names = _chosen(layer, options)
+    _check_trace(trace)
+    campaign = _Campaign(
+        {name: _LAYERS[name].make(options) for name in names},
+        Budget.parse(budget, run_count_max=runs),
+        totals,
+        options.subject_or_ours,
+    )
+    open_standard_descriptors()
+    ending: BaseException | None = None
+    with terminated_as_interrupted() as check:
+        try:
+            campaign.run(seed, check)
+        except (KeyboardInterrupt, AckStateError, OSError) as error:
+            for line in getattr(error, "complaint", ()):
+                typer.echo(f"| {line}", err=True)
+            # Failures found until then are reported all the same.
+            if not campaign.found:
+                raise
+            ending = error
+    _report(campaign, receipts_min, json=json)
+    _end(campaign, receipts_min, ending)
 
-    show: Callable[..., None]
-    write_json: Callable[[dict[str, Any]], None]
-    progress: Callable[[], Progress]
 
-    def crash(  # noqa: PLR0913, PLR0917 - one for each option
-        self,
-        layer: Annotated[
-            str | None,
-            typer.Option(
-                metavar="L0..L5|ZK|all",
-                help="Which layer: a name, a range such as L0..L5, or all. "
-                "By default L0..L5; with --subject those that crash any subject, L2..L4.",
-            ),
-        ] = None,
-        seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the first run; 1 by default.")] = None,
-        budget: Annotated[
-            str, typer.Option(metavar="TIME", callback=_budget, help="For each layer: 500ms, 60s, 5m, 2h.")
-        ] = "10s",
-        runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
-        subject: Annotated[
-            str | None,
-            typer.Option(
-                metavar="WHAT",
-                help="L2 to L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
-            ),
-        ] = None,
-        receipts_min: Annotated[
-            float,
-            typer.Option(
-                metavar="SHARE",
-                callback=_share,
-                help="L2 to L4: the share of acks before a persist that need a receipt, or nothing was tested. "
-                "Lower it for a subject that holds acks back.",
-            ),
-        ] = RECEIPTS_MIN,
-        trace: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="DIR", parser=Path, help="L2 to L4: record what happened, for `ackstate trace` and Spark."
-            ),
-        ] = None,
-        totals: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and go on from its seeds."),
-        ] = None,
-        json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    ) -> None:
-        """Crash our cursor, or yours, in every way that a layer knows, and judge what each recovery holds.
+def _report(campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
+    untested = {name: seen.untested(receipts_min=receipts_min) for name, seen in campaign.seen.items()}
+    if json:
+        console.write_json(as_json(campaign.found, untested))
+        return
+    titles = {name: entry.title for name, entry in _LAYERS.items()}
+    console.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject))
 
-        A failure is printed as a seed and the shortest story that was found;
-        the same layer with that seed begins with it. docs/crash-testing.md
-        tells how to test your own.
 
-        Exit status: 0 every promise held; 1 a promise was broken; 2 it could
-        not be done, or nothing was tested: no run was completed, no layer can
-        run here, or the subject gave too few receipts. One layer of several
-        that cannot run here is skipped, with the reason.
-        """
-        options = _Options(subject, trace)
-        names = _chosen(layer, options)
-        _check_trace(trace)
-        campaign = _Campaign(
-            {name: _LAYERS[name].make(options) for name in names},
-            Budget.parse(budget, run_count_max=runs),
-            totals,
-            options.subject_or_ours,
-            self.progress,
-        )
-        open_standard_descriptors()
-        ending: BaseException | None = None
-        with terminated_as_interrupted() as check:
-            try:
-                campaign.run(seed, check)
-            except (KeyboardInterrupt, AckStateError, OSError) as error:
-                for line in getattr(error, "complaint", ()):
-                    typer.echo(f"| {line}", err=True)
-                # Failures found until then are reported all the same.
-                if not campaign.found:
-                    raise
-                ending = error
-        self._report(campaign, receipts_min, json=json)
-        self._end(campaign, receipts_min, ending)
-
-    def _report(self, campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
-        untested = {name: seen.untested(receipts_min=receipts_min) for name, seen in campaign.seen.items()}
-        if json:
-            self.write_json(as_json(campaign.found, untested))
-            return
-        titles = {name: entry.title for name, entry in _LAYERS.items()}
-        self.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject))
-
-    def _end(self, campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
-        """End with the status that fits what was seen: a broken promise outweighs all else."""
-        seen = campaign.seen.values()
-        if any(each.has_failed for each in seen):
-            if ending is not None:
-                reason = "interrupted" if isinstance(ending, KeyboardInterrupt) else " ".join(str(ending).split())
-                typer.echo(f"ackstate: {reason}", err=True)
-            raise typer.Exit(1)
+def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
+    """End with the status that fits what was seen: a broken promise outweighs all else."""
+    seen = campaign.seen.values()
+    if any(each.has_failed for each in seen):
         if ending is not None:
-            raise ending
-        if all(each.skipped for each in seen):
-            raise CampaignError("nothing was tested: no layer that was chosen can run here")
-        if any(each.untested(receipts_min=receipts_min) for each in seen):
-            raise typer.Exit(2)
+            reason = "interrupted" if isinstance(ending, KeyboardInterrupt) else " ".join(str(ending).split())
+            typer.echo(f"ackstate: {reason}", err=True)
+        raise typer.Exit(1)
+    if ending is not None:
+        raise ending
+    if all(each.skipped for each in seen):
+        raise CampaignError("nothing was tested: no layer that was chosen can run here")
+    if any(each.untested(receipts_min=receipts_min) for each in seen):
+        raise typer.Exit(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +283,6 @@ class _Campaign:
     budget: Budget
     totals_file: Path | None
     subject: str
-    progress: Callable[[], Progress]
     found: dict[str, Totals] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)
 
@@ -314,7 +301,7 @@ class _Campaign:
             kept.setdefault(name, Totals(1 if seed is None else seed))
         # Hours of runs are not to end where they cannot be written.
         self._keep(kept)
-        with self.progress() as progress:
+        with console.progress(auto_refresh=False) as progress:
             for name, layer in self.layers.items():
                 self._run_one(name, layer, kept, progress, check)
 

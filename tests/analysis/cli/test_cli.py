@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.analysis import cli, tables
+from ackstate.analysis import cli
+from ackstate.analysis.cli import console, tables
 from ackstate.analysis.demo.directory import BrokerDirectory
 from ackstate.analysis.demo.results import DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
@@ -66,7 +67,7 @@ def cells(lines):
 
 def show_outcome(found):
     """Show the demo's table, as the demo does in the end."""
-    cli._show(tables.outcome_table(found))
+    console.show(tables.outcome_table(found))
 
 
 # --- help

@@ -1,13 +1,13 @@
 """Run an `ackstate` command in a process that dies with the one that started it.
 
-python -P -m ackstate.analysis.demo.child PARENT_PID COMMAND...
+python -P -m ackstate.analysis.cli.child PARENT_PID COMMAND...
 """
 
 from __future__ import annotations
 
 import sys
 
-from ackstate.analysis.cli import main
+from ackstate.analysis.cli.main import main
 from ackstate.analysis.crash.dying import die_with
 
 if __name__ == "__main__":

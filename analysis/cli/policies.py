@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperGroup
 
 from ackstate.analysis.admin_client import (
-    DEFAULT_ADMIN_URL,
     AdminError,
     AdminServer,
     ServerOptions,
@@ -25,11 +24,12 @@ from ackstate.analysis.admin_client import (
     relative_time_ms,
     topic_path,
 )
+from ackstate.analysis.cli import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-# As in `ackstate.analysis.cli`: Typer brings a Click of its own in some releases, and this is the base of its errors.
+# The base of Click's errors, as in `ackstate.analysis.cli.main`.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 _RESOURCE = "/delayedDelivery"
 
@@ -69,45 +69,6 @@ Applied = Annotated[bool, typer.Option("--applied", "-ap", help="What is in forc
 Global = Annotated[
     bool, typer.Option("--global", "-g", help="Of all clusters: `ackstate serve` has none, and sets none.")
 ]
-
-
-def connection(  # noqa: PLR0913, PLR0917 -- one parameter for each option of pulsar-admin
-    context: typer.Context,
-    admin_url: Annotated[
-        str | None, typer.Option(metavar="URL", help=f"Where namespaces and topics ask; default {DEFAULT_ADMIN_URL}.")
-    ] = None,
-    auth_plugin: Annotated[str | None, typer.Option(metavar="CLASS", help="Of tokens; no other.")] = None,
-    auth_params: Annotated[str | None, typer.Option(metavar="TEXT", help="token:TOKEN or file:///PATH.")] = None,
-    request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
-    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
-    tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
-    tls_enable_hostname_verification: Annotated[  # noqa: ARG001
-        bool, typer.Option("--tls-enable-hostname-verification", help="Always so, unless insecure.")
-    ] = False,
-) -> None:
-    """Note where the server of `namespaces` and `topics` is, for when one of them runs."""
-    context.obj = ServerOptions(
-        admin_url=admin_url,
-        auth_plugin=auth_plugin,
-        auth_params=auth_params,
-        request_timeout_s=request_timeout,
-        tls_allow_insecure=tls_allow_insecure,
-        tls_trust_cert_path=tls_trust_cert_path,
-    )
-
-
-def add_admin_commands(app: typer.Typer, write: Callable[[str], None]) -> None:
-    """Give a command line the groups, and the options before the command that they need.
-
-    Args:
-        app: The command line; it may have no callback yet.
-        write: Writes text to standard output.
-    """
-    app.callback()(connection)
-    topics = _topics(write)
-    app.add_typer(_namespaces(write), name="namespaces", short_help="Delayed-delivery policies of namespaces.")
-    app.add_typer(topics, name="topics", short_help="Delayed-delivery policies of topics.")
-    app.add_typer(topics, name="topicPolicies", hidden=True)
 
 
 class _PulsarAdminGroup(TyperGroup):
@@ -152,16 +113,17 @@ def _group(text: str) -> typer.Typer:
     )
 
 
-def _namespaces(write: Callable[[str], None]) -> typer.Typer:
+def namespaces() -> typer.Typer:
+    """Return the group `ackstate namespaces`."""
     group = _group("Delayed-delivery policies of namespaces, on the server of `ackstate serve`.")
 
     @group.command("get-delayed-delivery", short_help="Print the policy, null when none is set.")
     def get(context: typer.Context, namespace: Namespace) -> None:
         """Print the policy of a namespace as JSON, null when none is set."""
-        write(_pretty(_server(context).call("GET", namespace_path(namespace) + _RESOURCE)))
+        console.write(_pretty(_server(context).call("GET", namespace_path(namespace) + _RESOURCE)))
 
     @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
-    def set_(  # noqa: PLR0913, PLR0917
+    def set_(
         context: typer.Context,
         namespace: Namespace,
         enable: Enable = False,
@@ -183,17 +145,18 @@ def _namespaces(write: Callable[[str], None]) -> typer.Typer:
     return group
 
 
-def _topics(write: Callable[[str], None]) -> typer.Typer:
+def topics() -> typer.Typer:
+    """Return the group `ackstate topics`."""
     group = _group("Delayed-delivery policies of topics, on the server of `ackstate serve`.")
 
     @group.command("get-delayed-delivery", short_help="Print the policy, null when none is set.")
     def get(context: typer.Context, topic: Topic, applied: Applied = False, is_global: Global = False) -> None:
         """Print the policy of a topic as JSON, null when none is set."""
         query = {"applied": str(applied).lower()} | _global(is_global)
-        write(_pretty(_server(context).call("GET", topic_path(topic) + _RESOURCE, query=query)))
+        console.write(_pretty(_server(context).call("GET", topic_path(topic) + _RESOURCE, query=query)))
 
     @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
-    def set_(  # noqa: PLR0913, PLR0917
+    def set_(
         context: typer.Context,
         topic: Topic,
         enable: Enable = False,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_format
 import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ackstate.analysis.atomic_write import atomic_write, write_atomically
-from ackstate.analysis.path_argument import path_argument
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import path_argument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.table import Table
 
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
@@ -87,13 +88,13 @@ class ReportFiles:
 
     def read_inputs(self) -> ReportInputs:
         """Read the files, before Spark starts; raises as `ReportInputs.read`."""
-        from ackstate.analysis.redelivery_report.inputs import ReportInputs  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
         return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
 
     def write(self, source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
-        from ackstate.analysis.redelivery_report.making import make_contents  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.making import make_contents
 
         self._write(make_contents(source, trace, result, inputs, command=_command()))
 
@@ -101,12 +102,12 @@ class ReportFiles:
         self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs
     ) -> None:
         """Write the report of all days up to now, whole or not at all."""
-        from ackstate.analysis.redelivery_report.making import make_daily_contents  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.making import make_daily_contents
 
         self._write(make_daily_contents(spark, found, result, inputs, command=_command()))
 
     def _write(self, contents: Contents) -> None:
-        from ackstate.analysis.redelivery_report.page import render  # noqa: PLC0415 - needs the extra `spark`
+        from ackstate.analysis.redelivery_report.page import render
 
         write_atomically(self.report, render(contents))
 
@@ -126,7 +127,7 @@ class Output:
     report: ReportFiles | None
 
     @classmethod
-    def wanted(  # noqa: PLR0913 - one for each option
+    def wanted(
         cls,
         form: str | None,
         out: Path | None,
@@ -154,22 +155,24 @@ class Output:
         files = ReportFiles.wanted(report, calibration=calibration, broker_runs=broker_runs, origin=origin)
         return cls(form, out, files)
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the terminal shows the estimates."""
-        return self.out is None
+    def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:
+        """Show the estimates, or write them complete or not at all, and name the files; the report is written already.
 
-    def write(self, result: SweepResult) -> None:
-        """Write the estimates, whole or not at all; a report is written where Spark runs."""
+        Args:
+            result: The estimates.
+            parts: What a terminal shows.
+            answer: What is printed instead, as JSON; None to print no JSON.
+        """
         if self.out is None:
-            return
-        if self.form == "json":
-            write_atomically(self.out, json_format.dumps(result.to_json(), indent=2) + "\n")
+            console.show(*parts) if answer is None else console.write_json(answer)
+        elif self.form == "json":
+            write_atomically(self.out, console.json_text(result.to_json()))
         else:
             _write_table(result, self.out, is_parquet=self.form == "parquet")
+        if answer is None and (lines := self._lines(result)):
+            console.show(*lines)
 
-    def lines(self, result: SweepResult) -> list[str]:
-        """Say what was written."""
+    def _lines(self, result: SweepResult) -> list[str]:
         lines = []
         if self.out is not None:
             count = sum(len(each.estimates) for each in result.policies)
@@ -190,8 +193,8 @@ def _check_place(file: Path) -> None:
 
 
 def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
-    import pyarrow as pa  # noqa: PLC0415 - needs the extra `spark`
-    from pyarrow import csv, parquet  # noqa: PLC0415
+    import pyarrow as pa
+    from pyarrow import csv, parquet
 
     rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
     with atomic_write(out) as unfinished:

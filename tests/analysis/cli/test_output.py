@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from ackstate.analysis.report_command import Output
+from ackstate.analysis.cli.output import Output
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_with_the_file_of_which_nothing_is_left(tmp_path, mo
     for owner, name in ((Path, "write_text"), (pq, "write_table"), (arrow_csv, "write_csv")):
         monkeypatch.setattr(owner, name, full)
     with pytest.raises(OSError, match="No space left") as raised:
-        Output(form, tmp_path / "found", None).write(sweep_result())
+        Output(form, tmp_path / "found", None).deliver(sweep_result(), answer=None)
     assert raised.value.filename == str(tmp_path / "found")
     assert list(tmp_path.iterdir()) == []
 
@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_with_the_file_of_which_nothing_is_left(tmp_path, mo
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])
 def test_every_format_has_the_same_values(tmp_path, form):
     result, out = sweep_result(), tmp_path / "found"
-    Output(form, out, None).write(result)
+    Output(form, out, None).deliver(result, answer=None)
     expected = [
         {"policy": each["label"]} | estimate for each in result.to_json()["policies"] for estimate in each["estimates"]
     ]

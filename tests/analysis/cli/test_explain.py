@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ackstate import Position
-from ackstate.analysis.explain_command import _duration
+from ackstate.analysis.cli.explain import _duration
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
 from ackstate.cursor.message_log import log_owner
 from command_line import assert_one_line, run, tree
@@ -227,7 +227,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(story, capsys):
         "cost_bytes", "freed_bytes", "freed_ranges", "mark_delete_advance",
     }  # fmt: skip
     assert (hole["consumers"], hole["delivery_count"]) == ([], None)
-    document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
     _, found, section = document.partition("## `explain --json`")
     assert found
     assert {key for key in [*cursor, *hole, "now_ms"] if f"`{key}`" not in section} == set()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json as json_format
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 -- Typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
 from ackstate.analysis.admin_client import AdminServer, relative_time_ms
-from ackstate.analysis.store_commands import JsonOption, counted, new_table, printable
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption
+from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.wording import counted, printable
 from ackstate.cursor.pulsar_conf import METADATA_RANGES
 from ackstate.errors import AckStateError
 
@@ -49,112 +50,94 @@ def _pause(text: str) -> int:
     return pause_ms
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotCommand:
-    """The command.
+def snapshot(
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
+    recorded: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of answers instead.")
+    ] = None,
+    tenant: Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
+    again: Annotated[
+        int | None,
+        typer.Option(metavar="T", parser=_pause, help="Look again after T: 4s under traffic, 65s when quiet."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
+    token_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
+    ] = None,
+    tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
+    request_timeout: Annotated[
+        int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long for each whole answer.")
+    ] = 60,
+    answer_mib_max: Annotated[int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")] = 64,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the N that redeliver most; totals are of all.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what comes back of each subscription if its broker dies now, and how close each limit is.
 
-    Attributes:
-        show: Writes tables and lines to standard output.
-        write: Writes text there.
-        progress: Returns what shows progress.
+    Reads internalStats, stats and settings over the admin interface; changes
+    nothing. What is durable is not told there, so the answer is an interval
+    of acked entries with the reason for each end. A + behind it: it is a
+    lower bound, as acked messages of partly acked batches come on top.
+
+    A second look (--again) narrows it if three writes lie in between: about
+    4s under traffic, at one write a second. When quiet it must be longer
+    than a flush and two writes: 65s. A shorter one narrows nothing.
+
+    Exit status: 0, 1 if some topics could not be read, 2 if none could.
     """
-
-    show: Callable[..., None]
-    write: Callable[[str], None]
-    progress: Callable[[], Progress]
-
-    def snapshot(  # noqa: PLR0913, PLR0917 -- one for each option
-        self,
-        url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
-        recorded: Annotated[
-            list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of answers instead.")
-        ] = None,
-        tenant: Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")] = None,
-        namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
-        topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
-        again: Annotated[
-            int | None,
-            typer.Option(metavar="T", parser=_pause, help="Look again after T: 4s under traffic, 65s when quiet."),
-        ] = None,
-        token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
-        token_host: Annotated[
-            list[str] | None,
-            typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
-        ] = None,
-        tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
-        request_timeout: Annotated[
-            int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long for each whole answer.")
-        ] = 60,
-        answer_mib_max: Annotated[
-            int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")
-        ] = 64,
-        top: Annotated[
-            int | None, typer.Option(metavar="N", min=1, help="Only the N that redeliver most; totals are of all.")
-        ] = None,
-        json: JsonOption = False,
-    ) -> None:
-        """Say what comes back of each subscription if its broker dies now, and how close each limit is.
-
-        Reads internalStats, stats and settings over the admin interface; changes
-        nothing. What is durable is not told there, so the answer is an interval
-        of acked entries with the reason for each end. A + behind it: it is a
-        lower bound, as acked messages of partly acked batches come on top.
-
-        A second look (--again) narrows it if three writes lie in between: about
-        4s under traffic, at one write a second. When quiet it must be longer
-        than a flush and two writes: 65s. A shorter one narrows nothing.
-
-        Exit status: 0, 1 if some topics could not be read, 2 if none could.
-        """
-        if (url is None) == (not recorded):
-            raise typer.BadParameter("give either the URL of a broker or --from")
-        if recorded and (again or tenant or namespace or topic):
-            raise typer.BadParameter(
-                "--from is one look at all topics: without --again, --tenant, --namespace, --topic"
+    if (url is None) == (not recorded):
+        raise typer.BadParameter("give either the URL of a broker or --from")
+    if recorded and (again or tenant or namespace or topic):
+        raise typer.BadParameter("--from is one look at all topics: without --again, --tenant, --namespace, --topic")
+    with ExitStack() as stack:
+        if url is not None:
+            server = AdminServer(
+                url,
+                _token(token_file),
+                request_timeout,
+                tls_trust_cert_path,
+                answer_bytes_max=answer_mib_max * 1024 * 1024,
             )
-        with ExitStack() as stack:
-            if url is not None:
-                server = AdminServer(
-                    url,
-                    _token(token_file),
-                    request_timeout,
-                    tls_trust_cert_path,
-                    answer_bytes_max=answer_mib_max * 1024 * 1024,
-                )
-                admin = stack.enter_context(_admin(server, token_host or []))
-                source = _live(admin, topic or [], namespace or [], tenant or [])
-            else:
-                source = _recorded(recorded or [])
-            found, missing = self._judged(source, again_ms=again)
-        if json:
-            self.write(json_format.dumps(_json(found, missing, top=top), indent=2) + "\n")
+            admin = stack.enter_context(_admin(server, token_host or []))
+            source = _live(admin, topic or [], namespace or [], tenant or [])
         else:
-            self.show(*_text(found, missing, top=top))
-        if missing:
-            raise typer.Exit(1)
+            source = _recorded(recorded or [])
+        found, missing = _judged(source, again_ms=again)
+    if json:
+        console.write_json(_json(found, missing, top=top))
+    else:
+        console.show(*_text(found, missing, top=top))
+    if missing:
+        raise typer.Exit(1)
 
-    def _judged(self, source: Source, *, again_ms: int | None) -> tuple[list[Judgement], dict[str, str]]:
-        """Return what was found, and why of each other topic there is nothing."""
-        from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
 
-        topics = source.topics()
-        pauses_s = [0.0] if again_ms is None else [0.0, again_ms / 1_000, _CHECK_S]
-        with self.progress() as progress:
-            settings = _of_all(topics, source.settings, progress, "settings of topics")
-            looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
-        # The last of several looks shows only whether a write was under way at the one before it.
-        now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
-        found: list[Judgement] = []
-        missing: dict[str, AckStateError] = {}
-        for topic in topics:
-            try:
-                around = [_usable(look[topic]) for look in others]
-                found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
-            except AckStateError as error:
-                missing[topic] = error
-        if missing and len(missing) == len(topics):
-            raise next(iter(missing.values()))
-        return most_redelivered_first(found), {topic: str(missing[topic]) for topic in sorted(missing, key=by_name)}
+def _judged(source: Source, *, again_ms: int | None) -> tuple[list[Judgement], dict[str, str]]:
+    """Return what was found, and why of each other topic there is nothing."""
+    from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
+
+    topics = source.topics()
+    pauses_s = [0.0] if again_ms is None else [0.0, again_ms / 1_000, _CHECK_S]
+    with console.progress() as progress:
+        settings = _of_all(topics, source.settings, progress, "settings of topics")
+        looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
+    # The last of several looks shows only whether a write was under way at the one before it.
+    now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
+    found: list[Judgement] = []
+    missing: dict[str, AckStateError] = {}
+    for topic in topics:
+        try:
+            around = [_usable(look[topic]) for look in others]
+            found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
+        except AckStateError as error:
+            missing[topic] = error
+    if missing and len(missing) == len(topics):
+        raise next(iter(missing.values()))
+    return most_redelivered_first(found), {topic: str(missing[topic]) for topic in sorted(missing, key=by_name)}
 
 
 def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: float) -> _Outcomes[TopicAnswers]:

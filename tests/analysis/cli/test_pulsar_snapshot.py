@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.pulsar.snapshot import command
+from ackstate.analysis.cli import pulsar_snapshot
 from command_line import assert_one_line, run, write_token
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "internal-stats"
@@ -180,7 +180,7 @@ def test_a_configuration_that_may_not_be_read_is_assumed_and_said(capsys, make_b
 @pytest.mark.slow
 def test_a_second_look_narrows(capsys, make_broker, monkeypatch):
     """Three records later what was acked at the first look is durable, and nothing was acked since."""
-    monkeypatch.setattr(command, "_CHECK_S", 0.01)
+    monkeypatch.setattr(pulsar_snapshot, "_CHECK_S", 0.01)
     later = json.loads(json.dumps(INTERNALS))
     later["cursors"]["sub"]["cursorLedgerLastEntry"] = 4
     stats = json.loads(json.dumps(STATS))
@@ -209,7 +209,7 @@ def test_a_topic_that_is_gone_meanwhile_is_told_among_the_others(capsys, make_br
 @pytest.mark.slow
 def test_two_looks_that_do_not_fit_together_say_so(capsys, make_broker, monkeypatch):
     """The last record is too small to hold what three records since the first look must hold."""
-    monkeypatch.setattr(command, "_CHECK_S", 0.01)
+    monkeypatch.setattr(pulsar_snapshot, "_CHECK_S", 0.01)
     later = json.loads(json.dumps(INTERNALS))
     later["cursors"]["sub"]["cursorLedgerLastEntry"] = 4
     broker = make_broker({f"{PATH}/internalStats": [INTERNALS, later]})

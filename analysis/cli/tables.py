@@ -107,3 +107,11 @@ def _at_crash(crash: dict[str, Any]) -> str:
     if not crash["persisting_at_crash"]:
         return str(crash["at_crash"])
     return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
+
+
+def new_table(*columns: str) -> Table:
+    """Return an empty table whose cells are never cut."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -6,26 +6,26 @@ Of a store alone, as `ackstate inspect`; `docs/operations.md` describes the JSON
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ackstate.analysis.store_commands import (
-    STORE,
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
+from ackstate.analysis.cli.store import (
     CopyBytesOption,
-    JsonOption,
+    StoreArgument,
     chosen_cursors,
-    counted,
-    new_table,
     opened_store,
-    printable,
     problem_json,
     remarks,
 )
+from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.wording import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.table import Table
 
@@ -37,62 +37,49 @@ _TIME_MS_MAX = 2**63 - 1
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainCommand:
-    """The command.
+def explain(
+    store: StoreArgument,
+    topic: TopicOption = None,
+    subscription: SubscriptionOption = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many holes of each cursor.")] = 10,
+    now_ms: Annotated[
+        int | None,
+        typer.Option(metavar="MS", min=0, max=_TIME_MS_MAX, help="Milliseconds since 1970, instead of now."),
+    ] = None,
+    json: JsonOption = False,
+    copy_bytes_max: CopyBytesOption = None,
+) -> None:
+    """Print the ack holes of each cursor: why, and what acking them frees. Change nothing.
 
-    Attributes:
-        show: Writes tables and lines to standard output.
-        write_json: Writes one object there.
+    The hole that holds back the mark-delete position comes first, then those that
+    cost most.
+
+    Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
     """
+    from ackstate.cursor.inspection import find_cursors, inspect_cursor
+    from ackstate.cursor.message_log import MessageLog
+    from ackstate.cursor.stored_holes import explain_holes
 
-    show: Callable[..., None]
-    write_json: Callable[[dict[str, Any]], None]
-
-    def explain(  # noqa: PLR0913, PLR0917 - one for each option
-        self,
-        store: Annotated[str, STORE],
-        topic: Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")] = None,
-        subscription: Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")] = None,
-        top: Annotated[int, typer.Option(metavar="N", min=1, help="How many holes of each cursor.")] = 10,
-        now_ms: Annotated[
-            int | None,
-            typer.Option(metavar="MS", min=0, max=_TIME_MS_MAX, help="Milliseconds since 1970, instead of now."),
-        ] = None,
-        json: JsonOption = False,
-        copy_bytes_max: CopyBytesOption = None,
-    ) -> None:
-        """Print the ack holes of each cursor: why, and what acking them frees. Change nothing.
-
-        The hole that holds back the mark-delete position comes first, then those that
-        cost most.
-
-        Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
-        """
-        from ackstate.cursor.inspection import find_cursors, inspect_cursor  # noqa: PLC0415 - needed only when it runs
-        from ackstate.cursor.message_log import MessageLog  # noqa: PLC0415 - needed only when it runs
-        from ackstate.cursor.stored_holes import explain_holes  # noqa: PLC0415 - needed only when it runs
-
-        present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        explained: list[tuple[CursorInspection, StoredHoles | None]] = []
-        with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
-            for name in chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription):
-                cursor = inspect_cursor(opened, name)
-                held = None
-                if cursor.content is not None and not cursor.problems:
-                    # Read after the state, so that it is not behind it in a live store.
-                    log = MessageLog.find(opened, topic=name.topic)
-                    held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
-                explained.append((cursor, held))
-        if json:
-            cursors = [_cursor_json(cursor, held) for cursor, held in explained]
-            self.write_json({"store": store, "now_ms": present_ms, "cursors": cursors})
-        else:
-            for cursor, held in explained:
-                self.show(*_cursor_text(cursor, held))
-            self.show(counted(len(explained), "cursor"))
-        if any(cursor.problems for cursor, _ in explained):
-            raise typer.Exit(1)
+    present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    explained: list[tuple[CursorInspection, StoredHoles | None]] = []
+    with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
+        for name in chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription):
+            cursor = inspect_cursor(opened, name)
+            held = None
+            if cursor.content is not None and not cursor.problems:
+                # Read after the state, so that it is not behind it in a live store.
+                log = MessageLog.find(opened, topic=name.topic)
+                held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
+            explained.append((cursor, held))
+    if json:
+        cursors = [_cursor_json(cursor, held) for cursor, held in explained]
+        console.write_json({"store": store, "now_ms": present_ms, "cursors": cursors})
+    else:
+        for cursor, held in explained:
+            console.show(*_cursor_text(cursor, held))
+        console.show(counted(len(explained), "cursor"))
+    if any(cursor.problems for cursor, _ in explained):
+        raise typer.Exit(1)
 
 
 def _cursor_json(cursor: CursorInspection, held: StoredHoles | None) -> dict[str, Any]:

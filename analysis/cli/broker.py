@@ -1,0 +1,97 @@
+"""`ackstate broker` runs a small broker until it is killed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import (
+    NUMBER_MAX,
+    BrokerDirectoryArgument,
+    FlushIntervalOption,
+    between,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ackstate.analysis.demo.broker import BrokerSettings
+
+_SECONDS_MAX = 10**9
+
+
+def _record_bytes_limit(number: int) -> int:
+    from ackstate.limits import GateLimits
+
+    try:
+        return GateLimits(max_unpersisted_ack_record_bytes=number).max_unpersisted_ack_record_bytes
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def broker(
+    directory: BrokerDirectoryArgument,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", callback=between(0, _SECONDS_MAX), help="End by itself after this.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload.")] = 1,
+    messages_per_second: Annotated[
+        int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Publish rate.")
+    ] = 3_000,
+    entries_per_ledger_max: Annotated[
+        int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Then the log rolls to a new ledger.")
+    ] = 2_500,
+    delayed_share: Annotated[
+        float, typer.Option(metavar="X", callback=between(0, 1), help="Share of delayed messages, 0 to 1.")
+    ] = 0.1,
+    delay_ms_max: Annotated[
+        int, typer.Option(metavar="MS", callback=between(1, NUMBER_MAX), help="Longest delay.")
+    ] = 400,
+    flush_interval_ms: FlushIntervalOption = 250,
+    max_unpersisted_ack_record_bytes: Annotated[
+        int,
+        typer.Option(metavar="N", callback=_record_bytes_limit, help="Stop sending at this many bytes; 0 is off."),
+    ] = 16 * 1024,
+    max_unacked_messages: Annotated[
+        int, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="Stop sending at this many; 0 is off.")
+    ] = 1_000,
+) -> None:
+    """Run a small broker until it is killed: one topic, three subscriptions, a recording of all that they do.
+
+    It prints "ready" when it has started. In a directory that a killed broker
+    left, it recovers first and continues.
+    """
+    from ackstate.analysis.demo.broker import BrokerSettings
+
+    settings = BrokerSettings(
+        seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_ms_max, flush_interval_ms,
+        max_unpersisted_ack_record_bytes, max_unacked_messages,
+    )  # fmt: skip
+    _run_broker(directory, settings, lives_ms=int(seconds * 1_000))
+
+
+def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
+    from ackstate.analysis.demo.broker import Broker, run
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.kill import READY
+    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.trace.recorder import Recorder
+
+    place = BrokerDirectory(directory)
+    now_ms = _clock()
+    with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
+        if frames:
+            recover_all(store, frames, recorder=recorder, now_ms=now_ms())
+        live = Broker(store, recorder, settings, now_ms=now_ms())
+        console.write(f"{READY}\n")
+        run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
+
+
+def _clock() -> Callable[[], int]:
+    """Return a clock in ms since the epoch that never steps back while this process lives."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000

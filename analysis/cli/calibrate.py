@@ -1,0 +1,95 @@
+"""`ackstate calibrate`: kill real cursors, and see whether what comes back is what the estimate says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption, key_value_pairs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ackstate.analysis.calibration.results import Calibration
+    from ackstate.analysis.calibration.run import Plan
+
+_COUNT_MAX = 10_000
+
+
+def calibrate(
+    points: Annotated[
+        int, typer.Option(metavar="N", min=1, max=_COUNT_MAX, help="How many policies, each on some traffic.")
+    ] = 60,
+    kills: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=_COUNT_MAX, help="Of each at random moments; half as many at others."),
+    ] = 20,
+    power_cuts: Annotated[int, typer.Option(metavar="N", min=0, max=_COUNT_MAX, help="Of each; they need root.")] = 4,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Decides the traffic and the moments.")] = 1,
+    estimate_with: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V", help="Let the estimate replay a wrong setting; may be repeated."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=Path, help="Write the JSON there.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Kill real cursors under many policies, and compare what comes back with what the estimate predicts.
+
+    Each process plays some seconds of traffic on SQLite or on files and is
+    killed with SIGKILL; as root, the power of its disk is cut, too. A second
+    process recovers and counts. A kill has to bring back exactly what was
+    predicted from the trace alone, a power cut at most that.
+
+    Exit status: 0 it holds; 1 it does not; 2 it could not be done.
+    """
+    from ackstate.analysis.calibration.page import result_table
+    from ackstate.analysis.calibration.results import json_text
+    from ackstate.analysis.calibration.run import Plan
+
+    plan = Plan(points, kills, power_cuts, seed, key_value_pairs(estimate_with or ()))
+    result = _result(plan)
+    if out is not None:
+        write_atomically(out, json_text(result))
+    if json:
+        console.write_json(result.to_json())
+    else:
+        skipped = [f"no power cuts: {result.skipped}"] if result.skipped else []
+        console.show(result_table(result), result.sentence, *skipped, *([f"{out}"] if out else []))
+    if not result.holds:
+        raise typer.Exit(1)
+
+
+def _result(plan: Plan) -> Calibration:
+    from ackstate.analysis.calibration.run import calibrate
+
+    with console.progress(auto_refresh=False) as progress:
+        task = progress.add_task("calibrating", total=1.0)
+
+        def show(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share, refresh=True)
+
+        # First, so that minutes of kills are not lost where there is no Java.
+        show("starting Spark", 0.0)
+        spark = _session()
+        result = calibrate(plan, show)
+        show("Spark computes what is expected", 0.0)
+        expected = _by_spark(spark, plan)
+    points = zip(result.points, expected, strict=True)
+    return replace(result, points=tuple(replace(point, expected_by_spark=each) for point, each in points))
+
+
+def _session() -> SparkSession:
+    from ackstate.analysis.redelivery.spark import local_session
+
+    return local_session()
+
+
+def _by_spark(spark: SparkSession, plan: Plan) -> list[float]:
+    from ackstate.analysis.calibration.prediction import expected_by_spark
+
+    return expected_by_spark(spark, plan.replayed())

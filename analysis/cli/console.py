@@ -1,0 +1,88 @@
+"""Standard output holds the answer of a command, standard error its progress and its complaints."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH_MAX = 10**15
+
+
+def progress(*, auto_refresh: bool = True) -> Progress:
+    """Return what shows progress on standard error; only a terminal shows it.
+
+    Args:
+        auto_refresh: As in Rich: whether a thread keeps it moving. A process that forks must have no such thread.
+    """
+    is_terminal = Console(stderr=True).is_terminal
+    # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
+    console = Console(stderr=True, quiet=not is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not is_terminal, auto_refresh=auto_refresh)
+
+
+def show(*parts: Table | str) -> None:
+    """Write tables and lines to standard output; no cell is ever cut, and where no terminal reads, none is wrapped."""
+    screen = Console()
+    width = screen.width
+    if not screen.is_terminal:
+        unlimited = screen.options.update(max_width=_WIDTH_MAX)
+        width = max(width, *(screen.measure(part, options=unlimited).maximum for part in parts))
+    text = StringIO()
+    console = Console(file=text, width=width, force_terminal=screen.is_terminal)
+    for part in parts:
+        console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+    write(text.getvalue())
+
+
+def json_text(value: Any) -> str:
+    """Return JSON as commands print it."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def write_json(value: dict[str, Any]) -> None:
+    """Write one object to standard output."""
+    write(json_text(value))
+
+
+def write(text: str) -> None:
+    """Write to standard output now, so that a failure is noticed while it can be reported.
+
+    Raises:
+        AckStateError: It cannot be written.
+    """
+    if sys.stdout is None:
+        raise AckStateError("standard output is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more, with a traceback, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise AckStateError(f"standard output: {os_error_text(error)}") from error
+
+
+def complain(message: str) -> None:
+    """Write one line to standard error."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"ackstate: {' '.join(message.split())}\n")
+
+
+def os_error_text(error: OSError) -> str:
+    """Return what failed, in one line."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"{where}the disk is full"
+    return f"{where}{error.strerror or error}"

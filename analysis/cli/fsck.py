@@ -1,0 +1,74 @@
+"""`ackstate fsck` checks a store, and shows what each repair would do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption
+from ackstate.analysis.cli.store import CopyBytesOption, StoreArgument, checked_json, opened_store, remark, remarks
+from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.wording import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+    from ackstate.cursor.findings import CursorInspection, Note
+    from ackstate.cursor.store import Store
+
+
+def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
+    """Check every cursor of a store, change nothing, and say what each repair would do.
+
+    A store that is open in a live process is refused. Torn tails and what a
+    crash left over are notes: the next open does without them.
+
+    Exit status: 0 all cursors open, 1 some do not, 2 could not look.
+    """
+    from ackstate.cursor.inspection import inspect_store
+
+    with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
+        notes = _store_notes(opened)
+        found = list(inspect_store(opened))
+    problem_count = sum(len(cursor.problems) for cursor in found)
+    if json:
+        answer = {"store": store, "notes": [asdict(note) for note in notes]}
+        cursors = [checked_json(cursor) for cursor in found]
+        console.write_json(answer | {"cursors": cursors, "problems": problem_count})
+    else:
+        console.show(_checked_table(found), *(remark(store, note) for note in notes), *remarks(found))
+        console.show(f"{counted(len(found), 'cursor')}, {counted(problem_count, 'problem')}")
+    if problem_count:
+        raise typer.Exit(1)
+
+
+def _store_notes(store: Store) -> list[Note]:
+    """Return what there is to know of a store as a whole."""
+    from ackstate.cursor.findings import Note
+    from ackstate.cursor.stores.file import FileStore
+
+    tail = store.discarded if isinstance(store, FileStore) else None
+    if tail is None:
+        return []
+    return [Note(f"torn end of the log, which the next open discards: {tail.reason}", tail.offset, tail.byte_count)]
+
+
+def _checked_table(cursors: Iterable[CursorInspection]) -> Table:
+    table = new_table("topic", "subscription", "status", "format", "mark-delete", "ranges", "records")
+    for cursor in cursors:
+        name, record, content = cursor.name, cursor.record, cursor.content
+        table.add_row(
+            printable(name.topic),
+            printable(name.subscription),
+            str(cursor.status),
+            str(record.format) if record else "-",
+            str(content.mark_delete) if content else "-",
+            f"{content.deleted.range_count:,}" if content else "-",
+            f"{len(cursor.records):,}",
+        )
+    return table

@@ -1,0 +1,214 @@
+"""The command `ackstate`: its commands, what they have in common, and how they end.
+
+Exit status: 0 all is well; 1 the answer is bad news (a prediction that did not come true, a lost or an invented ack);
+2 the command could not do its work, and one line on standard error says why; 130 interrupted. `namespaces` and `topics`
+end as `pulsar-admin` does: 0 it is done, 1 it is not.
+
+Whatever a command needs beyond the library is imported inside it, so that `broker` and `recover` need no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated, Any, final
+
+import typer
+
+from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
+from ackstate.analysis.cli import policies, trace
+from ackstate.analysis.cli.broker import broker
+from ackstate.analysis.cli.calibrate import calibrate
+from ackstate.analysis.cli.console import complain, os_error_text
+from ackstate.analysis.cli.crash import crash
+from ackstate.analysis.cli.demo import demo
+from ackstate.analysis.cli.explain import explain
+from ackstate.analysis.cli.fsck import fsck
+from ackstate.analysis.cli.inspect import inspect
+from ackstate.analysis.cli.package import package
+from ackstate.analysis.cli.pulsar_replay import replay
+from ackstate.analysis.cli.pulsar_snapshot import snapshot
+from ackstate.analysis.cli.recover import recover
+from ackstate.analysis.cli.redelivery import redelivery
+from ackstate.analysis.cli.serve import serve
+from ackstate.analysis.cli.sweep import sweep
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+app = typer.Typer(
+    name="ackstate",
+    add_completion=False,
+    rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
+    pretty_exceptions_enable=False,
+    help="""The ack state of a subscription: what is durable, and what comes back if the
+broker dies now.
+
+\b
+Begin with the demo. It kills a live broker, recovers it in a second process,
+lets Spark predict what comes back, compares, and writes a report:
+  ackstate demo
+
+\b
+The same by hand. A broker acks and persists until SIGKILL; a second process
+recovers it and says which acked messages come back; Spark says it for every
+instant of the recording, the crash among them:
+  ackstate broker DIR & sleep 5; kill -9 $!
+  ackstate recover DIR
+  ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
+
+\b
+Our cursor, or yours, under failing writes, SIGKILL, power cuts and bad media:
+  ackstate crash --budget 10s
+
+\b
+What a store holds, and whether every cursor in it would open:
+  ackstate fsck DIR/store
+  ackstate inspect DIR/store
+  ackstate explain DIR/store
+
+\b
+Policies over REST, and what sets them. A topic may replace the delay or the
+maximum of its namespace by another, not switch it off:
+  ackstate serve --store DIR/policies --port 8080 &
+  ackstate namespaces set-delayed-delivery public/default -e --maxDelay 1h
+
+\b
+Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
+lost or invented ack), 2 it could not be done and one line says why. Of
+namespaces and topics, as of pulsar-admin: 0 it is done, 1 it is not.
+""",
+)
+
+# Typer brings a Click of its own in some releases and uses the installed one in others; this is the base of its errors.
+_ClickError: type[Exception] = typer.BadParameter.mro()[2]
+# What the extra `spark` brings.
+_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
+_WARNINGS_MAX = 10_000
+_INTERRUPTED = 130
+
+
+@app.callback()
+def _common_options(
+    context: typer.Context,
+    admin_url: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Where namespaces and topics ask; default {DEFAULT_ADMIN_URL}.")
+    ] = None,
+    auth_plugin: Annotated[str | None, typer.Option(metavar="CLASS", help="Of tokens; no other.")] = None,
+    auth_params: Annotated[str | None, typer.Option(metavar="TEXT", help="token:TOKEN or file:///PATH.")] = None,
+    request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
+    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
+    tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
+    tls_enable_hostname_verification: Annotated[  # noqa: ARG001
+        bool, typer.Option("--tls-enable-hostname-verification", help="Always so, unless insecure.")
+    ] = False,
+) -> None:
+    """Note where the server of `namespaces` and `topics` is, for when one of them runs."""
+    context.obj = ServerOptions(
+        admin_url=admin_url,
+        auth_plugin=auth_plugin,
+        auth_params=auth_params,
+        request_timeout_s=request_timeout,
+        tls_allow_insecure=tls_allow_insecure,
+        tls_trust_cert_path=tls_trust_cert_path,
+    )
+
+
+app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
+app.command("redelivery", short_help="What a crash would have brought back, at every instant.")(redelivery)
+app.command("package", short_help="Pack what the workers of a Spark cluster need of us.")(package)
+app.command("broker", short_help="Run a small broker until it is killed.")(broker)
+app.command("recover", short_help="Recover what a dead broker left.")(recover)
+app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
+app.command("sweep", short_help="Which settings buy down what comes back, at what price.")(sweep)
+app.command("calibrate", short_help="Kill real cursors, and see whether the estimate is true.")(calibrate)
+app.command("fsck", short_help="Check a store, and say what a repair would do.")(fsck)
+app.command("inspect", short_help="Show what a store holds of its cursors.")(inspect)
+app.command("explain", short_help="Show which unacked messages cost most.")(explain)
+app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
+
+_pulsar = typer.Typer(help="What real Pulsar brokers redelivered, and what they would redeliver now.")
+_pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
+_pulsar.command("snapshot", short_help="What comes back of live subscriptions if their broker dies now.")(snapshot)
+app.add_typer(_pulsar, name="pulsar", short_help="What Pulsar brokers redelivered, or would now.")
+
+_trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
+_trace.command("convert", short_help="Turn recordings, or what other brokers wrote, into a trace.")(trace.convert)
+_trace.command("check", short_help="Check every event of a trace, and say what it holds.")(trace.check)
+_trace.command("generate", short_help="Make a big trace of a given shape, in parallel.")(trace.generate)
+app.add_typer(_trace, name="trace", short_help="Make traces from what brokers recorded, and check them.")
+
+_topics = policies.topics()
+app.add_typer(policies.namespaces(), name="namespaces", short_help="Delayed-delivery policies of namespaces.")
+app.add_typer(_topics, name="topics", short_help="Delayed-delivery policies of topics.")
+app.add_typer(_topics, name="topicPolicies", hidden=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; every failure that is not a bug is one line on standard error."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A path may have bytes that are no text, and a terminal may have no lines for tables.
+        sys.stdout.reconfigure(errors="replace")
+    # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless somebody handles it.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
+    logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
+    logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    status = _status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate"))
+    # After a failure, one line says what it is.
+    for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
+        complain(f"warning: {text}")
+    sys.exit(status)
+
+
+@final
+class _WarningLines(logging.Handler):
+    """Writes each warning to standard error at once: a server may run for months before it ends."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        complain(f"warning: {record.getMessage()}")
+
+
+def _status(command: Callable[[], Any]) -> int:
+    try:
+        status = command()
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        return _INTERRUPTED
+    except Exception as error:
+        explanation = _explanation(error)
+        if not explanation:
+            raise
+        complain(explanation)
+        return 2
+    # Typer turns Ctrl-C into this status and says nothing.
+    if status == _INTERRUPTED:
+        complain("interrupted")
+    return status or 0
+
+
+def _explanation(error: Exception) -> str:
+    """Say what is wrong with what the user gave or has; nothing for a bug, which may show its traceback."""
+    match error:
+        case _ClickError():
+            return _usage_error(error)
+        case OSError():
+            return os_error_text(error)
+        case ImportError(name=str(name)) if name.partition(".")[0] in _EXTRA:
+            return f"{name} is missing: install ackstate[spark]"
+        case AckStateError() | ValueError():
+            return str(error)
+    return ""
+
+
+def _usage_error(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return f"{error.format_message().rstrip('.')}{hint}"

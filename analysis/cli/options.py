@@ -1,0 +1,67 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+NUMBER_MAX = 10**15
+"""What clocks and counters of 64 bits hold, added up as often as need be."""
+
+
+def path_argument(text: str) -> Path:
+    """Return the path that a user named; an empty path would be the current directory, which is never meant.
+
+    Raises:
+        typer.BadParameter: It is empty.
+    """
+    if not str(text):
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
+def between(lowest: float, highest: float) -> Callable[[float], float]:
+    """Return a check of an option's value, both ends included; Typer's own fills the help with its bounds."""
+
+    def check(number: float) -> float:
+        # Written so that it holds for nan as well.
+        if not lowest <= number <= highest:
+            raise typer.BadParameter(f"{number} is not from {lowest} to {highest}")
+        return number
+
+    return check
+
+
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+TraceArgument: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="TRACE", parser=path_argument, help="A Parquet trace, directory or file.")
+]
+BrokerDirectoryArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", parser=path_argument, help="The broker's directory: its store and its recording."),
+]
+TopicOption: TypeAlias = Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")]
+SubscriptionOption: TypeAlias = Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")]
+FlushIntervalOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="MS", callback=between(0, NUMBER_MAX), help="Each cursor persists this often.")
+]
+
+
+def key_value_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """Split settings given as ``key=value``.
+
+    Raises:
+        typer.BadParameter: A text is no such setting, or a key is there twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise typer.BadParameter(f"a setting is key=value, found {text!r}")
+        if key.strip() in pairs:
+            raise typer.BadParameter(f"the setting {key.strip()} is given twice")
+        pairs[key.strip()] = value
+    return pairs

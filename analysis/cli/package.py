@@ -1,0 +1,29 @@
+"""`ackstate package` packs what the workers of a Spark cluster need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import path_argument
+
+
+def package(
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Where both files go.")],
+) -> None:
+    """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
+
+    What the package imports must be in the workers' Python, which is named by
+    spark.pyspark.python. After the job come the words of a command, such as
+    redelivery TRACE; docs/cluster.md has the whole line.
+    """
+    from ackstate.analysis.atomic_write import write_atomically
+    from ackstate.analysis.redelivery.package import SCRIPT, write_package
+
+    out.mkdir(parents=True, exist_ok=True)
+    count = write_package(out / "ackstate.zip")
+    write_atomically(out / "ackstate_job.py", SCRIPT)
+    console.show(f"{out / 'ackstate.zip'}: {count} files", f"{out / 'ackstate_job.py'}")

@@ -1,0 +1,78 @@
+"""`ackstate pulsar replay` predicts which acked messages killed brokers delivered again, from their ACK commands."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import path_argument
+from ackstate.analysis.pulsar.policy import PolicyName
+from ackstate.analysis.pulsar.recorded_run import for_each_line, parse_run
+from ackstate.analysis.pulsar.replay import predict
+from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+from ackstate.analysis.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ackstate.analysis.pulsar.recorded_run import Made
+
+
+def replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", parser=path_argument, help="Recorded runs, one a line; .gz is gzip.")
+    ],
+    policy: Annotated[
+        PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
+    ] = PolicyName.PULSAR_4,
+    ledger_creation_ms: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MS",
+            min=0,
+            max=600_000,
+            help="Longest creation of a cursor ledger, where FILE has no time of it; else learned from each run.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a run, one a line.")] = False,
+) -> None:
+    """Predict which acked messages killed Pulsar 4.2 brokers delivered again.
+
+    FILE holds what each broker was given until its end: every ACK command
+    with the times of its receipt and its handling. What clocks leave open
+    makes the prediction an interval, and a list of sets.
+
+    If FILE does not say which acks are cumulative, the answer says so, and
+    covers both readings.
+
+    Where FILE says what really came back, the table says whether that was
+    predicted, and the exit status is 1 if a number was not. The prediction
+    never looks at it.
+    """
+    # All before the first is written: an error in the last line leaves no half of an answer.
+    if json:
+        predictions = _of_each(
+            file, lambda line: predict(parse_run(line), policy, ledger_creation_ms=ledger_creation_ms)
+        )
+        console.write("".join(f"{json_format.dumps(asdict(each))}\n" for each in predictions))
+        return
+    verdicts = _of_each(file, lambda line: judge(line, policy, ledger_creation_ms=ledger_creation_ms))
+    remark = ack_type_remark([verdict.prediction for verdict in verdicts])
+    console.show(verdict_table(verdicts), summary_line(verdicts), *filter(None, [remark]))
+    if any(verdict.measured is not None and not verdict.is_inside for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _of_each(file: Path, work: Callable[[str], Made]) -> list[Made]:
+    found = []
+    with console.progress() as progress:
+        task = progress.add_task("", total=None)
+        for each in for_each_line(file, work):
+            found.append(each)
+            progress.update(task, description=f"{counted(len(found), 'run')} replayed")
+    return found

@@ -1,0 +1,167 @@
+"""`ackstate redelivery` computes how many acked messages a crash would have redelivered, at every instant."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.cli import console, tables
+from ackstate.analysis.cli.estimates import MasterOption, count_text, estimated, mean_text, numbers_table, rate_text
+from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
+from ackstate.analysis.cli.output import (
+    BrokerRunsOption,
+    CalibrationOption,
+    FormatOption,
+    OriginOption,
+    OutOption,
+    Output,
+    ReportOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.results import PolicyResult
+
+_SCOPE_NAMES = {
+    "total": "broker-wide crash", "namespace": "namespace {}", "topic": "unload of topic {}",
+    "subscription": "subscription {}",
+}  # fmt: skip
+
+
+def _crash_rate(number: float | None) -> float | None:
+    return None if number is None else between(0, NUMBER_MAX)(number)
+
+
+def redelivery(
+    trace: TraceArgument,
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V", help="Replay with this setting; may be repeated.")
+    ] = None,
+    crashes_per_day: Annotated[
+        float | None, typer.Option(metavar="N", callback=_crash_rate, help="Count the duplicates of so many crashes.")
+    ] = None,
+    form: FormatOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
+    calibration: CalibrationOption = None,
+    broker_runs: BrokerRunsOption = None,
+    trace_json: OriginOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=path_argument, help="TRACE has a trace a day: read new ones, keep the rest here."
+        ),
+    ] = None,
+    master: MasterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compute from a trace how many acked messages a crash would have brought back, at every instant.
+
+    Per subscription: expected (mean over the time in which its process lived),
+    p50, p99, max, and the number at each crash that the trace holds. With a
+    policy, a crash rate, a format or a report: over the whole trace, under
+    that policy or as recorded, also for topics, namespaces and all, with what
+    it cost.
+    """
+    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    if policy or crashes_per_day is not None or out is not None or report is not None or state:
+        rate = 1.0 if crashes_per_day is None else crashes_per_day
+        _under_policy(trace, policy or [], crashes_per_day=rate, output=output, json=json, master=master, state=state)
+        return
+    from ackstate.analysis.redelivery import estimate
+    from ackstate.analysis.redelivery.checked_source import checked_source
+    from ackstate.analysis.redelivery.spark import open_session, readable_failures
+    from ackstate.analysis.trace.events import TraceError
+    from ackstate.analysis.trace.parquet import check_trace
+
+    # Before Spark, which takes seconds to start.
+    covered = check_trace(trace)
+    with console.progress() as progress, readable_failures(trace):
+        progress.add_task("Spark computes every instant", total=None)
+        steps = estimate.curve(checked_source(open_session(master), trace, covered)).cache()
+        summaries = sorted(estimate.summary(steps).collect())
+        crashes = sorted(estimate.crashes(steps).collect())
+    if not summaries:
+        raise TraceError(f"{trace}: no subscription has an event")
+    rows = [
+        row.asDict() | {"crashes": [crash.asDict() for crash in crashes if crash[:2] == row[:2]]} for row in summaries
+    ]
+    if json:
+        console.write_json({"subscriptions": rows})
+    else:
+        topics = sorted({row["topic"] for row in rows})
+        for topic in topics:
+            console.show(f"Redelivery if crashed, over every instant of {topic}")
+            console.show(tables.redelivery_table([row for row in rows if row["topic"] == topic]))
+
+
+def _under_policy(
+    trace: Path,
+    settings: Sequence[str],
+    *,
+    crashes_per_day: float,
+    output: Output,
+    json: bool,
+    master: str | None = None,
+    state: Path | None = None,
+) -> None:
+    """Show, or write, the estimates under one policy; as recorded if there are no settings."""
+    from ackstate.analysis.redelivery.policy import Policy
+
+    policy = Policy.from_mapping(key_value_pairs(settings)) if settings else None
+    if state is not None:
+        _daily(trace, state, policy, crashes_per_day=crashes_per_day, output=output, json=json, master=master)
+        return
+    result = estimated(trace, [policy], crashes_per_day=crashes_per_day, master=master, report=output.report)
+    output.deliver(result, _estimate_table(result.policies[0]), answer=result.to_json() if json else None)
+
+
+def _daily(
+    directory: Path, state: Path, policy: Policy | None, *, crashes_per_day: float, output: Output,
+    json: bool, master: str | None,
+) -> None:  # fmt: skip
+    """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
+    from ackstate.analysis.redelivery.checkpoint import Checkpoint
+    from ackstate.analysis.redelivery.daily import days_of, unread
+    from ackstate.analysis.redelivery.incremental import daily_estimates
+    from ackstate.analysis.redelivery.persistable import persistable
+    from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
+    from ackstate.analysis.trace.events import TraceError
+
+    # Before Spark, which takes seconds to start.
+    persistable([policy])
+    unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
+    inputs = None if output.report is None else output.report.read_inputs()
+    with readable_failures(directory), ExitStack() as kept:
+        with console.progress() as progress:
+            spark = open_session(master)
+            with shown_stages(spark, progress):
+                daily = daily_estimates(spark, directory, state, [policy], crashes_per_day=crashes_per_day)
+                found = kept.enter_context(daily)
+        if not found.rows:
+            raise TraceError(f"{directory}: no subscription has an event")
+        result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
+        if output.report is not None and inputs is not None:
+            output.report.write_daily(spark, found, result, inputs)
+        answer = result.to_json() | {"days": found.day_count, "days_read": list(found.days_read)}
+        output.deliver(result, _estimate_table(result.policies[0]), found.text, answer=answer if json else None)
+
+
+def _estimate_table(result: PolicyResult) -> Table:
+    columns = ("expected", "p50", "p90", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s")
+    table = numbers_table("what", columns)
+    for each in result.estimates:
+        name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
+        counts = [count_text(number) for number in (each.p50, each.p90, each.p99, each.max)]
+        rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
+        label = _SCOPE_NAMES[each.scope].format(name)
+        table.add_row(label, mean_text(each.expected), *counts, mean_text(each.duplicates_per_day), *rates)
+    return table

@@ -1,0 +1,97 @@
+"""`ackstate serve`. What it needs of the web is imported when it runs, so that `--help` is fast and needs no extra."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import path_argument
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from ackstate.analysis.admin.tokens import Tokens
+
+TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
+
+
+def serve(
+    store: Annotated[
+        Path, typer.Option(metavar="DIR", parser=path_argument, help="A store's directory; made if it is missing.")
+    ],
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="0 takes one that is free.")] = 8080,
+    host: Annotated[str, typer.Option(metavar="H", help="Where to listen; other than 127.0.0.1 needs a token.")] = (
+        "127.0.0.1"
+    ),
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="F", parser=path_argument, help="Requests must bear a token in this file."),
+    ] = None,
+    header_timeout: Annotated[
+        int, typer.Option(metavar="S", min=1, help="Seconds that the headers of a request may take.")
+    ] = 5,
+    idle_timeout: Annotated[
+        int, typer.Option(metavar="S", min=1, help="Seconds that a connection may be without a request.")
+    ] = 5,
+    answer_timeout: Annotated[
+        int, typer.Option(metavar="S", min=1, help="Seconds that a client may take to read an answer.")
+    ] = 60,
+    connections_per_client: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Most open connections of one address, an IPv6 /64; 0 for any number."),
+    ] = 32,
+    wrong_token_delay: Annotated[
+        int, typer.Option(metavar="S", min=0, max=4, help="Seconds that the answer to a wrong token is delayed.")
+    ] = 1,
+    conf: Annotated[
+        Path | None, typer.Option(metavar="F", parser=path_argument, help="A broker.conf, for what no policy says.")
+    ] = None,
+    topic_may_disable: Annotated[
+        bool, typer.Option("--topic-may-disable", help="A topic may switch off what its namespace enforces.")
+    ] = False,
+) -> None:
+    """Serve the delay and ack-record policies of namespaces and topics over REST, as Pulsar's brokers do.
+
+    It prints one line with its address when it is ready, and ends cleanly on
+    SIGTERM and SIGINT. The page /docs says what there is.
+
+    The bearer token is in a file or in ACKSTATE_ADMIN_TOKEN, never among the
+    arguments, where every process could read it. Without one, only this
+    machine can connect, and all its users can. A line of the file is a token,
+    or a label, a blank and a token; a changed file is in force at once.
+
+    Standard error has a line for each change of a policy: who (the label of
+    the token), from where, what, and its value before and after.
+
+    A topic may replace a delay or a maximum of its namespace by another, longer
+    or shorter; to switch it off with a 0 it needs --topic-may-disable.
+
+    A store on a disk is open in one process at a time: not while a broker has it.
+    """
+    try:
+        from ackstate.analysis.admin.connections import ConnectionLimits
+        from ackstate.analysis.admin.resolve import BrokerPolicies
+        from ackstate.analysis.admin.server import ServerSettings, serve
+        from ackstate.analysis.admin.tokens import OneToken, TokenFile, checked_token
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        raise AckStateError(f"{package} is missing: install ackstate[admin]") from error
+    from ackstate.cursor.pulsar_conf import read_properties
+
+    tokens: Tokens | None = None
+    if token_file is not None:
+        tokens = TokenFile(token_file)
+    elif TOKEN_VARIABLE in os.environ:
+        token = checked_token(os.fsencode(os.environ[TOKEN_VARIABLE]), where=TOKEN_VARIABLE)
+        tokens = OneToken(token, label=TOKEN_VARIABLE)
+    try:
+        properties = {} if conf is None else read_properties(conf)
+        broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
+    except ValueError as error:
+        raise AckStateError(f"{conf}: {error}") from error
+    limits = ConnectionLimits(header_timeout, idle_timeout, answer_timeout, connections_per_client)
+    settings = ServerSettings(store, port, host, tokens, broker, limits, wrong_token_delay)
+    serve(settings, announce=lambda line: console.write(f"{line}\n"))

@@ -1,0 +1,196 @@
+"""Stores on the command line, for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
+
+A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. In a ZooKeeper
+cluster, where others may go on writing, only reads are sent. `docs/operations.md` describes the JSON.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from ackstate.analysis.wording import counted, printable
+from ackstate.errors import AckStateError, CorruptStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ackstate.cursor.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
+    from ackstate.cursor.store import Store
+    from ackstate.position import Position
+
+_ZOOKEEPER = "zookeeper://"
+_DATABASE = "ackstate.sqlite3"
+
+StoreArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
+]
+CopyBytesOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--copy-bytes-max",
+        metavar="BYTES",
+        min=0,
+        help="Refuse to copy a store whose files have more bytes; 4 GiB by default.",
+    ),
+]
+
+
+@contextmanager
+def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[Store]:
+    """Open a store for reading.
+
+    Args:
+        store: As on the command line.
+        copy_bytes_max: How many bytes a store on a disk may have; None for `COPY_BYTES_MAX`.
+
+    Raises:
+        AckStateError: It cannot be read, is no store, or is open.
+    """
+    if not store:
+        raise typer.BadParameter("STORE is empty")
+    try:
+        with closing(
+            _in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store, copy_bytes_max)
+        ) as opened:
+            yield opened
+    except CorruptStateError as error:
+        what = _what(error.what, f"{store.rstrip('/')}/")
+        raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+
+
+def _copied(store: str, copy_bytes_max: int | None) -> Store:
+    from ackstate.cursor.stores.file import FileStore
+    from ackstate.cursor.stores.file_generation import holds_store
+    from ackstate.cursor.stores.sqlite import SqliteStore
+    from ackstate.cursor.stores.sqlite_mark import MADE, bears_our_mark
+    from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
+
+    try:
+        names = [path.name for path in Path(store).iterdir()]
+    except OSError as error:
+        raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
+    # Both kinds mark that they were made, by one name and with other bytes; of a lost store the mark alone is left.
+    is_ours = bears_our_mark(Path(store))
+    holds_database = _DATABASE in names or is_ours
+    holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
+    if holds_database and holds_log:
+        raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: look at each in a directory of its own")
+    bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
+    if holds_database:
+        return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
+    if holds_log:
+        return FileStore.open_copy(Path(store), copy_bytes_max=bytes_max)
+    raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
+
+
+def _in_zookeeper(store: str) -> Store:
+    try:
+        from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
+    hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")
+    try:
+        if not hosts.strip():
+            raise ValueError("no host")
+        return ZooKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
+    except ValueError as error:
+        raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
+
+
+def chosen_cursors(
+    names: Sequence[CursorName], *, store: str, topic: str | None, subscription: str | None
+) -> Sequence[CursorName]:
+    """Return the cursors asked for.
+
+    Raises:
+        AckStateError: Some were asked for by name and there is none.
+    """
+    chosen = [
+        name for name in names if topic in {None, name.topic} and subscription in {None, name.subscription}
+    ]  # fmt: skip
+    if chosen or (topic is None and subscription is None):
+        return chosen
+    asked = " of ".join(filter(None, (subscription and f"subscription {subscription!r}", topic and f"topic {topic!r}")))
+    there = ", ".join(f"{name.subscription!r} of {name.topic!r}" for name in names) or "none"
+    raise AckStateError(f"{store} has no {asked}; its subscriptions are: {there}")
+
+
+def _what(what: str, place: str = "") -> str:
+    """Return what was read: not where the copy lies, but where the store does."""
+    return f"{place}{_DATABASE}" if Path(what).name == _DATABASE else what
+
+
+def checked_json(cursor: CursorInspection) -> dict[str, Any]:
+    """Return what is reported of each cursor."""
+    record, content = cursor.record, cursor.content
+    return {
+        "topic": cursor.name.topic,
+        "subscription": cursor.name.subscription,
+        "status": str(cursor.status),
+        "format": record and str(record.format),
+        "format_version": record and record.format_version,
+        "metadata_version": record and record.metadata_version,
+        "cursor_ledger_id": record and record.cursor_ledger_id,
+        "record_count": len(cursor.records),
+        "records_replayed": cursor.records_replayed,
+        "mark_delete": text_of(content and content.mark_delete),
+        "range_count": content and content.deleted.range_count,
+        "log_end": text_of(cursor.log_end),
+        "leftovers": list(cursor.leftovers),
+        "problems": [problem_json(problem) for problem in cursor.problems],
+        "notes": [asdict(note) for note in cursor.notes],
+    }
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem with the repairs offered."""
+    repairs = [
+        asdict(outcome) | {"repair": outcome.repair.name, "mark_delete": text_of(outcome.mark_delete)}
+        for outcome in problem.repairs
+    ]
+    return {
+        "what": _what(problem.what),
+        "offset": problem.offset,
+        "expected": problem.expected,
+        "found": problem.found,
+        "repairs": repairs,
+    }
+
+
+def text_of(position: Position | None) -> str | None:
+    """Return a position as text; None if there is none."""
+    return None if position is None else str(position)
+
+
+def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
+    """Yield a line for each problem, for each of its repairs, and for each note."""
+    for cursor in cursors:
+        for note in cursor.notes:
+            yield remark(f"{cursor.name.topic}, {cursor.name.subscription}", note)
+        for problem in cursor.problems:
+            text = str(replace(problem, what=_what(problem.what)))
+            yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
+            yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
+
+
+def remark(what: str, note: Note) -> str:
+    """Return a note about something in a line."""
+    where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
+    return printable(f"{what}: note: {note.text}{where}")
+
+
+def _promise(outcome: RepairOutcome) -> str:
+    """Return what a repair would do, in numbers."""
+    where = "before the first message" if outcome.mark_delete is None else f"mark-delete {outcome.mark_delete}"
+    read = (
+        f"{outcome.records_replayed:,} of {counted(outcome.record_count, 'record')}, " if outcome.record_count else ""
+    )
+    left = f" and {counted(outcome.bytes_discarded, 'byte')}" if outcome.bytes_discarded else ""
+    ranges = counted(outcome.range_count, "range")
+    given_up = f"gives up at least {counted(outcome.acks_given_up_min, 'acked entry', 'acked entries')}{left}"
+    return f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}"

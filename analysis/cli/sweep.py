@@ -1,0 +1,96 @@
+"""`ackstate sweep` replays a trace under many policies, and shows what each would cost and save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ackstate.analysis.cli.estimates import MasterOption, count_text, estimated, mean_text, numbers_table, rate_text
+from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
+from ackstate.analysis.cli.output import (
+    BrokerRunsOption,
+    CalibrationOption,
+    FormatOption,
+    OriginOption,
+    OutOption,
+    Output,
+    ReportOption,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ackstate.analysis.redelivery.results import SweepResult
+
+
+def sweep(
+    trace: TraceArgument,
+    grid: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON: an object of settings, each a value or a list.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=V,V", help="A setting and its values; may be repeated."),
+    ] = None,
+    flush_interval_ms: Annotated[
+        str | None, typer.Option(metavar="MS,MS", help="Short for --set flush_interval_ms=...")
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="POLICY", help="What is in use now, as 'KEY=V KEY=V', default, or 'as recorded'.")
+    ] = "",
+    crashes_per_day: Annotated[
+        float, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="For duplicates per day.")
+    ] = 1.0,
+    form: FormatOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
+    calibration: CalibrationOption = None,
+    broker_runs: BrokerRunsOption = None,
+    trace_json: OriginOption = None,
+    master: MasterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a trace under every combination of some settings, and say which is worth its price.
+
+    For each policy: what a crash of the broker brings back, how much is
+    written, and whether another policy is better in everything. As
+    recorded comes first. What is recommended is compared with the first
+    policy of the grid, or with --baseline.
+    """
+    from ackstate.analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
+    from ackstate.analysis.redelivery.results import RECORDED_LABEL
+
+    flags = list(settings or ())
+    if flush_interval_ms is not None:
+        flags.append(f"flush_interval_ms={flush_interval_ms}")
+    if (grid is None) == (not flags):
+        raise typer.BadParameter("a grid comes from --grid or from --set, one of them")
+    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
+    if baseline and baseline != RECORDED_LABEL:
+        policies, baseline = with_baseline(policies, baseline)
+    result = estimated(
+        trace, [None, *policies], crashes_per_day=crashes_per_day, master=master, report=output.report,
+        baseline=baseline,
+    )  # fmt: skip
+    refused = [f"{label}: {reason}" for label, reason in result.refused]
+    output.deliver(
+        result, _policy_table(result), *refused, result.recommendation, answer=result.to_json() if json else None
+    )  # fmt: skip
+
+
+def _policy_table(result: SweepResult) -> Table:
+    columns = ("expected", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s", "blocked s", "best")
+    table = numbers_table("policy", columns)
+    for each in result.policies:
+        total = each.total
+        table.add_row(
+            each.label, mean_text(total.expected), count_text(total.p99), f"{total.max:,}",
+            mean_text(total.duplicates_per_day),
+            rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
+            mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
+            "yes" if each.is_on_front else "",
+        )  # fmt: skip
+    return table

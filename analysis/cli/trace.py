@@ -1,0 +1,176 @@
+"""`ackstate trace`: make traces from recordings and from what other brokers wrote, check them.
+
+``ackstate trace RECORDING TRACE`` is short for ``ackstate trace convert RECORDING TRACE``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption, TraceArgument, path_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_COUNT_MAX = 10**18
+
+
+class ConvertByDefault(TyperGroup):
+    """A group whose first word may be left out if it is `convert`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the word in."""
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = ["convert", *args]
+        return super().parse_args(ctx, args or ["--help"])
+
+
+def _bad_rows_max(text: str) -> Any:
+    from ackstate.analysis.trace.bad_rows import BadRowsMax
+
+    try:
+        return BadRowsMax.parse(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def convert(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            parser=path_argument,
+            help="Recordings, JSON lines, logs of ACK commands, or Parquet with one row an event; - reads standard "
+            "input.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
+    ],
+    bad_rows_max: Annotated[
+        Any,
+        typer.Option(
+            metavar="N|X%", parser=_bad_rows_max, help="Refuse if more rows are bad than this, or this share."
+        ),
+    ] = "0",
+    text_bytes_max: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How large the text of a file may be, decompressed.")
+    ] = 16 << 30,
+    json: JsonOption = False,
+) -> None:
+    """Turn recordings, or what other brokers wrote, into one Parquet trace.
+
+    Text may be compressed with gzip. docs/traces.md describes the formats.
+    Bad rows are left out and counted; too many refuse the whole.
+    """
+    from ackstate.analysis.trace.convert import convert as convert_all
+
+    with _reading() as show:
+        done = convert_all(sources, out, bad_rows_max=bad_rows_max, text_bytes_max=text_bytes_max, progress=show)
+    if json:
+        console.write_json({"trace": str(out), **done.to_json()})
+    else:
+        console.show(f"{out}: {done.events} events", *done.bad_rows.lines())
+
+
+def check(
+    trace: TraceArgument,
+    json: JsonOption = False,
+) -> None:
+    """Check every event of a trace, and say what it holds.
+
+    Exit status: 0, or 2 if something is wrong with it.
+    """
+    from ackstate.analysis.trace.check import check_events
+
+    with _reading() as show:
+        found = check_events(trace, progress=show)
+    if json:
+        console.write_json(found.to_json())
+    else:
+        console.show(*found.lines())
+
+
+def _count(text: str) -> int:
+    """Return a whole number, which may be written as 1e8."""
+    try:
+        number = Decimal(str(text))
+    except InvalidOperation:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+    if not number.is_finite() or not -_COUNT_MAX <= number <= _COUNT_MAX or number % 1:
+        raise typer.BadParameter(f"{text} is not a whole number of at most 18 digits")
+    return int(number)
+
+
+def generate(
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
+    ],
+    workload: Annotated[str, typer.Option(metavar="NAME", help="The shape; an unknown name lists them.")],
+    events: Annotated[
+        int,
+        typer.Option(metavar="N", parser=_count, help="Of all subscriptions, such as 1e8; publishes come on top."),
+    ],
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same trace.")] = 1,
+    subscriptions: Annotated[int, typer.Option(metavar="N", help="How many.")] = 8,
+    topics: Annotated[int, typer.Option(metavar="N", help="How many they are spread over.")] = 4,
+    hot_share: Annotated[
+        float | None, typer.Option(metavar="X", help="One subscription has this share of the events.")
+    ] = None,
+    messages_per_second: Annotated[float, typer.Option(metavar="X", help="Mean rate of a topic.")] = 5_000.0,
+    flush_interval_ms: Annotated[int, typer.Option(metavar="MS", help="Cursors persist this often.")] = 1_000,
+    crashes: Annotated[int, typer.Option(metavar="N", help="The broker dies, and recovers, this often.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make a big trace of a given shape, in parallel, through Spark.
+
+    Shapes: in_order, key_shared, one_stuck_consumer, client_holes,
+    many_consumers, mixed_delays, heavy_traffic. The same options make the
+    same events on any number of cores.
+    """
+    from ackstate.analysis.redelivery.spark import local_session, readable_failures
+    from ackstate.analysis.spark_progress import tasks_shown
+    from ackstate.analysis.trace.generate.job import make_trace
+    from ackstate.analysis.trace.generate.plan import TracePlan
+    from ackstate.analysis.trace.parquet import check_replaceable
+
+    plan = TracePlan(
+        workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval_ms, crashes
+    )
+    # Before Spark, which takes seconds to start.
+    plan.outages()
+    check_replaceable(out)
+    with console.progress() as progress, readable_failures(out, work="write"):
+        task = progress.add_task("starting Spark", total=None)
+        spark = local_session()
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, description="Spark makes the trace", completed=done, total=total)
+
+        with tasks_shown(spark, show):
+            made = make_trace(spark, plan, out)
+    if json:
+        console.write_json({"trace": str(out), "plan": asdict(plan), **made._asdict()})
+    else:
+        console.show(
+            f"{out}: {made.events:,} events of {subscriptions} subscriptions and {made.published:,} of "
+            f"{topics} topics, {made.size_bytes / 1e6:,.1f} MB in {made.files} files"
+        )
+
+
+@contextmanager
+def _reading() -> Iterator[Callable[[int, int | None], None]]:
+    """Show how much has been read: yield a function of what is done, and of all if that is known."""
+    with console.progress() as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,13 @@
+"""Numbers and names as they stand in sentences."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words, the plural with an s unless it is given."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def printable(text: str) -> str:
+    """Return text in which a name cannot steer a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
