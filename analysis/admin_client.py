@@ -27,17 +27,6 @@ TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa:
 DEFAULT_ADMIN_URL = "http://localhost:8080"
 
 _PORTS = {"http": 80, "https": 443}
-_MS_PER_UNIT = {
-    "": 1_000,
-    "s": 1_000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 7 * 86_400_000,
-    "y": 365 * 86_400_000,
-}
-_TIME = re.compile(r"([+-]?)([0-9]+)([smhdwy]?)")
-_MS_MAX = 2**63 - 1  # Java's long
 _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
@@ -199,7 +188,7 @@ class ServerOptions:
     admin_url: str | None = None
     auth_plugin: str | None = None
     auth_params: str | None = field(default=None, repr=False)
-    request_timeout_s: int = 60
+    request_timeout_s: float = 60
     tls_allow_insecure: bool = False
     tls_trust_cert_path: str | None = None
 
@@ -227,27 +216,6 @@ class ServerOptions:
             trust_cert_path=self.tls_trust_cert_path or conf.get("tlsTrustCertsFilePath", ""),
             allow_insecure=self.tls_allow_insecure or conf.get("tlsAllowInsecureConnection", "").lower() == "true",
         )
-
-
-def relative_time_ms(text: str) -> int:
-    """Return the milliseconds that a text such as 90s, 10m, 5h, 3d, 2w or 1y means; without a unit it is seconds.
-
-    >>> relative_time_ms("90s")
-    90000
-
-    Raises:
-        ValueError: It is no such text, is negative, or passes 2**63 - 1 ms. The text of the error begins with it.
-    """
-    found = _TIME.fullmatch(text.strip().lower())
-    if found is None:
-        raise ValueError(f"{text!r} is no time such as 1s, 10s, 1m, 5h, 3d")
-    sign, digits, unit = found.groups()
-    if sign == "-":
-        raise ValueError(f"{text!r} is negative")
-    # Python would refuse to read thousands of digits with a text of its own.
-    if len(digits) > 19 or int(digits) * _MS_PER_UNIT[unit] > _MS_MAX:
-        raise ValueError(f"{text!r} is more than {_MS_MAX} ms")
-    return int(digits) * _MS_PER_UNIT[unit]
 
 
 def namespace_path(namespace: str) -> str:

@@ -9,19 +9,20 @@ import typer
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import (
+    LONGEST,
     NUMBER_MAX,
     BrokerDirectoryArgument,
     FlushIntervalOption,
     between,
+    duration_option,
 )
+from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from ackstate.analysis.demo.broker import BrokerSettings
-
-_SECONDS_MAX = 10**9
 
 
 def _record_bytes_limit(number: int) -> int:
@@ -36,8 +37,8 @@ def _record_bytes_limit(number: int) -> int:
 def broker(
     directory: BrokerDirectoryArgument,
     seconds: Annotated[
-        float, typer.Option(metavar="S", callback=between(0, _SECONDS_MAX), help="End by itself after this.")
-    ] = 60.0,
+        Duration, duration_option(plain_unit="s", most=LONGEST, help="End by itself after this.")
+    ] = Duration(60_000),
     seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload.")] = 1,
     messages_per_second: Annotated[
         int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Publish rate.")
@@ -48,10 +49,11 @@ def broker(
     delayed_share: Annotated[
         float, typer.Option(metavar="X", callback=between(0, 1), help="Share of delayed messages, 0 to 1.")
     ] = 0.1,
-    delay_ms_max: Annotated[
-        int, typer.Option(metavar="MS", callback=between(1, NUMBER_MAX), help="Longest delay.")
-    ] = 400,
-    flush_interval_ms: FlushIntervalOption = 250,
+    delay_max: Annotated[
+        Duration,
+        duration_option("--delay-ms-max", plain_unit="ms", least="1ms", most=LONGEST, help="Longest delay."),
+    ] = Duration(400),
+    flush_interval: FlushIntervalOption = Duration(250),
     max_unpersisted_ack_record_bytes: Annotated[
         int,
         typer.Option(metavar="N", callback=_record_bytes_limit, help="Stop sending at this many bytes; 0 is off."),
@@ -68,10 +70,10 @@ def broker(
     from ackstate.analysis.demo.broker import BrokerSettings
 
     settings = BrokerSettings(
-        seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_ms_max, flush_interval_ms,
+        seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_max.ms, flush_interval.ms,
         max_unpersisted_ack_record_bytes, max_unacked_messages,
     )  # fmt: skip
-    _run_broker(directory, settings, lives_ms=int(seconds * 1_000))
+    _run_broker(directory, settings, lives_ms=seconds.ms)
 
 
 def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:

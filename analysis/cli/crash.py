@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import JsonOption
+from ackstate.analysis.cli.options import JsonOption, duration_option
 from ackstate.analysis.crash.campaign import (
     OURS,
     RECEIPTS_MIN,
@@ -26,6 +26,7 @@ from ackstate.analysis.crash.campaign import (
 )
 from ackstate.analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
 from ackstate.analysis.crash.campaign_report import as_json, remarks, table
+from ackstate.analysis.durations import Duration
 from ackstate.analysis.trace.recorder import segments
 from ackstate.errors import AckStateError
 
@@ -159,14 +160,6 @@ def _share(share: float) -> float:
     return share
 
 
-def _budget(text: str) -> str:
-    try:
-        Budget.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
-
-
 def crash(
     layer: Annotated[
         str | None,
@@ -177,9 +170,9 @@ def crash(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the first run; 1 by default.")] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", callback=_budget, help="For each layer: 500ms, 60s, 5m, 2h.")
-    ] = "10s",
+    budget: Annotated[Duration, duration_option(least="1ms", help="For each layer: 500ms, 60s, 5m, 2h.")] = Duration(
+        10_000
+    ),
     runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
     subject: Annotated[
         str | None,
@@ -225,7 +218,7 @@ def crash(
     _check_trace(trace)
     campaign = _Campaign(
         {name: _LAYERS[name].make(options) for name in names},
-        Budget.parse(budget, run_count_max=runs),
+        Budget(budget.seconds, run_count_max=runs),
         totals,
         options.subject_or_ours,
     )

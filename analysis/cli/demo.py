@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from ackstate.analysis.cli import console, tables
-from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, between, path_argument
+from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, between, duration_option, path_argument
+from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +28,10 @@ def demo(
         int, typer.Option(metavar="N", callback=between(1, 1_000_000), help="Kill this often, with seeds one apart.")
     ] = 1,
     seconds: Annotated[
-        float,
-        typer.Option(metavar="S", callback=between(1, 3_600), help="Kill in the last two thirds of this; 1 to 3600."),
-    ] = 6.0,
-    flush_interval_ms: FlushIntervalOption = 250,
+        Duration,
+        duration_option(plain_unit="s", least="1s", most="1h", help="Kill in the last two thirds of this; 1s to 1h."),
+    ] = Duration(6_000),
+    flush_interval: FlushIntervalOption = Duration(250),
     json: JsonOption = False,
 ) -> None:
     """Kill a live broker, recover it in a second process, and compare what comes back with what Spark predicts.
@@ -51,8 +52,8 @@ def demo(
     from ackstate.analysis.report import render, verdict
 
     results = DemoDirectory(out)
-    lives_ms = (int(seconds * 1_000 / 3), int(seconds * 1_000))
-    settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval_ms) for index in range(repeat)]
+    lives_ms = (seconds.ms // 3, seconds.ms)
+    settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval.ms) for index in range(repeat)]
     with results.claimed():
         runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
         write_atomically(results.report, render(runs))

@@ -27,6 +27,7 @@ from ackstate.analysis.cli.demo import demo
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
+from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.package import package
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
@@ -34,6 +35,7 @@ from ackstate.analysis.cli.recover import recover
 from ackstate.analysis.cli.redelivery import redelivery
 from ackstate.analysis.cli.serve import serve
 from ackstate.analysis.cli.sweep import sweep
+from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -99,7 +101,9 @@ def _common_options(
     ] = None,
     auth_plugin: Annotated[str | None, typer.Option(metavar="CLASS", help="Of tokens; no other.")] = None,
     auth_params: Annotated[str | None, typer.Option(metavar="TEXT", help="token:TOKEN or file:///PATH.")] = None,
-    request_timeout: Annotated[int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long.")] = 60,
+    request_timeout: Annotated[
+        Duration, duration_option(plain_unit="s", least="1s", most="1h", help="Wait this long.")
+    ] = Duration(60_000),
     tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
     tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
     tls_enable_hostname_verification: Annotated[  # noqa: ARG001
@@ -111,7 +115,7 @@ def _common_options(
         admin_url=admin_url,
         auth_plugin=auth_plugin,
         auth_params=auth_params,
-        request_timeout_s=request_timeout,
+        request_timeout_s=request_timeout.seconds,
         tls_allow_insecure=tls_allow_insecure,
         tls_trust_cert_path=tls_trust_cert_path,
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ackstate.analysis.durations import Duration
+
 NUMBER_MAX = 10**15
 """What clocks and counters of 64 bits hold, added up as often as need be."""
+LONGEST = f"{NUMBER_MAX}ms"
+"""Of a duration, likewise."""
 
 
 def path_argument(text: str) -> Path:
@@ -35,6 +39,41 @@ def between(lowest: float, highest: float) -> Callable[[float], float]:
     return check
 
 
+def duration_option(
+    *names: str,
+    help: str,  # noqa: A002 - as in Typer
+    plain_unit: str = "",
+    least: str = "0s",
+    most: str = "",
+    whole: str = "ms",
+) -> Any:
+    """Return an option whose parameter is a `Duration`.
+
+    Args:
+        names: As of `typer.Option`.
+        help: The same.
+        plain_unit: The unit of a number without one; empty to require a unit.
+        least: The shortest duration.
+        most: The longest; empty for any.
+        whole: The unit of which it must be a whole number.
+    """
+    lowest, highest = Duration.parse(least), Duration.parse(most) if most else None
+
+    def parse(text: object) -> Duration:
+        try:
+            # A default is parsed, too. An equals sign comes from a short option: -t=90s.
+            given = Duration.parse(str(text).removeprefix("="), plain_unit=plain_unit)
+            given.in_whole(whole)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        if given < lowest or (highest is not None and given > highest):
+            limits = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+            raise typer.BadParameter(f"must be {limits}, got {str(text)!r}")
+        return given
+
+    return typer.Option(*names, metavar="TIME", parser=parse, help=help)
+
+
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 TraceArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="TRACE", parser=path_argument, help="A Parquet trace, directory or file.")
@@ -46,7 +85,8 @@ BrokerDirectoryArgument: TypeAlias = Annotated[
 TopicOption: TypeAlias = Annotated[str | None, typer.Option(metavar="T", help="Only cursors of this topic.")]
 SubscriptionOption: TypeAlias = Annotated[str | None, typer.Option(metavar="S", help="Only cursors of this name.")]
 FlushIntervalOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="MS", callback=between(0, NUMBER_MAX), help="Each cursor persists this often.")
+    Duration,
+    duration_option("--flush-interval-ms", plain_unit="ms", most=LONGEST, help="Each cursor persists this often."),
 ]
 
 

@@ -21,10 +21,11 @@ from ackstate.analysis.admin_client import (
     AdminServer,
     ServerOptions,
     namespace_path,
-    relative_time_ms,
     topic_path,
 )
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import duration_option
+from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,36 +35,21 @@ _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 _RESOURCE = "/delayedDelivery"
 
 
-def _time(text: str) -> int:
-    """Read a time, an equals sign before it left out: `-t=90s` is one way to write it."""
-    try:
-        return relative_time_ms(text.removeprefix("="))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _tick_time(text: str) -> int:
-    time_ms = _time(text)
-    if not time_ms:
-        raise typer.BadParameter(f"{text!r} is not above 0")
-    return time_ms
-
-
 Namespace = Annotated[str, typer.Argument(metavar="TENANT/NS", help="The namespace.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="persistent://TENANT/NS/TOPIC, TENANT/NS/TOPIC or TOPIC.")]
 Enable = Annotated[bool, typer.Option("--enable", "-e", help="Enable delayed delivery.")]
 Disable = Annotated[bool, typer.Option("--disable", "-d", help="Disable delayed delivery.")]
 TickTime = Annotated[
-    int | None,
-    typer.Option("--time", "-t", metavar="T", parser=_tick_time, help="Tick time, such as 1s, 10s, 1m, 5h, 3d."),
+    Duration | None,
+    duration_option("--time", "-t", plain_unit="s", least="1ms", help="Tick time, such as 1s, 10s, 1m, 5h, 3d."),
 ]
 MaxDelay = Annotated[
-    int | None,
-    typer.Option("--maxDelay", "-md", metavar="T", parser=_time, help="Longest delay allowed; 0 is no limit."),
+    Duration | None,
+    duration_option("--maxDelay", "-md", plain_unit="s", help="Longest delay allowed; 0 is no limit."),
 ]
 FixedDelay = Annotated[
-    int | None,
-    typer.Option("--fixed-delay", "-fd", metavar="T", parser=_time, help="Delay of every message; 0 is none."),
+    Duration | None,
+    duration_option("--fixed-delay", "-fd", plain_unit="s", help="Delay of every message; 0 is none."),
 ]
 Applied = Annotated[bool, typer.Option("--applied", "-ap", help="What is in force, of whatever level.")]
 Global = Annotated[
@@ -189,17 +175,17 @@ def _global(is_global: bool) -> dict[str, str]:
 
 
 def _update(
-    enable: bool, disable: bool, tick_time_ms: int | None, max_delay_ms: int | None, fixed_delay_ms: int | None
+    enable: bool, disable: bool, tick_time: Duration | None, max_delay: Duration | None, fixed_delay: Duration | None
 ) -> dict[str, object]:
     """Return what the user named, and no default: a default would overwrite what the server holds."""
     if enable == disable:
         raise AdminError("Need to specify either --enable or --disable\n")
     times = {
-        "tickTime": tick_time_ms,
-        "maxDeliveryDelayInMillis": max_delay_ms,
-        "fixedDeliveryDelayInMillis": fixed_delay_ms,
+        "tickTime": tick_time,
+        "maxDeliveryDelayInMillis": max_delay,
+        "fixedDeliveryDelayInMillis": fixed_delay,
     }
-    return {"active": enable} | {name: time_ms for name, time_ms in times.items() if time_ms is not None}
+    return {"active": enable} | {name: time.ms for name, time in times.items() if time is not None}
 
 
 def _pretty(answer: Any) -> str:

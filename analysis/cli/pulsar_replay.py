@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import path_argument
+from ackstate.analysis.cli.options import duration_option, path_argument
+from ackstate.analysis.durations import Duration
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.recorded_run import for_each_line, parse_run
 from ackstate.analysis.pulsar.replay import predict
@@ -30,12 +31,12 @@ def replay(
     policy: Annotated[
         PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
     ] = PolicyName.PULSAR_4,
-    ledger_creation_ms: Annotated[
-        int | None,
-        typer.Option(
-            metavar="MS",
-            min=0,
-            max=600_000,
+    ledger_creation: Annotated[
+        Duration | None,
+        duration_option(
+            "--ledger-creation-ms",
+            plain_unit="ms",
+            most="10m",
             help="Longest creation of a cursor ledger, where FILE has no time of it; else learned from each run.",
         ),
     ] = None,
@@ -54,6 +55,7 @@ def replay(
     predicted, and the exit status is 1 if a number was not. The prediction
     never looks at it.
     """
+    ledger_creation_ms = None if ledger_creation is None else ledger_creation.ms
     # All before the first is written: an error in the last line leaves no half of an answer.
     if json:
         predictions = _of_each(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from ackstate.analysis.admin_client import AdminServer, relative_time_ms
+from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import JsonOption
+from ackstate.analysis.cli.options import JsonOption, duration_option
 from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.durations import Duration
 from ackstate.analysis.token_file import open_token_file
 from ackstate.analysis.wording import counted, printable
 from ackstate.cursor.pulsar_conf import METADATA_RANGES
@@ -34,20 +35,9 @@ _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 
 _AT_ONCE = 8  # requests under way
 _CHECK_S = 0.5  # by then a write is done that was under way at the look that is judged
-_AGAIN_MS_MAX = 3_600_000
 _REASONS_MAX = 20  # subscriptions of which people are told why
 _CLOSE_PERCENT = 80
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
-
-
-def _pause(text: str) -> int:
-    try:
-        pause_ms = relative_time_ms(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if not 0 < pause_ms <= _AGAIN_MS_MAX:
-        raise typer.BadParameter(f"{text!r} is not from 1s to 1h")
-    return pause_ms
 
 
 def snapshot(
@@ -59,8 +49,10 @@ def snapshot(
     namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
     again: Annotated[
-        int | None,
-        typer.Option(metavar="T", parser=_pause, help="Look again after T: 4s under traffic, 65s when quiet."),
+        Duration | None,
+        duration_option(
+            plain_unit="s", least="1s", most="1h", help="Look again after TIME: 4s under traffic, 65s when quiet."
+        ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
     token_host: Annotated[
@@ -69,8 +61,9 @@ def snapshot(
     ] = None,
     tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
     request_timeout: Annotated[
-        int, typer.Option(metavar="S", min=1, max=3_600, help="Wait this long for each whole answer.")
-    ] = 60,
+        Duration,
+        duration_option(plain_unit="s", least="1s", most="1h", help="Wait this long for each whole answer."),
+    ] = Duration(60_000),
     answer_mib_max: Annotated[int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")] = 64,
     top: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the N that redeliver most; totals are of all.")
@@ -99,7 +92,7 @@ def snapshot(
             server = AdminServer(
                 url,
                 _token(token_file),
-                request_timeout,
+                request_timeout.seconds,
                 tls_trust_cert_path,
                 answer_bytes_max=answer_mib_max * 1024 * 1024,
             )
@@ -107,7 +100,7 @@ def snapshot(
             source = _live(admin, topic or [], namespace or [], tenant or [])
         else:
             source = _recorded(recorded or [])
-        found, missing = _judged(source, again_ms=again)
+        found, missing = _judged(source, again=again)
     if json:
         console.write_json(_json(found, missing, top=top))
     else:
@@ -116,12 +109,12 @@ def snapshot(
         raise typer.Exit(1)
 
 
-def _judged(source: Source, *, again_ms: int | None) -> tuple[list[Judgement], dict[str, str]]:
+def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], dict[str, str]]:
     """Return what was found, and why of each other topic there is nothing."""
     from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
 
     topics = source.topics()
-    pauses_s = [0.0] if again_ms is None else [0.0, again_ms / 1_000, _CHECK_S]
+    pauses_s = [0.0] if again is None else [0.0, again.seconds, _CHECK_S]
     with console.progress() as progress:
         settings = _of_all(topics, source.settings, progress, "settings of topics")
         looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]

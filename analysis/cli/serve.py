@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import path_argument
+from ackstate.analysis.cli.options import duration_option, path_argument
+from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -31,21 +32,25 @@ def serve(
         typer.Option(metavar="F", parser=path_argument, help="Requests must bear a token in this file."),
     ] = None,
     header_timeout: Annotated[
-        int, typer.Option(metavar="S", min=1, help="Seconds that the headers of a request may take.")
-    ] = 5,
+        Duration,
+        duration_option(plain_unit="s", whole="s", least="1s", help="How long the headers of a request may take."),
+    ] = Duration(5_000),
     idle_timeout: Annotated[
-        int, typer.Option(metavar="S", min=1, help="Seconds that a connection may be without a request.")
-    ] = 5,
+        Duration,
+        duration_option(plain_unit="s", whole="s", least="1s", help="How long a connection may be without a request."),
+    ] = Duration(5_000),
     answer_timeout: Annotated[
-        int, typer.Option(metavar="S", min=1, help="Seconds that a client may take to read an answer.")
-    ] = 60,
+        Duration,
+        duration_option(plain_unit="s", whole="s", least="1s", help="How long a client may take to read an answer."),
+    ] = Duration(60_000),
     connections_per_client: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="Most open connections of one address, an IPv6 /64; 0 for any number."),
     ] = 32,
     wrong_token_delay: Annotated[
-        int, typer.Option(metavar="S", min=0, max=4, help="Seconds that the answer to a wrong token is delayed.")
-    ] = 1,
+        Duration,
+        duration_option(plain_unit="s", whole="s", most="4s", help="How long the answer to a wrong token is delayed."),
+    ] = Duration(1_000),
     conf: Annotated[
         Path | None, typer.Option(metavar="F", parser=path_argument, help="A broker.conf, for what no policy says.")
     ] = None,
@@ -92,6 +97,8 @@ def serve(
         broker = BrokerPolicies.from_pulsar_conf(properties, topic_may_disable=topic_may_disable)
     except ValueError as error:
         raise AckStateError(f"{conf}: {error}") from error
-    limits = ConnectionLimits(header_timeout, idle_timeout, answer_timeout, connections_per_client)
-    settings = ServerSettings(store, port, host, tokens, broker, limits, wrong_token_delay)
+    limits = ConnectionLimits(
+        header_timeout.in_whole("s"), idle_timeout.in_whole("s"), answer_timeout.in_whole("s"), connections_per_client
+    )
+    settings = ServerSettings(store, port, host, tokens, broker, limits, wrong_token_delay.in_whole("s"))
     serve(settings, announce=lambda line: console.write(f"{line}\n"))

@@ -35,7 +35,7 @@ def sweep(
         typer.Option("--set", metavar="KEY=V,V", help="A setting and its values; may be repeated."),
     ] = None,
     flush_interval_ms: Annotated[
-        str | None, typer.Option(metavar="MS,MS", help="Short for --set flush_interval_ms=...")
+        str | None, typer.Option(metavar="TIME,TIME", help="Short for --set flush_interval_ms=...")
     ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="POLICY", help="What is in use now, as 'KEY=V KEY=V', default, or 'as recorded'.")

@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import JsonOption, TraceArgument, path_argument
+from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, TraceArgument, path_argument
+from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +129,7 @@ def generate(
         float | None, typer.Option(metavar="X", help="One subscription has this share of the events.")
     ] = None,
     messages_per_second: Annotated[float, typer.Option(metavar="X", help="Mean rate of a topic.")] = 5_000.0,
-    flush_interval_ms: Annotated[int, typer.Option(metavar="MS", help="Cursors persist this often.")] = 1_000,
+    flush_interval: FlushIntervalOption = Duration(1_000),
     crashes: Annotated[int, typer.Option(metavar="N", help="The broker dies, and recovers, this often.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -145,7 +146,7 @@ def generate(
     from ackstate.analysis.trace.parquet import check_replaceable
 
     plan = TracePlan(
-        workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval_ms, crashes
+        workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval.ms, crashes
     )
     # Before Spark, which takes seconds to start.
     plan.outages()

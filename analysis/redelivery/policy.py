@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from ackstate.analysis.durations import Duration
 from ackstate.cursor.auto_age import AUTO, AutoAge
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format
@@ -95,8 +96,9 @@ class Policy:
 
         Args:
             settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
-                type. ``none`` stands for None, an enum's member goes by its name. ``AUTO`` chooses the young age, and
-                ``AUTO:0.05:1:60`` with another `AutoAge`: its share of late acks, its least and its greatest age.
+                type. ``none`` stands for None, an enum's member goes by its name, and a
+                time may have a unit, as in ``5s``. ``AUTO`` chooses the young age, and ``AUTO:0.05:1:60`` with another
+                `AutoAge`: its share of late acks, its least and its greatest age.
 
         Raises:
             PolicyError: A key is unknown or a value malformed; the message names the key.
@@ -191,7 +193,11 @@ def _chosen(key: str, text: str, values: Mapping[str, Any]) -> Any:
 
 
 def _number(key: str, text: str) -> int | float:
+    unit = "ms" if key.endswith("_ms") else "s" if key.endswith("_seconds") else ""
     try:
+        if unit:
+            return Duration.parse(text, plain_unit=unit).in_whole(unit)
         return float(text) if key == "mark_delete_rate_limit" else int(text)
-    except ValueError:
-        raise PolicyError(f"policy: {key} is a number, found {text!r}") from None
+    except ValueError as error:
+        rule = str(error) if unit else f"must be a number, got {text!r}"
+        raise PolicyError(f"policy: {key} {rule}") from None

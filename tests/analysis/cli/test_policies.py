@@ -17,7 +17,7 @@ from typing import NamedTuple
 import httpx  # noqa: F401 -- the first command would wait for it
 import pytest
 
-from ackstate.analysis.admin_client import AdminError, namespace_path, relative_time_ms, topic_path
+from ackstate.analysis.admin_client import AdminError, namespace_path, topic_path
 from command_line import ENTRY, run, write_token
 
 PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
@@ -200,48 +200,19 @@ def test_the_path_of_a_namespace():
 # --- times
 
 
-@pytest.mark.parametrize(
-    ("text", "time_ms"),
-    [
-        *(("1s", 1_000), ("10s", 10_000), ("90s", 90_000), ("1m", 60_000), ("5h", 18_000_000), ("3d", 259_200_000)),
-        *(("2w", 1_209_600_000), ("1y", 31_536_000_000), ("7", 7_000), ("0", 0), ("1S", 1_000), (" 1H ", 3_600_000)),
-        *(("+5s", 5_000), ("9223372036854775s", 9_223_372_036_854_775_000)),
-    ],
-)
-def test_the_texts_of_times(text, time_ms):
-    assert relative_time_ms(text) == time_ms
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        *(
-            (text, "is no time")
-            for text in ("1.5h", "", "s", "1 s", "1ms", "10x", "1h30m", "1e3s", "--5s", "٣s", "0x10")
-        ),
-        *((text, "is negative") for text in ("-1s", "-0")),
-        *((text, "is more than 9223372036854775807 ms") for text in ("9223372036854776s", "300000000y", "9" * 5_000)),
-    ],
-)
-def test_a_text_that_is_no_time(text, why):
-    with pytest.raises(ValueError) as caught:
-        relative_time_ms(text)
-    assert str(caught.value).startswith(f"{text!r} {why}")
-
-
 @pytest.mark.parametrize("flag", ["--time", "--maxDelay", "--fixed-delay"])
-@pytest.mark.parametrize(("text", "why"), [("1.5h", "is no time"), ("-1s", "is negative"), ("9e9", "is no time")])
-def test_a_time_that_is_refused_is_shown_as_given_with_its_flag(server, admin, flag, text, why):
+@pytest.mark.parametrize("text", ["-1s", "1h30m", "9e99"])
+def test_a_time_that_is_refused_is_shown_as_given_with_its_flag(server, admin, flag, text):
     status, out, err = admin("namespaces", "set-delayed-delivery", "a/b", "-e", flag, text)
     assert (status, out, server.requests) == (1, "", [])
     assert err.startswith(f"Invalid value for '{flag}' / ")
-    assert f"{text!r} {why}" in err
+    assert f"got {text!r}" in err
 
 
 def test_a_tick_time_of_zero_is_refused(server, admin):
     status, out, err = admin("topics", "set-delayed-delivery", "orders", "-e", "-t", "0s")
     assert (status, out, server.requests) == (1, "", [])
-    assert "Invalid value for '--time' / '-t': '0s' is not above 0" in err
+    assert "Invalid value for '--time' / '-t': must be at least 1ms, got '0s'" in err
 
 
 # --- what is told

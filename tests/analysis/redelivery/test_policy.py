@@ -40,7 +40,7 @@ def test_how_an_age_is_chosen_may_be_said():
     ("settings", "named"),
     [
         ({"flush_interval": "1"}, "unknown key 'flush_interval'"),
-        ({"flush_interval_ms": "soon"}, "flush_interval_ms is a number, found 'soon'"),
+        ({"flush_interval_ms": "soon"}, "flush_interval_ms must be a duration such as 500ms, 5s, 1m or 1h, got 'soon'"),
         ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, found -1"),
         ({"flush_interval_ms": True}, "flush_interval_ms is True"),
         ({"keep": "BEST"}, "keep is one of LOWEST, WIDEST, found 'BEST'"),
