@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError
+from ackstate.analysis.crash.promises import Promise
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -289,11 +290,15 @@ def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) 
 
 
 def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
-    """Return the promises that a run names, and one for it if it only counts."""
+    """Return the promises that a run names, or those that its counts show broken."""
     if outcome.broken or is_clean(outcome):
         return outcome.broken
-    found = f"lost {outcome.lost_durable}, invented {outcome.invented}, gauge wrong {outcome.gauge_mismatch} times"
-    return (BrokenPromise("I1, I2 or I3", found),)
+    counted = {
+        Promise.I1: (outcome.invented, "entries are invented"),
+        Promise.I2: (outcome.lost_durable, "durable entries are lost"),
+        Promise.I3: (outcome.gauge_mismatch, "times the gauge was wrong"),
+    }
+    return tuple(BrokenPromise(promise, f"{number} {what}") for promise, (number, what) in counted.items() if number)
 
 
 def _upgraded(plain: dict[str, Any], version: int) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from ackstate.errors import AckStateError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ackstate.analysis.crash.promises import Promise
+
 
 class LayerSkippedError(AckStateError):
     """This layer cannot run here; the message says what it needs."""
@@ -24,12 +26,12 @@ class BrokenPromise:
     """A promise that a run saw broken.
 
     Attributes:
-        promise: Which, by its number and in words: ``"I2: a durable receipt survives any crash"``.
+        promise: Which.
         found: What was found instead.
         story: The shortest sequence of steps that was found to lead there, one line each.
     """
 
-    promise: str
+    promise: Promise
     found: str
     story: tuple[str, ...] = ()
 

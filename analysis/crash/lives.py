@@ -27,10 +27,11 @@ from ackstate.analysis.crash.conversation import (
 )
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.lives_story import complaint, ledgers, told
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
 from ackstate.analysis.crash.subject_trace import Lived
-from ackstate.analysis.crash.verdict import DIFFERING, Life, add_operation, entries, listed
+from ackstate.analysis.crash.verdict import Life, add_operation, entries, listed
 from ackstate.analysis.trace.entry_set import EntrySet
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject_process import SubjectProcess
     from ackstate.analysis.crash.verdict import Verdict
 
-RECOVERABLE = "I5: what a crash left can be opened, a crash while it is opened included"
-TALKING = "a subject that is not crashed goes on, and says what the conversation allows"
 _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
@@ -226,7 +225,7 @@ class Lives:
             with self._launch() as process:
                 yield process
         except SubjectError as error:
-            promise = TALKING if self._is_open or isinstance(error, OutOfTurnError) else RECOVERABLE
+            promise = Promise.CONVERSATION if self._is_open or isinstance(error, OutOfTurnError) else Promise.I5
             self.broken = (BrokenPromise(promise, str(error), self._told(*complaint(error), str(error))),)
 
     def _crashed(self, process: SubjectProcess, when: str = "") -> Sequence[Answer]:
@@ -274,7 +273,7 @@ class Lives:
             fewer, more = verdict.lost_durable, verdict.invented
             if len(fewer) or len(more):
                 found = f"nothing was asked between two recoveries; lacking now: {listed(fewer)}; new: {listed(more)}"
-                self.broken = (BrokenPromise(DIFFERING, found, self._told(holds)),)
+                self.broken = (BrokenPromise(Promise.I5, found, self._told(holds)),)
             # What an earlier life was asked is not invented.
             verdict = verdict._replace(lost_durable=EntrySet(), invented=more - self._ever_asked)
         if not verdict.is_clean:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layer import BrokenPromise
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.trace.entry_set import EntrySet
 
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.subject import EntryRun, Operation, Report
 
-INVENTED = "I1: an unacked entry is never treated as acked"
-LOST = "I2: a durable receipt survives any crash"
-DIFFERING = "I5: two recoveries of what a crash left hold the same"
-GAUGE = "I3: no more comes again than the gauge said"
-GAUGE_TOO_HIGH = "I3: a gauge counts nothing that cannot come again"
 _LISTED_MAX = 8
 
 
@@ -65,15 +61,15 @@ class Verdict(NamedTuple):
         """Return the promises that this shows broken, each with the same story."""
         found = []
         if len(self.invented):
-            found.append((INVENTED, f"acked, and nobody had asked: {listed(self.invented)}"))
+            found.append((Promise.I1, f"acked, and nobody had asked: {listed(self.invented)}"))
         if len(self.lost_durable):
-            found.append((LOST, f"lost: {listed(self.lost_durable)}"))
+            found.append((Promise.I2, f"lost: {listed(self.lost_durable)}"))
         if self.is_gauge_passed:
             again = f"{len(self.redelivered)} come again: {listed(self.redelivered)}"
-            found.append((GAUGE, f"at most {self.redelivery_max} by the gauge, {again}"))
+            found.append((Promise.I3, f"at most {self.redelivery_max} by the gauge, {again}"))
         if self.overstated is not None:
             gauge, possible = self.overstated
-            found.append((GAUGE_TOO_HIGH, f"{gauge} by the gauge, and at most {possible} without a receipt"))
+            found.append((Promise.I3, f"{gauge} by the gauge, and at most {possible} without a receipt"))
         return tuple(BrokenPromise(promise, what, story) for promise, what in found)
 
 

@@ -12,9 +12,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.model.promise import Promise
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.story import failure_of, told
+from ackstate.analysis.crash.promises import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

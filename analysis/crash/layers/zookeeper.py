@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from ackstate.analysis.crash.layers.damage.story import keep_quiet
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize, shortest
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, difference
@@ -59,14 +60,6 @@ SIZE = RunSize(lives=4, operations=8)
 """So many things happen in a run at most, with so many acks before each at most."""
 _SHRINK_TRIES = 12
 _SHRINK_S = 10.0
-
-I1 = "I1: an unacked message is never treated as acked"
-I2 = "I2: a durable receipt survives any crash"
-I5 = "I5: recovering twice gives the same"
-I10 = "I10: unreadable is not absent"
-TYPED = "what servers and owners do is met with an error of the store"
-FENCED = "a fenced owner gets no receipt for what the new owner does not have"
-PUBLISHED = "a message whose position a producer has is in the log of each later owner"
 
 
 def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
@@ -174,7 +167,7 @@ class _Story:
         except LayerSkippedError:
             raise
         except Exception as error:
-            self._break(TYPED, repr(error))
+            self._break(Promise.ERRORS, repr(error))
         return True
 
     def go_on(self) -> None:
@@ -196,15 +189,15 @@ class _Story:
         self.cycles += 1
         self.lost += len(verdict.lost_durable)
         self.invented += len(verdict.invented)
-        self._note(I1, verdict.invented)
-        self._note(I2, verdict.lost_durable)
+        self._note(Promise.I1, verdict.invented)
+        self._note(Promise.I2, verdict.lost_durable)
         known, known_again = entries(report.acked), entries(again.report().acked)
         if len(known - known_again) or len(known_again - known):
-            self._break(I5, "another state at the second opening")
+            self._break(Promise.I5, "another state at the second opening")
         if lacking := difference(again.log, self._published):
-            self._break(PUBLISHED, lacking)
+            self._break(Promise.I12, lacking)
         if before and again.cursor.recovery_report.source is Source.NEW:
-            self._break(I10, "a new cursor, although its receipts were durable")
+            self._break(Promise.I10, "a new cursor, although its receipts were durable")
         self._owner = again
         # What is known is what survives from here on; what was asked and came to nothing may be asked anew.
         self._life = Life(LEDGERS, entries(again.report().acked))
@@ -271,18 +264,18 @@ class _Story:
         # The recovery notes messages missing from the log.
         self._published |= publisher.published
         if not publisher.is_fenced:
-            self._break(FENCED, "a process that has lost the log continues to publish")
+            self._break(Promise.I14, "a process that has lost the log continues to publish")
 
     def _check_stale(self, stale: _Owner, newer: _Owner) -> None:
         """Let a stale owner write; whatever it is promised, the new owner must have."""
         promised_before, published_before = stale.durable_count, len(self._published)
         stale.work()
         if len(self._published) > published_before:
-            self._break(FENCED, "a position for a message of a stale owner")
+            self._break(Promise.I14, "a position for a message of a stale owner")
         late = stale.durable_entries[promised_before:]
         unknown = [entry_id for entry_id in late if not newer.cursor.is_acked(Position(_LEDGER_ID, entry_id))]
         if unknown:
-            self._break(FENCED, f"receipts for entries {unknown}")
+            self._break(Promise.I14, f"receipts for entries {unknown}")
 
     def _open(self, *, call_timeout_s: float = _CALL_TIMEOUT_S) -> _Owner:
         retry = {"max_tries": -1, "delay": 0.01, "max_delay": 0.05}
@@ -302,11 +295,11 @@ class _Story:
     def _pause(self, longest_s: float) -> None:
         threading.Event().wait(self.chance.random() * longest_s)
 
-    def _note(self, promise: str, found: EntrySet) -> None:
+    def _note(self, promise: Promise, found: EntrySet) -> None:
         if len(found):
             self._break(promise, f"entries {list(found.runs())[:5]}")
 
-    def _break(self, promise: str, found: str) -> None:
+    def _break(self, promise: Promise, found: str) -> None:
         self.broken.append(BrokenPromise(promise, found, tuple(self._steps)))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.model.promise import Promise, hold
 from ackstate.analysis.crash.model.properties import Properties
+from ackstate.analysis.crash.promises import Promise, hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.model.promise import Promise, hold
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
+from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal_format import Format
 from ackstate.limits.rules import Rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.outcome import Route
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CursorFencedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.promises import Promise, hold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

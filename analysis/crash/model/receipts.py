@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,9 +7,9 @@ from time import process_time
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layer import BrokenPromise
-from ackstate.analysis.crash.model.promise import PromiseBrokenError
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.promises import PromiseBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def told(seed: int, failure: Failure, *, seconds_max: float) -> BrokenPromise:
     found = shortest.error.found
     lines = [line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]} ..." for line in shortest.story]
     return BrokenPromise(
-        shortest.error.promise.text,
+        shortest.error.promise,
         found if len(found) <= _TEXT_MAX else f"{found[:_TEXT_MAX]} ...",
         (f"seed {seed}, events {', '.join(map(str, shortest.numbers))}", f"with {shortest.settings.text()}", *lines),
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.model import traffic
 from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
-from ackstate.analysis.crash.model.promise import Promise, hold
 from ackstate.analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from ackstate.analysis.crash.model.side import Waiter
+from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
 from ackstate.cursor.outcome import Route

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.model.promise import Promise, hold
 from ackstate.analysis.crash.model.settings import Encoded
+from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.native_format import content_of
 from ackstate.cursor.outcome import Route

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.crash.model.promise import Promise, hold
+from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal import cursor_owner
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.native_format import content_of

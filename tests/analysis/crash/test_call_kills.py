@@ -22,12 +22,11 @@ from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers.call_kills import call_kills_of
-from ackstate.analysis.crash.lives import RECOVERABLE, TALKING
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
-from ackstate.analysis.crash.verdict import LOST
 from command_line import run
 
 SUBJECTS = Path(__file__).parent / "subjects"
@@ -230,7 +229,7 @@ def test_ours_survives_a_kill_at_every_call(tracer, name):
 
 def test_a_file_that_is_written_in_place_is_found(tracer):
     (broken,) = outcomes_of(forked(InPlace), 20)[-1].broken
-    assert broken.promise == RECOVERABLE
+    assert broken.promise == Promise.I5
     assert any(re.fullmatch(r"SIGKILL before its call \d+, write", line) for line in broken.story)
 
 
@@ -254,7 +253,7 @@ def named(command):
 
 
 def is_found(outcome):
-    return {broken.promise for broken in outcome.broken} == {LOST}
+    return {broken.promise for broken in outcome.broken} == {Promise.I2}
 
 
 @pytest.mark.parametrize("options", [(), ("-static",)], ids=["dynamic", "static"])
@@ -275,7 +274,7 @@ def test_receipts_before_writes_are_found_in_scripts(tracer):
 def test_the_command_prints_before_which_call_it_was(tracer, compiled, capsys):
     status, out, _ = run(capsys, "crash", "--layer", "L2", "--seed", "2", "--runs", "1", "--subject", compiled())
     assert status == 1
-    assert f"L2, seed 2: {LOST}: lost: " in out
+    assert f"L2, seed 2: {Promise.I2}: lost: " in out
     assert re.search(r"\n  durable: [\d ]+\n(  .*\n)*  SIGKILL before its call \d+, \w+\n", out)
     assert "again: ackstate crash --layer L2 --seed 2 --runs 1 --subject " in out
 
@@ -288,7 +287,7 @@ def test_a_subject_that_ends_by_itself_is_blamed_for_that(tracer):
             super().apply(operation)
 
     (broken,) = outcomes_of(forked(Ending), 20)[-1].broken
-    assert (broken.promise, broken.found) == (TALKING, "the subject ended by itself with status 0")
+    assert (broken.promise, broken.found) == (Promise.CONVERSATION, "the subject ended by itself with status 0")
 
 
 def test_a_system_without_tracing_skips_the_layer(monkeypatch, capsys):

@@ -24,9 +24,10 @@ from ackstate.analysis.crash.campaign import (
 )
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.promises import Promise
 from command_line import assert_one_line, run
 
-LOST = BrokenPromise("I2: a durable receipt survives any crash", "1:7 was lost", ("ack 1:7", "persist", "kill"))
+LOST = BrokenPromise(Promise.I2, "1:7 was lost", ("ack 1:7", "persist", "kill"))
 NO_TIME = Budget(1e-9)
 MUCH_TIME = Budget(3_600)
 
@@ -85,12 +86,12 @@ def test_a_run_that_only_counts_is_a_failure_with_a_name():
     totals = Totals(1)
     run_layer(FakeLayer(seed_1={"cycles": 1, "gauge_mismatch": 1}), totals, NO_TIME)
     assert totals.failed_runs == 1
-    assert totals.failures[0]["found"] == "lost 0, invented 0, gauge wrong 1 times"
+    assert totals.failures[0]["found"] == "1 times the gauge was wrong"
 
 
 def failing(found, count=30):
     """A layer whose runs are broken, each with what `found` returns for its seed, and a story of `seed` lines."""
-    told = {seed: BrokenPromise("I9", found(seed), ("step",) * (40 - seed)) for seed in range(count)}
+    told = {seed: BrokenPromise(Promise.I9, found(seed), ("step",) * (40 - seed)) for seed in range(count)}
     return FakeLayer(**{f"seed_{seed}": {"cycles": 1, "broken": (broken,)} for seed, broken in told.items()})
 
 
@@ -327,7 +328,7 @@ def test_a_failure_before_an_error_is_printed_and_is_the_status(layers, capsys, 
     layers(failing(lambda _: "a panic", 3), ending)
     status, out, err = crash(capsys, "--layer", "L3..L4", "--seed", "2", "--runs", "1")
     assert (status, err.count("\n")) == (1, 1)
-    assert "L3, seed 2: I9: a panic" in out
+    assert f"L3, seed 2: {Promise.I9}: a panic" in out
     layers(FakeLayer(), ending)
     status, out, _ = crash(capsys, "--layer", "L3..L4", "--runs", "1")
     assert (status, "L3" in out) == (130 if isinstance(error, KeyboardInterrupt) else 2, True)
@@ -336,7 +337,7 @@ def test_a_failure_before_an_error_is_printed_and_is_the_status(layers, capsys, 
 def test_a_long_story_is_shortened_and_stored_in_a_file(layers, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     story = tuple(f"step {number} {'x' * 400 * (number == 2)}" for number in range(1_000))
-    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise("I9", "a panic", story),)}))
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise(Promise.I9, "a panic", story),)}))
     _, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
     shown = out[out.index("L3, seed 1") :]
     assert shown.count("\n") <= 24
@@ -345,24 +346,24 @@ def test_a_long_story_is_shortened_and_stored_in_a_file(layers, capsys, tmp_path
     assert "  step 999 \n" in shown
     (file,) = tmp_path.iterdir()
     assert f"  the whole story: {file}\n" in shown
-    assert file.read_text().splitlines() == ["L3, seed 1: I9: a panic", *story]
+    assert file.read_text().splitlines() == [f"L3, seed 1: {Promise.I9}: a panic", *story]
 
 
 def test_a_story_that_cannot_be_stored_is_printed_whole(layers, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     story = tuple(f"step {number}" for number in range(100))
-    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise("I9", "a panic", story),)}))
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise(Promise.I9, "a panic", story),)}))
     _, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
     assert all(f"  {line}\n" in out for line in story)
     assert "the story could not be stored in a file: No such file or directory" in out
 
 
 def test_two_promises_of_one_run_have_one_story(layers, capsys):
-    both = (LOST, BrokenPromise("I1", "1:8 was invented", LOST.story))
+    both = (LOST, BrokenPromise(Promise.I1, "1:8 was invented", LOST.story))
     layers(FakeLayer(seed_1={"cycles": 1, "broken": both}, seed_2={"cycles": 1, "broken": both}))
     _, out, _ = crash(capsys, "--layer", "L3", "--runs", "2")
     assert out.count("  ack 1:7\n") == out.count("again:") == 1
-    assert "I1: 1:8 was invented\n  ack 1:7\n" in out
+    assert f"{Promise.I1}: 1:8 was invented\n  ack 1:7\n" in out
     assert "  2 runs failed equally, the last with seed 2\n" in out
 
 

@@ -12,6 +12,7 @@ from ackstate.analysis.crash.layers.damage.judgement import Fate, damage, good_s
 from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
+from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor import recovery
 from ackstate.cursor.journal import Journal
 from ackstate.cursor.journal_format import Repair
@@ -153,7 +154,7 @@ def test_one_bit_of_a_small_database_that_makes_trouble_is_found_and_told(monkey
     monkeypatch.setattr(layer, "_PIECE", 8)
     monkeypatch.setattr(SqliteMedium, "reopen", stumbles_over(SqliteMedium.reopen, b"SQLite format 3\0", bit=2))
     broken = [broken for turn in range(16) for broken in layer.bits_in_turn(0, sqlite, turn).broken]
-    assert [each.promise for each in broken] == [layer.TYPED]
+    assert [each.promise for each in broken] == [Promise.ERRORS]
     assert broken[0].story[-1] == f"then this alone is damaged: {sqlite_database.DATABASE}: bit 2 of byte 15 flipped"
 
 
@@ -184,7 +185,7 @@ def test_one_bit_that_makes_trouble_among_thousands_is_found_and_told(monkeypatc
 
     monkeypatch.setattr(FileMedium, "open", stumbles)
     broken = [broken for piece in layer.every_bit(5) for broken in piece.broken]
-    assert [each.promise for each in broken] == [layer.TYPED]
+    assert [each.promise for each in broken] == [Promise.ERRORS]
     assert broken[0].story[-1] == f"then this alone is damaged: {log}: bit 4 of byte 233 flipped"
 
 
@@ -192,7 +193,7 @@ def test_one_bit_that_makes_trouble_among_thousands_is_found_and_told(monkeypatc
 def test_a_store_that_does_not_check_its_checksum_is_caught(monkeypatch):
     monkeypatch.setattr(file_log, "google_crc32c", NO_CHECKSUM)
     found = first_broken(FileMedium(), range(0, 40, 2))
-    assert found.promise in {layer.I1, layer.I2, layer.TYPED}
+    assert found.promise in {Promise.I1, Promise.I2, Promise.ERRORS}
     assert found.story[0].startswith("FileStore")
 
 
@@ -212,7 +213,7 @@ def test_rows_without_a_checksum_are_caught(monkeypatch, sqlite):
         changed = database[:at] + bytes([database[at] ^ 1]) + database[at + 1 :]
         copy = Damage(f"bit 0 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
         found |= {broken.promise for broken in judge(sqlite, good, copy).broken}
-    assert found & {layer.I1, layer.I2}
+    assert found & {Promise.I1, Promise.I2}
 
 
 @pytest.mark.slow
@@ -225,7 +226,7 @@ def test_a_log_that_is_not_checked_before_sqlite_reads_it_is_caught(monkeypatch,
     for at in range(100, len(log) // 2, len(log) // 9):
         changed = log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :]
         broken += judge(sqlite, good, Damage(f"byte {at}", {**good.files, name: changed}, Reach.LAST)).broken
-    assert {each.promise for each in broken} & {layer.I2, layer.I10}
+    assert {each.promise for each in broken} & {Promise.I2, Promise.I10}
 
 
 class EmptyIsNew:
@@ -248,10 +249,10 @@ def test_an_empty_file_taken_for_an_empty_state_is_caught():
     medium = EmptyIsNew()
     good = good_store(2, medium)
     emptied = Damage("emptied", dict.fromkeys(good.files, b""), Reach.NONE)
-    assert [broken.promise for broken in judge(medium, good, emptied).broken] == [layer.I10]
+    assert [broken.promise for broken in judge(medium, good, emptied).broken] == [Promise.I10]
     assert judge(FileMedium(), good, emptied).counts == {"refused": 1}
     # The layer itself gets there.
-    assert layer.I10 in promises(run(seed, medium) for seed in (2, 4, 6))
+    assert Promise.I10 in promises(run(seed, medium) for seed in (2, 4, 6))
 
 
 @pytest.mark.slow
@@ -273,7 +274,7 @@ def test_a_recovery_that_falls_back_to_an_older_state_is_caught(monkeypatch, sql
         changed = database[:at] + bytes([database[at] ^ 16]) + database[at + 1 :]
         copy = Damage(f"bit 4 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
         broken += judge(sqlite, good, copy).broken
-    assert layer.I2 in {each.promise for each in broken}
+    assert Promise.I2 in {each.promise for each in broken}
 
 
 def records(form, *, entries_min=3):
@@ -308,7 +309,7 @@ def test_a_repair_that_is_refused_is_a_broken_promise(monkeypatch, form):
 
     monkeypatch.setattr(Journal, "_take_over", refuses)
     broken = judge(medium, good, first).broken
-    assert [each.promise for each in broken] == [layer.REPAIRED] * 2
+    assert [each.promise for each in broken] == [Promise.REPAIRS] * 2
     assert all("StoreError: not now" in each.found for each in broken)
 
 
@@ -330,7 +331,7 @@ def test_a_repair_that_ends_at_no_earlier_state_is_caught(monkeypatch):
     medium, good, names = records("NATIVE")
     monkeypatch.setattr(good.story, "states", good.story.states[:1])
     (broken,) = judge(medium, good, without(good, names[1])).broken
-    assert broken.promise == layer.REPAIRED
+    assert broken.promise == Promise.REPAIRS
     assert "which never was durable" in broken.found
 
 
@@ -339,7 +340,7 @@ def test_a_repair_that_is_not_written_is_caught(monkeypatch):
     everything = Damage("noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
     monkeypatch.setattr(ManagedCursor, "persist", lambda self, *, now_ms: None)
     broken = judge(medium, good, everything).broken
-    assert {each.promise for each in broken} == {layer.REPAIRED}
+    assert {each.promise for each in broken} == {Promise.REPAIRS}
     assert all("UnreadableCursorError" in each.found for each in broken)
 
 
@@ -352,7 +353,7 @@ def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(mon
     outcome = run(4, RecordMedium())
     (broken,) = outcome.broken
     assert len(broken.story) > 2
-    assert (outcome.seed, broken.promise) == (4, layer.HONEST)
+    assert (outcome.seed, broken.promise) == (4, Promise.I10)
     assert "the disk is gone" in broken.found
     assert "seed 4" in broken.story[0]
 
@@ -367,7 +368,7 @@ def test_an_error_that_is_not_ours_and_a_hang_are_caught(monkeypatch):
     same = Damage("nothing", good.files, Reach.NONE)
     assert judge(medium, good, same).counts == {"harmless": 1}
     (broken,) = judge(Careless(), good, same).broken
-    assert (broken.promise, broken.found) == (layer.TYPED, "KeyError('header')")
+    assert (broken.promise, broken.found) == (Promise.ERRORS, "KeyError('header')")
 
     class Hangs(EmptyIsNew):
         def open(self, files):
@@ -389,4 +390,4 @@ def test_a_refusal_without_a_word_of_where_is_caught():
 
     good = good_store(0, FileMedium())
     (broken,) = judge(Silent(), good, Damage("nothing", good.files, Reach.NONE)).broken
-    assert broken.promise == layer.TYPED
+    assert broken.promise == Promise.ERRORS

@@ -25,12 +25,12 @@ from ackstate.analysis.crash.conversation import (
     printable,
 )
 from ackstate.analysis.crash.layers.kills import Kills
-from ackstate.analysis.crash.lives import TALKING, Lives, LivesSettings, Sigkill
+from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
-from ackstate.analysis.crash.verdict import DIFFERING, GAUGE
 from command_line import ENTRY, assert_one_line, run
 from waiting import wait_until
 
@@ -107,7 +107,7 @@ def test_receipts_for_nothing_do_not_hide_that_it_is_silent():
         found = outcomes_of(Talking, 6, size=RunSize(1, 30), patience_s=0.3)
     broken = [each for outcome in found for each in outcome.broken]
     assert broken
-    assert all(each.promise == TALKING and "silent" in each.found for each in broken)
+    assert all(each.promise == Promise.CONVERSATION and "silent" in each.found for each in broken)
 
 
 def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
@@ -148,7 +148,7 @@ def test_two_recoveries_that_differ_are_no_lost_receipts(monkeypatch):
 
     found = [outcome for outcome in outcomes_of(Forgetting, 6) if outcome.broken]
     assert found
-    assert {each.promise for outcome in found for each in outcome.broken} == {DIFFERING}
+    assert {each.promise for outcome in found for each in outcome.broken} == {Promise.I5}
     assert sum(outcome.lost_durable + outcome.invented for outcome in found) == 0
 
 
@@ -161,7 +161,7 @@ def test_the_gauge_of_a_report_is_held_against_it():
             if self._acked:
                 self._saved, self._unsaved = [], []
 
-    assert {each.promise for outcome in outcomes_of(Hopeful, 3) for each in outcome.broken} <= {GAUGE, DIFFERING}
+    assert {each.promise for outcome in outcomes_of(Hopeful, 3) for each in outcome.broken} <= {Promise.I3, Promise.I5}
 
 
 def test_a_gauge_with_a_fraction_and_a_subject_that_is_not_complete_are_refused():
@@ -245,7 +245,7 @@ def test_standard_error_of_a_subject_that_talks_nonsense_is_in_the_story():
             return [number + 10**6 for number in super().receipts()]
 
     broken = [each for outcome in outcomes_of(Nonsense, 8) for each in outcome.broken]
-    assert {each.promise for each in broken} == {TALKING}
+    assert {each.promise for each in broken} == {Promise.CONVERSATION}
     stories = [each.story for each in broken if "| first" in each.story]
     assert stories
     assert all(story[-3:-1] == ("| first", "| second") for story in stories)

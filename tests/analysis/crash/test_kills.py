@@ -13,14 +13,13 @@ from ackstate.analysis.crash import lives, workload
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layers.kills import Kills, kills
-from ackstate.analysis.crash.lives import RECOVERABLE, TALKING
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.subject import OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
-from ackstate.analysis.crash.verdict import DIFFERING, GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST
 from ackstate.analysis.trace.entry_set import EntrySet
 
 SMALL = RunSize(4, 60)
@@ -206,16 +205,16 @@ def test_ours_survives_every_kill(make_subject):
 @pytest.mark.parametrize(
     ("make_subject", "promise", "counted"),
     [
-        (Lying, LOST, "lost_durable"),
-        (Generous, INVENTED, "invented"),
-        (Optimistic, GAUGE, "gauge_mismatch"),
-        (Huge, GAUGE_TOO_HIGH, "gauge_mismatch"),
-        (Growing, GAUGE_TOO_HIGH, "gauge_mismatch"),
-        (Late, GAUGE_TOO_HIGH, "gauge_mismatch"),
-        (Doubled, GAUGE_TOO_HIGH, "gauge_mismatch"),
-        (Torn, RECOVERABLE, ""),
-        (Dying, TALKING, ""),
-        (Boasting, TALKING, ""),
+        (Lying, Promise.I2, "lost_durable"),
+        (Generous, Promise.I1, "invented"),
+        (Optimistic, Promise.I3, "gauge_mismatch"),
+        (Huge, Promise.I3, "gauge_mismatch"),
+        (Growing, Promise.I3, "gauge_mismatch"),
+        (Late, Promise.I3, "gauge_mismatch"),
+        (Doubled, Promise.I3, "gauge_mismatch"),
+        (Torn, Promise.I5, ""),
+        (Dying, Promise.CONVERSATION, ""),
+        (Boasting, Promise.CONVERSATION, ""),
     ],
 )
 def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted):
@@ -232,7 +231,7 @@ def test_a_subject_whose_recoveries_differ_is_found(monkeypatch):
     monkeypatch.setattr(lives, "_CRASHED_RECOVERY_SHARE", 0)
     monkeypatch.setattr(lives, "_EARLY_SHARE", 0)
     (broken,) = outcomes_of(Forgetful, 100)[-1].broken
-    assert broken.promise == DIFFERING
+    assert broken.promise == Promise.I5
     assert broken.story
 
 
@@ -265,7 +264,7 @@ def test_a_subject_that_falls_silent_is_found():
             super().apply(operation)
 
     (outcome,) = outcomes_of(Silent, 30, patience_s=1, size=RunSize(1, 30))[-1:]
-    assert [broken.promise for broken in outcome.broken] == [TALKING]
+    assert [broken.promise for broken in outcome.broken] == [Promise.CONVERSATION]
     assert "silent" in outcome.broken[0].found
 
 

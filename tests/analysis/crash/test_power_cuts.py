@@ -20,13 +20,12 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
 from ackstate.analysis.crash.layers.system_calls import shim
 from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
-from ackstate.analysis.crash.lives import RECOVERABLE
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.scratch import fast_parent
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
-from ackstate.analysis.crash.verdict import GAUGE_TOO_HIGH, LOST
 from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.recorder import read_recording
 
@@ -73,7 +72,7 @@ def test_the_naive_one_is_caught_at_once(options):
     outcomes = runs(PowerCuts(subject_launch("naive"), mount_options=[options], size=SMALL), 2)
     broken = [outcome.broken[0] for outcome in outcomes if outcome.broken]
     assert broken
-    assert {each.promise for each in broken} <= {LOST, RECOVERABLE}
+    assert {each.promise for each in broken} <= {Promise.I2, Promise.I5}
     for outcome in outcomes:
         assert outcome.cycles <= 10
 
@@ -112,7 +111,7 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync_names(tmp_path):
     found = json.loads(ended.stdout)
     assert found["none"]["broken"] == []
     for name in ("never_sync_directory", "never_sync_above"):
-        assert LOST in [each["promise"] for each in found[name]["broken"]], name
+        assert Promise.I2 in [each["promise"] for each in found[name]["broken"]], name
 
 
 @pytest.mark.root
@@ -193,7 +192,7 @@ def test_a_gauge_that_is_far_too_high_is_caught():
     layer = PowerCuts(lambda: SubjectProcess.fork(HugeGauge), mount_options=["noauto_da_alloc"], size=SMALL)
     with closing(layer(1)) as outcomes:
         outcome = next(each for each in islice(outcomes, 5) if each.broken)
-    assert GAUGE_TOO_HIGH in {each.promise for each in outcome.broken}
+    assert Promise.I3 in {each.promise for each in outcome.broken}
     assert outcome.gauge_mismatch > 0
 
 

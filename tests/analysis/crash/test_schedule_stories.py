@@ -9,9 +9,9 @@ import pytest
 import ackstate.cursor.message_log
 import ackstate.cursor.native_format
 import ackstate.cursor.persister
-from ackstate.analysis.crash.model.promise import Promise, PromiseBrokenError
 from ackstate.analysis.crash.model.schedule import judged
 from ackstate.analysis.crash.model.side import _Asked
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
 from ackstate.cursor.ack_state import AckState
 from ackstate.cursor.dispatch.dispatcher import Dispatcher

@@ -10,6 +10,7 @@ import pytest
 from ackstate.analysis.crash.layers import schedules
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.promises import Promise
 from museum.exhibits import EXHIBITS
 
 PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}
@@ -59,4 +60,4 @@ def test_the_layer_finds_a_planted_bug_and_tells_it_shortly(name):
         outcome = next(each for each in islice(schedules.schedules(0), 40) if each.broken)
     (broken,) = outcome.broken
     assert len(broken.story) <= 14, broken
-    assert (outcome.lost_durable > 0) == broken.promise.startswith("I2:")
+    assert (outcome.lost_durable > 0) == (broken.promise is Promise.I2)

@@ -18,6 +18,7 @@ from ackstate.analysis.crash.layer import LayerSkippedError, RunOutcome
 from ackstate.analysis.crash.layers.system_calls import shim as fault_shim
 from ackstate.analysis.crash.layers.system_calls import system_calls
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import fast_parent
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")
@@ -108,17 +109,17 @@ def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(librar
 @pytest.mark.parametrize(
     ("plant", "promise", "met"),
     [
-        ("swallow_failed_sync", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
-        ("sync_again", "I2: a durable receipt survives any crash", "fdatasync of store/log-0000000000000001"),
-        ("trust_the_cache", "I10: unreadable is not absent, and an honest fault is no damage", "12 calls later: call"),
-        ("never_sync", "I10: unreadable is not absent, and an honest fault is no damage", "the power is cut"),
-        ("never_sync_directory", "I2: a durable receipt survives any crash", "the power is cut"),
-        ("never_sync_above", "I2: a durable receipt survives any crash", "the power is cut"),
-        ("never_sync_above_sqlite", "I2: a durable receipt survives any crash", "the power is cut"),
-        ("ignore_short_write", "I10: unreadable is not absent, and an honest fault is no damage", "then EIO: call"),
+        ("swallow_failed_sync", Promise.I2, "fdatasync of store/log-0000000000000001"),
+        ("sync_again", Promise.I2, "fdatasync of store/log-0000000000000001"),
+        ("trust_the_cache", Promise.I10, "12 calls later: call"),
+        ("never_sync", Promise.I10, "the power is cut"),
+        ("never_sync_directory", Promise.I2, "the power is cut"),
+        ("never_sync_above", Promise.I2, "the power is cut"),
+        ("never_sync_above_sqlite", Promise.I2, "the power is cut"),
+        ("ignore_short_write", Promise.I10, "then EIO: call"),
         ("raise_what_comes", "a failed call raises one of our errors", "fails with ENOSPC: call"),
-        ("pass_a_group_by", "I2: a durable receipt survives any crash", "of store/log-0000000000000001"),
-        ("no_sqlite_sync", "I2: a durable receipt survives any crash", "the power is cut"),
+        ("pass_a_group_by", Promise.I2, "of store/log-0000000000000001"),
+        ("no_sqlite_sync", Promise.I2, "the power is cut"),
     ],
 )
 def test_a_planted_bug_is_caught_with_its_story(planted, plant, promise, met):

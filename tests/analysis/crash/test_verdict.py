@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.verdict import GAUGE, GAUGE_TOO_HIGH, INVENTED, LOST, Life, entries, listed
+from ackstate.analysis.crash.verdict import Life, entries, listed
 
 LOG = {3: 10, 5: 0, 6: 10}
 
@@ -35,7 +36,7 @@ def test_a_receipt_that_lied_is_lost():
     life.durable([1])
     verdict = life.judge(holds(1))
     assert list(verdict.lost_durable.runs()) == [(3, 2, 3)]
-    assert [(each.promise, each.found) for each in verdict.broken()] == [(LOST, "lost: 3:[2, 3)")]
+    assert [(each.promise, each.found) for each in verdict.broken()] == [(Promise.I2, "lost: 3:[2, 3)")]
 
 
 def test_what_was_known_at_the_start_must_survive():
@@ -46,7 +47,7 @@ def test_what_was_known_at_the_start_must_survive():
 def test_what_nobody_asked_to_ack_is_invented():
     verdict = lived(1).judge(holds(1, 4))
     assert list(verdict.invented.runs()) == [(3, 4, 5)]
-    assert [each.promise for each in verdict.broken(("a story",))] == [INVENTED]
+    assert [each.promise for each in verdict.broken(("a story",))] == [Promise.I1]
     assert verdict.broken(("a story",))[0].story == ("a story",)
 
 
@@ -62,7 +63,7 @@ def test_a_gauge_that_was_too_low_is_found():
     life.gauged(1)
     verdict = life.judge(holds())
     assert (verdict.redelivery_max, verdict.is_gauge_passed) == (1, True)
-    assert [each.promise for each in verdict.broken()] == [GAUGE]
+    assert [each.promise for each in verdict.broken()] == [Promise.I3]
     assert not life.judge(holds(2)).is_gauge_passed
 
 
@@ -87,7 +88,7 @@ def test_a_gauge_that_counts_more_than_can_come_again_is_found():
     verdict = life.judge(holds(1, 2, 3, 7))
     assert (verdict.overstated, verdict.is_gauge_passed, verdict.is_gauge_wrong) == ((2, 1), False, True)
     found = "2 by the gauge, and at most 1 without a receipt"
-    assert [(each.promise, each.found) for each in verdict.broken()] == [(GAUGE_TOO_HIGH, found)]
+    assert [(each.promise, each.found) for each in verdict.broken()] == [(Promise.I3, found)]
 
 
 def test_a_receipt_counts_against_a_gauge_only_if_it_came_before_the_operation():

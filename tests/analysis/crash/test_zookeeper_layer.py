@@ -10,6 +10,7 @@ from ackstate.analysis.crash import zookeeper_server
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers import zookeeper as layer
 from ackstate.analysis.crash.layers.zookeeper import run, zookeeper
+from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.log_ownership import LogOwnership
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
@@ -64,7 +65,7 @@ def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeyp
     assert broken_in([run(201, server, ZooKeeperStore)]) == set()
     monkeypatch.setattr(ZooKeeperLedgers, "fence", ZooKeeperLedgers.last)
     broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(202, 206))
-    assert broken & {layer.FENCED, layer.I2, layer.TYPED}
+    assert broken & {Promise.I14, Promise.I2, Promise.ERRORS}
 
 
 @pytest.mark.parametrize("name", ["_stale", "_suspended"])
@@ -74,7 +75,7 @@ def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypa
     monkeypatch.setattr(LogOwnership, "take_over", classmethod(lambda cls, *where: cls(*where, term=1, version=ABSENT)))
     monkeypatch.setattr(LogOwnership, "_put", lambda *_: ABSENT)
     broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(211, 213))
-    assert broken & {layer.FENCED, layer.PUBLISHED}
+    assert broken & {Promise.I14, Promise.I12}
 
 
 def test_a_store_that_says_it_has_written_and_has_not_is_caught(server, only, monkeypatch):
@@ -87,7 +88,7 @@ def test_a_store_that_says_it_has_written_and_has_not_is_caught(server, only, mo
 
     monkeypatch.setattr(ZooKeeperLedgers, "append", forgetful)
     outcomes = [run(seed, server, ZooKeeperStore) for seed in range(301, 304)]
-    assert broken_in(outcomes) & {layer.FENCED, layer.I2}
+    assert broken_in(outcomes) & {Promise.I14, Promise.I2}
     # The story that is told has one event, and no ack that it can do without.
     outcome = next(each for each in outcomes if each.broken)
     shrunk = layer.shrunk(outcome, server, ZooKeeperStore)

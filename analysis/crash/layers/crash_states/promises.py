@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layers.crash_states.workload import entries_in
+from ackstate.analysis.crash.promises import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ackstate import Position
     from ackstate.analysis.crash.layers.crash_states.workload import View
-
-NOTHING_UNACKED_IS_ACKED = "I1: an unacked message is never treated as acked; I13: nor does an ack from before a reset"
-DURABLE_SURVIVES = "I2: a durable receipt survives any crash"
-GAUGE_IS_RIGHT = "I3: redelivered after the worst crash == the gauge; after any other <= it"
-RECOVERY_REPEATS = "I5: recovering twice gives the same; a crash during recovery is survived"
-MARK_DELETE_STAYS = "I7: the durable mark-delete never goes back, except by reset"
-ABSENT_IS_NOT_UNREADABLE = "I10: what was created is there, and what an honest crash left can be read"
-SIZE_IS_BOUNDED = "I11: the bytes on the disk are bounded by the live state"
 
 
 class Expected(NamedTuple):
@@ -79,7 +72,7 @@ def broken_by_error(error: Exception) -> Broken:
     """Return the promise that is broken by an error, where nothing may escape."""
     if isinstance(error, BrokenError):
         return error.broken
-    return Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
+    return Broken(Promise.I10, f"{type(error).__name__}: {error}")
 
 
 class Broken(NamedTuple):
@@ -93,7 +86,7 @@ class Broken(NamedTuple):
         is_gauge_wrong: Whether the gauge said something else.
     """
 
-    promise: str
+    promise: Promise
     found: str
     lost: int = 0
     invented: int = 0
@@ -130,22 +123,22 @@ def _first_broken(view: View, expected: Expected, *, is_exact: bool) -> Broken |
 def _broken(view: View, expected: Expected, *, is_exact: bool) -> Iterator[Broken]:
     if view.is_new and expected.exists:
         lost = expected.durable.bit_count()
-        yield Broken(ABSENT_IS_NOT_UNREADABLE, "it opens as a new cursor", lost=lost)
+        yield Broken(Promise.I10, "it opens as a new cursor", lost=lost)
     if lost := expected.durable & ~view.entries:
-        yield Broken(DURABLE_SURVIVES, f"not acked: {entries_in(lost)}", lost=lost.bit_count())
+        yield Broken(Promise.I2, f"not acked: {entries_in(lost)}", lost=lost.bit_count())
     if invented := view.entries & ~expected.accepted:
-        yield Broken(NOTHING_UNACKED_IS_ACKED, f"acked: {entries_in(invented)}", invented=invented.bit_count())
+        yield Broken(Promise.I1, f"acked: {entries_in(invented)}", invented=invented.bit_count())
     if lost := expected.durable_messages & ~view.messages:
-        yield Broken(DURABLE_SURVIVES, f"{lost.bit_count()} messages of batches", lost=lost.bit_count())
+        yield Broken(Promise.I2, f"{lost.bit_count()} messages of batches", lost=lost.bit_count())
     if invented := view.messages & ~expected.accepted_messages:
         count = invented.bit_count()
-        yield Broken(NOTHING_UNACKED_IS_ACKED, f"{count} messages of batches are acked", invented=count)
+        yield Broken(Promise.I1, f"{count} messages of batches are acked", invented=count)
     redelivered, gauge = (expected.accepted & ~view.entries).bit_count(), expected.redelivery_if_crashed
     if redelivered > gauge or (is_exact and redelivered != gauge):
         found = f"{redelivered} entries are redelivered, and the gauge said {gauge}"
-        yield Broken(GAUGE_IS_RIGHT, found, is_gauge_wrong=True)
+        yield Broken(Promise.I3, found, is_gauge_wrong=True)
     if view.mark_delete < expected.mark_delete_min:
-        yield Broken(MARK_DELETE_STAYS, f"at {view.mark_delete}, and {expected.mark_delete_min} was durable")
+        yield Broken(Promise.I7, f"at {view.mark_delete}, and {expected.mark_delete_min} was durable")
     if view.properties != expected.properties:
         found = f"properties {dict(view.properties)}, not {dict(expected.properties)}"
-        yield Broken(DURABLE_SURVIVES, found)
+        yield Broken(Promise.I2, found)

@@ -13,13 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.crash.layers.crash_states.promises import (
-    ABSENT_IS_NOT_UNREADABLE,
-    RECOVERY_REPEATS,
-    SIZE_IS_BOUNDED,
-    Broken,
-)
+from ackstate.analysis.crash.layers.crash_states.promises import Broken
 from ackstate.analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor import ManagedCursor
@@ -117,14 +113,14 @@ class Recoveries:
             live = live_size(store, self._workload.subscriptions)
             leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
-            return Recovered({}, Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}"))
+            return Recovered({}, Broken(Promise.I10, f"{type(error).__name__}: {error}"))
         finally:
             # A disk and the directory that has it open know each other: hundreds of thousands of rings to collect.
             disk.kill()
         if leftover is not None:
             recovered = Recovered(recovered.views, leftover)
         elif size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
-            recovered = Recovered(recovered.views, Broken(SIZE_IS_BOUNDED, f"{size} bytes hold {live}"))
+            recovered = Recovered(recovered.views, Broken(Promise.I11, f"{size} bytes hold {live}"))
         elif memory is self._deep:
             recovered = Recovered(recovered.views, self._broken_by_a_crash(disk, recovered))
         memory.of_content[key] = recovered
@@ -138,7 +134,7 @@ class Recoveries:
             again = self._recover_again(state.files)
             broken = again.broken
             if broken is None and _acks(again) != wanted:
-                broken = Broken(RECOVERY_REPEATS, f"first {recovered.views}, then {again.views}")
+                broken = Broken(Promise.I5, f"first {recovered.views}, then {again.views}")
             if broken is not None:
                 return broken._replace(found=f"{broken.found}, after a crash of the recovery that left: {state}")
         return None
@@ -214,7 +210,7 @@ def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | 
         value, owned = store.metadata.get(path), store.ledgers.owned_by(owner)
         named = None if value is None else decode_record(value.data).record.cursor_ledger_id
         if owned != ([] if named is None else [named]):
-            return Broken(SIZE_IS_BOUNDED, f"{subscription}: ledgers {owned}, and the record names {named}")
+            return Broken(Promise.I11, f"{subscription}: ledgers {owned}, and the record names {named}")
     return None
 
 

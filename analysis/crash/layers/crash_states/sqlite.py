@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
 from ackstate.analysis.crash.layers.crash_states.promises import (
-    ABSENT_IS_NOT_UNREADABLE,
-    RECOVERY_REPEATS,
     Broken,
     broken_by_error,
     judge,
 )
 from ackstate.analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
 from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure
+from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.stores.sqlite_database import DATABASE
 
@@ -283,10 +282,10 @@ class _Judging:
                 with closing(SqliteStore(again)) as store_again:
                     views_again = open_cursors(store_again, self._workload)
         except Exception as error:  # An honest crash is no reason for any error.
-            return Broken(ABSENT_IS_NOT_UNREADABLE, f"{type(error).__name__}: {error}")
+            return Broken(Promise.I10, f"{type(error).__name__}: {error}")
         finally:
             for place in (first, again):
                 shutil.rmtree(place, ignore_errors=True)
         if {name: view._replace(is_new=False) for name, view in views.items()} != views_again:
-            return Broken(RECOVERY_REPEATS, f"first {views}, then {views_again}")
+            return Broken(Promise.I5, f"first {views}, then {views_again}")
         return views

@@ -37,6 +37,7 @@ from ackstate.analysis.crash.layers.damage.story import (
     open_cursor,
     write_story,
 )
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.cursor.store import StoreError
@@ -55,13 +56,6 @@ _SEED_OF_TURNS = 1  # Of a store that was closed: one file, no log.
 _BROKEN_MAX = 10  # Of a run; more would say the same.
 _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
-
-I1 = "I1: an unacked message is never treated as acked"
-I2 = "I2: a durable receipt survives"
-I10 = "I10: unreadable is not absent"
-HONEST = "I10: a store without a fault can be written and read"
-REPAIRED = "a repair that is offered works, and gives up what it says"
-TYPED = "damage is met with an error of ours that says where"
 
 
 class Fate(Enum):
@@ -168,7 +162,7 @@ def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage
 
 
 def _not_made(seed: int, error: Exception, steps: tuple[str, ...]) -> RunOutcome:
-    return RunOutcome(seed, 0, broken=(BrokenPromise(HONEST, f"{type(error).__name__}: {error}", steps),))
+    return RunOutcome(seed, 0, broken=(BrokenPromise(Promise.I10, f"{type(error).__name__}: {error}", steps),))
 
 
 def _bit_count(files: Files) -> int:
@@ -191,7 +185,7 @@ class GoodStore(NamedTuple):
     def broken(self) -> Iterator[BrokenPromise]:
         """Yield what is wrong with it already."""
         if self.truth != self.story.states[-1]:
-            yield BrokenPromise(I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
+            yield BrokenPromise(Promise.I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
 
 
 def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist_count: int | None = None) -> GoodStore:
@@ -232,10 +226,10 @@ def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
     except UnreadableCursorError as error:
         return _judge_repairs(medium, good, damaged, error)
     except _REFUSALS as error:
-        where = () if str(error) else (_broken(TYPED, "an error without a word", medium, good, damaged),)
+        where = () if str(error) else (_broken(Promise.ERRORS, "an error without a word", medium, good, damaged),)
         return Judgement({Fate.REFUSED.value: 1}, where)
     except Exception as error:
-        return Judgement({}, (_broken(TYPED, repr(error), medium, good, damaged),))
+        return Judgement({}, (_broken(Promise.ERRORS, repr(error), medium, good, damaged),))
     return _judge_state(opened, medium, good, damaged, is_reported=is_reported)
 
 
@@ -243,15 +237,15 @@ def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damag
     """Compare what the cursor of a damaged copy knows with the truth."""
     invented = (opened.state.messages & ~good.story.asked).bit_count()
     if invented:
-        return Judgement({}, (_broken(I1, f"{invented} messages", medium, good, damaged),), invented=invented)
+        return Judgement({}, (_broken(Promise.I1, f"{invented} messages", medium, good, damaged),), invented=invented)
     fate = _fate(opened.state, medium, good, damaged, is_reported=is_reported)
     if fate is not None:
         return Judgement({fate.value: 1})
     if opened.state.is_new:
-        return Judgement({}, (_broken(I10, "a new cursor", medium, good, damaged),))
+        return Judgement({}, (_broken(Promise.I10, "a new cursor", medium, good, damaged),))
     lost = (good.truth.messages & ~opened.state.messages).bit_count()
     found = f"{lost} messages lost, and not a word of it" if lost else f"{opened.state} and not {good.truth}"
-    return Judgement({}, (_broken(I2, found, medium, good, damaged),), lost=lost)
+    return Judgement({}, (_broken(Promise.I2, found, medium, good, damaged),), lost=lost)
 
 
 def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> Judgement:
@@ -265,15 +259,15 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
                 wrong = what_it_gave_up(repair, state, least, good.story) or what_fails_after(medium, state)
         except Exception as unexpected:
             what = f"{repair.name}: {type(unexpected).__name__}: {unexpected}"
-            broken.append(_broken(REPAIRED, what, medium, good, damaged))
+            broken.append(_broken(Promise.REPAIRS, what, medium, good, damaged))
             continue
         counts += Counter({"repaired": 1, repair.name.lower(): 1})
         invented = (state.messages & ~good.story.asked).bit_count()
         invented_total += invented
         if invented:
-            broken.append(_broken(I1, f"{invented} messages with {repair.name}", medium, good, damaged))
+            broken.append(_broken(Promise.I1, f"{invented} messages with {repair.name}", medium, good, damaged))
         if wrong:
-            broken.append(_broken(REPAIRED, f"{repair.name}: {wrong}", medium, good, damaged))
+            broken.append(_broken(Promise.REPAIRS, f"{repair.name}: {wrong}", medium, good, damaged))
     return Judgement(counts, tuple(broken), invented=invented_total)
 
 
@@ -300,7 +294,7 @@ def _fate(state: AckedState, medium: Medium, good: GoodStore, damaged: Damage, *
     return Fate.REPORTED if is_reported else Fate.BORDER_CUT
 
 
-def _broken(promise: str, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
+def _broken(promise: Promise, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
     log = f"a message log {LEDGERS}"
     return BrokenPromise(
         promise, found, (f"{medium.name}, {log}", *good.story.steps, f"then this alone is damaged: {damaged.text}")

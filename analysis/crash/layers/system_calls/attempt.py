@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.layers.system_calls.program import (
-    HONEST_PROMISE,
-    OPENS_PROMISE,
-    TYPED_PROMISE,
     FaultedProgram,
     entries_up_to,
     held,
@@ -22,6 +19,7 @@ from ackstate.analysis.crash.layers.system_calls.program import (
 from ackstate.analysis.crash.layers.system_calls.script import LEDGERS
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
 from ackstate.analysis.crash.layers.system_calls.witness import Witness
+from ackstate.analysis.crash.promises import Promise
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 
@@ -206,7 +204,7 @@ def _check_end(witness: Witness, status: int, *, may_be_killed: bool) -> None:
     if may_be_killed and was_killed:
         witness.history.append("it is killed")
     elif not witness.is_done:
-        witness.breaks("a program with a failed call goes on", f"it ended with wait status {status:#x}")
+        witness.breaks(Promise.CONVERSATION, f"it ended with wait status {status:#x}")
 
 
 def _check_recovery(witness: Witness, stage: Stage, cursor_count: int) -> None:
@@ -218,15 +216,15 @@ def _check_recovery(witness: Witness, stage: Stage, cursor_count: int) -> None:
             witness.judge(number, state)
         again, ledger_count = _finish(stage, cursor_count)
         if again != found:
-            witness.breaks("I5: recovering twice gives the same", f"first {found}, then {again}")
+            witness.breaks(Promise.I5, f"first {found}, then {again}")
         if ledger_count != cursor_count:
-            witness.breaks("I11: no fault leaves a ledger behind", f"{ledger_count} ledgers of {cursor_count} cursors")
+            witness.breaks(Promise.I11, f"{ledger_count} ledgers of {cursor_count} cursors")
         for number, state in enumerate(_recover(stage, cursor_count)):
             if state["acked"] != runs_of(entries_up_to(_LAST)):
-                witness.breaks("I5: what was recovered can be written on", f"cursor {number} is closed: {state}")
+                witness.breaks(Promise.I5, f"cursor {number} is closed: {state}")
     except (CorruptStateError, UnsupportedVersionError) as error:
-        witness.breaks(HONEST_PROMISE, f"recovery raised {type(error).__name__}: {error}")
+        witness.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")
     except AckStateError as error:
-        witness.breaks(OPENS_PROMISE, f"recovery raised {type(error).__name__}: {error}")
+        witness.breaks(Promise.I5, f"recovery raised {type(error).__name__}: {error}")
     except Exception as error:  # Whatever a broken store raises is looked for.
-        witness.breaks(TYPED_PROMISE, f"recovery raised {type(error).__name__}: {error}")
+        witness.breaks(Promise.ERRORS, f"recovery raised {type(error).__name__}: {error}")

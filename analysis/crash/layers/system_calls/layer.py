@@ -31,6 +31,7 @@ from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
 from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.sqlite import SqliteStore
@@ -198,7 +199,7 @@ class _Run:
             return ()
         found = f"{tried.files_left} files of {tried.bytes_left} bytes, at most {files_max} of {bytes_max} are expected"
         story = self._story(self._script, tried, at)
-        return (BrokenPromise("I11: what a fault leaves behind is bounded", found, story),)
+        return (BrokenPromise(Promise.I11, found, story),)
 
     def _try(self, played: Script, at: int) -> Attempt:
         directory = self._stage.directory
@@ -227,7 +228,9 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 def _outcome(line: bytes) -> RunOutcome:
     fields = json.loads(line)
-    broken = tuple(BrokenPromise(**{**each, "story": tuple(each["story"])}) for each in fields.pop("broken"))
+    broken = tuple(
+        BrokenPromise(Promise(each["promise"]), each["found"], tuple(each["story"])) for each in fields.pop("broken")
+    )
     return RunOutcome(**fields, broken=broken)
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, STEP_MS, Setting, StepKind
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     Runs = list[list[int]]
     Held = dict[str, Any]
 
-TYPED_PROMISE = "a failed call raises one of our errors"
-HONEST_PROMISE = "I10: unreadable is not absent, and an honest fault is no damage"
-OPENS_PROMISE = "I5: what a fault left opens again"
 # More than any fault lasts.
 _ATTEMPTS_MAX = 12
 _FAILURES_ENDURED = 2
@@ -164,7 +162,7 @@ class FaultedProgram:
         except Exception as error:  # Whatever it is, it should have been one of ours.
             line = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {error} ({line.name} in {line.filename.rpartition('/')[2]})"
-            self._line(broken=TYPED_PROMISE, found=found)
+            self._line(broken=Promise.ERRORS, found=found)
 
     def _until_done(self, act: Callable[[], None]) -> None:
         """Do a step; after an error go on as a real program would, and try again."""
@@ -176,10 +174,10 @@ class FaultedProgram:
                 return
             except AckStateError as error:
                 if isinstance(error, CorruptStateError | UnsupportedVersionError) and not _is_failed_read(error):
-                    raise _BrokenError(HONEST_PROMISE, f"{type(error).__name__}: {error}") from error
+                    raise _BrokenError(Promise.I10, f"{type(error).__name__}: {error}") from error
                 self._line(failed=f"{type(error).__name__}: {error}")
                 self._after_failure()
-        raise _BrokenError(OPENS_PROMISE, f"it failed {_ATTEMPTS_MAX} times in a row")
+        raise _BrokenError(Promise.I5, f"it failed {_ATTEMPTS_MAX} times in a row")
 
     def _after_failure(self) -> None:
         self._failures_in_a_row += 1
@@ -340,6 +338,6 @@ def _is_failed_read(error: BaseException) -> bool:
 class _BrokenError(Exception):
     """A promise that the program saw broken; never leaves this module."""
 
-    def __init__(self, promise: str, found: str) -> None:
+    def __init__(self, promise: Promise, found: str) -> None:
         super().__init__(promise)
         self.promise, self.found = promise, found

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.layer import BrokenPromise
+from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.verdict import Verdict
 from ackstate.analysis.trace.entry_set import EntrySet
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layers.system_calls.program import Held
 
-WHOLE_PROMISE = "I9: a persist is there as a whole or not at all"
-NAMES_PROMISE = "I9: the cursor's properties are the last ones, or those before"
 _NOTHING: Held = {"acked": [], "marked": [], "batch": [], "properties": {}}
 
 
@@ -73,7 +72,7 @@ class Witness:
                 self.counts[name] += 1
             case {"broken": promise, "found": found}:
                 self.is_done = True
-                self.breaks(promise, found)
+                self.breaks(Promise(promise), found)
             case {"done": True}:
                 self.is_done = True
                 self.history.append("close")
@@ -101,7 +100,7 @@ class Witness:
         """Hold what a recovery of a cursor found against what was said of it."""
         life = self._lives[number]
         if found["names"] not in life.names:
-            self.breaks(NAMES_PROMISE, f"cursor {number}: {found['names']}, after {life.names}")
+            self.breaks(Promise.I9, f"cursor {number}: {found['names']}, after {life.names}")
         if life.is_reset(found):
             return
         verdict = life.verdict(found)
@@ -111,11 +110,9 @@ class Witness:
         self.broken += verdict.broken()
         if not life.may_hold(found):
             written = "; ".join(map(_told, life.states[-2:]))
-            self.breaks(
-                WHOLE_PROMISE, f"cursor {number}: {_told(found)}, after these were to be written last: {written}"
-            )
+            self.breaks(Promise.I9, f"cursor {number}: {_told(found)}, after these were to be written last: {written}")
 
-    def breaks(self, promise: str, found: str) -> None:
+    def breaks(self, promise: Promise, found: str) -> None:
         """Note a promise that was seen broken."""
         self.broken.append(BrokenPromise(promise, found))
 

@@ -1,0 +1,51 @@
+"""The promises that the crash layers hold a cursor to. No other place words them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Promise(StrEnum):
+    """A promise; its text begins with its number, where design and documentation give it one."""
+
+    I1 = "I1: an unacked message is never treated as acked"
+    I2 = "I2: a durable receipt survives any crash"
+    I3 = "I3: no crash redelivers more than the gauge said, and the gauge counts nothing that cannot be redelivered"
+    I4 = "I4: incremental counters agree with a full recount, and no limit is exceeded, not even by a byte"
+    I5 = "I5: what a crash left can be opened, a crash of the recovery included, and recovering twice gives the same"
+    I6 = "I6: a snapshot and its deltas give the same state as a replay of everything"
+    I7 = "I7: the durable mark-delete position never goes back, except by a reset"
+    I8 = "I8: blocked is never stuck"
+    I9 = "I9: a persist is of one instant, and is stored as a whole or not at all"
+    I10 = "I10: unreadable is not absent, and what was written can be read"
+    I11 = "I11: what is stored is bounded by the live state, and nothing is left behind"
+    I12 = "I12: a message is never early, never lost, never with two consumers"
+    I13 = "I13: an ack from before a reset does not count after it"
+    I14 = "I14: a fenced owner changes nothing, and receives an error"
+    I15 = "I15: what was accepted is written when it is due, and excluded only for a reason"
+    I16 = "I16: a persist writes no more than its state needs"
+    ERRORS = "nothing fails by itself, and a fault causes one of our errors"
+    CONVERSATION = "a program that is not crashed goes on, and says what the conversation allows"
+    REPAIRS = "a repair that is offered works, and gives up what it says and no more"
+
+
+class PromiseBrokenError(AssertionError):
+    """A promise was seen broken.
+
+    Args:
+        promise: Which.
+        found: What was found instead, in words.
+        entry_count: How many entries are concerned, where they are lost or invented.
+    """
+
+    def __init__(self, promise: Promise, found: str, *, entry_count: int = 1) -> None:
+        super().__init__(found)
+        self.promise = promise
+        self.found = found
+        self.entry_count = entry_count
+
+
+def hold(promise: Promise, is_kept: bool, found: str) -> None:
+    """Raise `PromiseBrokenError` unless a promise is kept."""
+    if not is_kept:
+        raise PromiseBrokenError(promise, found)
