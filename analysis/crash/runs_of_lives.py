@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def live_through(lives: Lives, life_count: int, *, length: Callable[[], int], ch
     return lives
 
 
-def shortest(
+def shorter_run(
     broken: tuple[BrokenPromise, ...],
     size: RunSize,
     repeat: Callable[[RunSize], tuple[BrokenPromise, ...]],
@@ -103,23 +103,20 @@ def shortest(
     tries: int,
     seconds: float,
 ) -> tuple[BrokenPromise, ...]:
-    """Repeat a run that broke promises, in turn with half the lives and half the operations; return what broke last.
-
-    Crashes of live processes never hit the same again: a repeat that breaks nothing is simply not taken.
+    """Repeat a run that broke promises with fewer lives and operations; return what the shortest one broke.
 
     Args:
         broken: By the run.
         size: Of the run.
         repeat: Makes a run of a size, and returns what it broke.
-        tries: How many repeats at most.
-        seconds: None begins later than this.
+        tries: As of `shortest`; so are the seconds.
+        seconds: See above.
     """
-    until = time.monotonic() + seconds
-    for attempt in range(tries):
-        if time.monotonic() > until:
-            break
-        lives, operations = size
-        smaller = RunSize(lives, (operations + 1) // 2) if attempt % 2 else RunSize((lives + 1) // 2, operations)
-        if smaller != size and (again := repeat(smaller)):
-            size, broken = smaller, again
-    return broken
+
+    def attempt(steps: tuple[str, ...]) -> Failing[str, tuple[BrokenPromise, ...]] | None:
+        smaller = RunSize(steps.count("life"), steps.count("operation"))
+        again = repeat(smaller) if all(smaller) else ()
+        return Failing(steps, again) if again else None
+
+    steps = ("life",) * size.lives + ("operation",) * size.operations
+    return shortest(Failing(steps, broken), attempt, tries=tries, seconds=seconds).evidence

@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shortest
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shorter_run
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -124,7 +124,7 @@ class Kills:
 
     def shrunk(self, outcome: RunOutcome) -> RunOutcome:
         """See `LivesLayer`: of the shortest of some repeats that break a promise, too; no kill hits the same again."""
-        broken = shortest(
+        broken = shorter_run(
             outcome.broken,
             self._size,
             lambda size: self.lived(outcome.seed, size).broken,

@@ -26,7 +26,7 @@ from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, load
 from ackstate.analysis.crash.lives import Lives, LivesSettings, check_beginning
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shorter_run
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -57,8 +57,8 @@ SIZE = RunSize(lives=6, operations=100)
 """Of a run."""
 _ANOTHER_SYNCS_SHARE = 0.3
 _EARLY_S = 0.02
-_SHRUNK = tuple(RunSize(*each) for each in ((1, 2), (1, 4), (2, 2), (1, 12), (2, 12), (3, 12), (2, 40)))
-_SHRINK_TRIES = 2
+_SHRINK_TRIES = 24
+_SHRINK_S = 15.0
 _READ_S = 1.0
 
 
@@ -132,11 +132,14 @@ class PowerCuts:
 
     def shrunk(self, outcome: RunOutcome) -> RunOutcome:
         """See `LivesLayer`: of the smallest run that breaks a promise, too; no cut hits the same again."""
-        for size in _SHRUNK:
-            for _ in range(_SHRINK_TRIES):
-                if broken := self.lived(outcome.seed, size).broken:
-                    return replace(outcome, broken=broken)
-        return outcome
+        broken = shorter_run(
+            outcome.broken,
+            self._size,
+            lambda size: self.lived(outcome.seed, size).broken,
+            tries=_SHRINK_TRIES,
+            seconds=_SHRINK_S,
+        )
+        return replace(outcome, broken=broken)
 
 
 def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Generator[RunOutcome]:

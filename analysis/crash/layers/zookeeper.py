@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from ackstate.analysis.crash.layers.damage.story import keep_quiet
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.runs_of_lives import RunSize, shortest
+from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, difference
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
@@ -58,7 +58,7 @@ _HANGING_CALL_TIMEOUT_S = 0.2
 
 SIZE = RunSize(lives=4, operations=8)
 """So many things happen in a run at most, with so many acks before each at most."""
-_SHRINK_TRIES = 12
+_SHRINK_TRIES = 16
 _SHRINK_S = 10.0
 
 
@@ -86,7 +86,7 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
 def shrunk(outcome: RunOutcome, server: ZooKeeperServer, open_store: Callable[..., Store]) -> RunOutcome:
     """Tell the story of the shortest of some repeats that break a promise, too; arguments as of `run`."""
     numbers = count(1)
-    broken = shortest(
+    broken = shorter_run(
         outcome.broken,
         SIZE,
         lambda size: run(outcome.seed, server, open_store, size=size, repeat=next(numbers)).broken,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from time import process_time
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.analysis.crash.layer import BrokenPromise
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
 from ackstate.analysis.crash.promises import PromiseBrokenError
+from ackstate.analysis.crash.shrink import Failing, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_COUNTS_MAX = (1, 2, 3, 5, 10)
+_USUAL = Settings(count_max=1)
+_COUNTS_MAX = (2, 3, 5, 10)
+_ROUNDS = 2
 _TEXT_MAX = 300
 
 
@@ -49,81 +52,67 @@ def failure_of(schedule: Schedule, numbers: Sequence[int], *, ends: bool = True)
 
 def told(seed: int, failure: Failure, *, seconds_max: float) -> BrokenPromise:
     """Return a failure with the shortest story that is found for it in so many seconds of computing."""
-    shortest = _Search(seed, failure, seconds_max=seconds_max).shortest()
-    found = shortest.error.found
-    lines = [line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]} ..." for line in shortest.story]
+    failure = _shortest(seed, failure, seconds_max=seconds_max)
+    found = failure.error.found
+    lines = [line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]} ..." for line in failure.story]
     return BrokenPromise(
-        shortest.error.promise,
+        failure.error.promise,
         found if len(found) <= _TEXT_MAX else f"{found[:_TEXT_MAX]} ...",
-        (f"seed {seed}, events {', '.join(map(str, shortest.numbers))}", f"with {shortest.settings.text()}", *lines),
+        (f"seed {seed}, events {', '.join(map(str, failure.numbers))}", f"with {failure.settings.text()}", *lines),
     )
 
 
-@final
-class _Search:
-    """Leaves out what is not needed; whatever is tried has to break the same promise."""
+def _shortest(seed: int, failure: Failure, *, seconds_max: float) -> Failure:
+    """Leave out events, and settings that differ from the usual ones, as long as the same promise is broken."""
+    until = process_time() + seconds_max
+    promise, ends = failure.error.promise, failure.is_at_end
 
-    def __init__(self, seed: int, failure: Failure, *, seconds_max: float) -> None:
-        self._seed = seed
-        self._best = failure
-        self._is_at_end = failure.is_at_end
-        self._end = process_time() + seconds_max
+    def again(settings: Settings, numbers: Sequence[int]) -> Failure | None:
+        found = failure_of(Schedule(seed, settings), numbers, ends=ends)
+        return found if found is not None and found.error.promise is promise else None
 
-    def shortest(self) -> Failure:
-        """Return the shortest that was found."""
-        self._leave_out()
-        self._make_plain()
-        for count_max in _COUNTS_MAX:
-            if count_max < self._best.settings.count_max:
-                self._try(replace(self._best.settings, count_max=count_max), self._best.numbers)
-        self._leave_out()
-        self._make_plain()
-        return self._best
+    def with_numbers(numbers: tuple[int, ...]) -> Failing[int, Failure] | None:
+        found = again(failure.settings, numbers)
+        return None if found is None else Failing(found.numbers, found)
 
-    def _try(self, settings: Settings, numbers: Sequence[int]) -> bool:
-        if process_time() > self._end:
-            return False
-        failure = failure_of(Schedule(self._seed, settings), numbers, ends=self._is_at_end)
-        if failure is None or failure.error.promise is not self._best.error.promise:
-            return False
-        self._best = failure
-        return True
+    def with_settings(differing: tuple[_Setting, ...]) -> Failing[_Setting, Failure] | None:
+        try:
+            found = again(_settings(differing), failure.numbers)
+        except ValueError:  # Some settings need others.
+            return None
+        return None if found is None else Failing(differing, found)
 
-    def _make_plain(self) -> None:
-        for settings in _plainer():
-            self._try(settings(self._best.settings), self._best.numbers)
-
-    def _leave_out(self) -> None:
-        """Leave out events, first many neighbours at once, then one by one."""
-        size = max(len(self._best.numbers) // 2, 1)
-        while True:
-            end = len(self._best.numbers)
-            while end > 0:
-                numbers = self._best.numbers
-                first = max(end - size, 0)
-                self._try(self._best.settings, numbers[:first] + numbers[end:])
-                end = min(first, len(self._best.numbers))
-            if size == 1:
-                return
-            size //= 2
+    for _ in range(_ROUNDS):
+        numbers, seconds = Failing(failure.numbers, failure), until - process_time()
+        failure = shortest(numbers, with_numbers, seconds=seconds, clock=process_time).evidence
+        differing, seconds = Failing(tuple(_differing(failure.settings)), failure), until - process_time()
+        failure = shortest(differing, with_settings, seconds=seconds, clock=process_time).evidence
+    return failure
 
 
-def _plainer() -> Iterator[_Plainer]:
-    """Yield ways to make settings plainer, one field at a time."""
-    plain = Settings()
-    for part in ("", "limits", "config"):
-        for each in fields(getattr(plain, part) if part else plain):
-            if part or each.name not in {"limits", "config", "count_max"}:
-                yield _Plainer(part, each.name)
+class _Setting(NamedTuple):
+    """A setting that differs from the usual one: of the limits, of the cursor's config, or of neither."""
 
-
-class _Plainer(NamedTuple):
     part: str
     name: str
+    value: object
 
-    def __call__(self, settings: Settings) -> Settings:
-        plain = Settings()
-        if not self.part:
-            return replace(settings, **{self.name: getattr(plain, self.name)})
-        usual = getattr(getattr(plain, self.part), self.name)
-        return replace(settings, **{self.part: replace(getattr(settings, self.part), **{self.name: usual})})
+
+def _differing(settings: Settings) -> Iterator[_Setting]:
+    for part in ("", "limits", "config"):
+        own, usual = ((getattr(each, part) if part else each) for each in (settings, _USUAL))
+        for field in fields(usual):
+            value = getattr(own, field.name)
+            if field.name not in {"limits", "config", "count_max"} and value != getattr(usual, field.name):
+                yield _Setting(part, field.name, value)
+    # The last one counts: each can be left out.
+    for count_max in (*(each for each in _COUNTS_MAX if each < settings.count_max), settings.count_max):
+        yield _Setting("", "count_max", count_max)
+
+
+def _settings(differing: Sequence[_Setting]) -> Settings:
+    values: dict[str, dict[str, Any]] = {"": {}, "limits": {}, "config": {}}
+    for part, name, value in differing:
+        values[part][name] = value
+    limits, config = replace(_USUAL.limits, **values["limits"]), replace(_USUAL.config, **values["config"])
+    return replace(_USUAL, limits=limits, config=config, **values[""])

@@ -73,11 +73,6 @@ def test_a_seed_decides_a_script():
     assert script(5) == script(5) != script(6)
 
 
-def test_a_script_that_is_cut_keeps_all_else():
-    whole = Script((Step(StepKind.PERSIST), Step(StepKind.REOPEN)), Setting.YOUNG, 2, endures=True)
-    assert whole.cut(1) == Script((Step(StepKind.PERSIST),), Setting.YOUNG, 2, endures=True)
-
-
 def held(*runs, batch=(), properties=None, names=None):
     """What a cursor holds; the first run is what its mark-delete position covers, if it begins at 1:0."""
     runs = [list(run) for run in runs]

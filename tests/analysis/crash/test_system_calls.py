@@ -117,7 +117,7 @@ def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(librar
         ("never_sync_above", Promise.I2, "the power is cut"),
         ("never_sync_above_sqlite", Promise.I2, "the power is cut"),
         ("ignore_short_write", Promise.I10, "then EIO: call"),
-        ("raise_what_comes", "a failed call raises one of our errors", "fails with ENOSPC: call"),
+        ("raise_what_comes", Promise.ERRORS, "fails with ENOSPC: call"),
         ("pass_a_group_by", Promise.I2, "of store/log-0000000000000001"),
         ("no_sqlite_sync", Promise.I2, "the power is cut"),
     ],

@@ -70,7 +70,7 @@ class CrashStates:
         random = Random(seed)  # noqa: S311 - repeatable, not secret
         if self._sqlite_one_in and seed % self._sqlite_one_in == self._sqlite_one_in - 1:
             workload = draw_workload(random, step_count=_STEPS_ON_SQLITE)
-            return outcome(seed, workload, examine_sqlite, attempts=12)
+            return outcome(seed, workload, examine_sqlite, tries=12)
         workload = draw_workload(random, step_count=_STEPS)
         return outcome(seed, workload, lambda shorter: examine(shorter, self._open_store))
 

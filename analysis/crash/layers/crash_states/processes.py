@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,15 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
             theirs.close()
             workers.append((worker, ours))
         for _, pipe in workers * _RUNS_AHEAD:
-            pipe.send(None)
+            with suppress(BrokenPipeError):  # It has died already, which is noticed below.
+                pipe.send(None)
         while True:
             for _, pipe in workers:
                 try:
                     outcome: RunOutcome = pipe.recv()
+                    pipe.send(None)
                 except (EOFError, OSError):
                     raise RuntimeError("a process that runs crash states has died") from None
-                pipe.send(None)
                 yield outcome
     finally:
         for worker, pipe in workers:

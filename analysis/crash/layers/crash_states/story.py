@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.shrink import Failing, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ackstate.analysis.crash.layers.crash_states.promises import Broken
-    from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
 
 
 class Failure(NamedTuple):
@@ -41,47 +42,39 @@ class Examined(NamedTuple):
     failure: Failure | None
 
 
-def outcome(
-    seed: int, workload: Workload, examine: Callable[[Workload], Examined], *, attempts: int = 25
-) -> RunOutcome:
+def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examined], *, tries: int = 25) -> RunOutcome:
     """Examine a workload and, if it fails, the shortest that fails like it.
 
     Args:
         seed: Which run it is.
         workload: What it does.
         examine: Carries a workload out and judges its crash states.
-        attempts: How many shorter workloads may be tried.
+        tries: How many shorter workloads may be tried.
     """
     examined = examine(workload)
     if examined.failure is None:
         return RunOutcome(seed, examined.cycles, counts=examined.counts)
-    shortest, failure = _shrunk(workload, examined.failure, examine, attempts=attempts)
+    workload, failure = _shortest(workload, examined.failure, examine, tries=tries)
     return RunOutcome(
         seed,
         examined.cycles,
         lost_durable=failure.broken.lost,
         invented=failure.broken.invented,
         gauge_mismatch=int(failure.broken.is_gauge_wrong),
-        broken=(failure.told(shortest),),
+        broken=(failure.told(workload),),
         counts=examined.counts,
     )
 
 
-def _shrunk(
-    workload: Workload, failure: Failure, examine: Callable[[Workload], Examined], *, attempts: int
+def _shortest(
+    workload: Workload, failure: Failure, examine: Callable[[Workload], Examined], *, tries: int
 ) -> tuple[Workload, Failure]:
-    """Leave out steps, many at a time first, as long as the same promise is broken."""
-    workload = replace(workload, steps=workload.steps[: failure.step])
-    size = max(1, len(workload.steps) // 2)
-    while size:
-        first = 0
-        while first < len(workload.steps) and attempts:
-            attempts -= 1
-            shorter = replace(workload, steps=workload.steps[:first] + workload.steps[first + size :])
-            found = examine(shorter).failure
-            if found is not None and found.broken.promise == failure.broken.promise:
-                workload, failure = replace(shorter, steps=shorter.steps[: found.step]), found
-            else:
-                first += size
-        size //= 2
-    return workload, failure
+    """Leave out steps as long as the same promise is broken."""
+
+    def attempt(steps: tuple[Step, ...]) -> Failing[Step, Failure] | None:
+        found = examine(replace(workload, steps=steps)).failure
+        is_same = found is not None and found.broken.promise is failure.broken.promise
+        return Failing(steps[: found.step], found) if found is not None and is_same else None
+
+    found = shortest(Failing(workload.steps[: failure.step], failure), attempt, tries=tries)
+    return replace(workload, steps=found.steps), found.evidence

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
@@ -33,6 +33,7 @@ from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
+from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.layers.system_calls.attempt import Attempt
-    from ackstate.analysis.crash.layers.system_calls.script import Script
+    from ackstate.analysis.crash.layers.system_calls.script import Script, Step
     from ackstate.analysis.crash.layers.system_calls.shim import FaultShim
     from ackstate.cursor.store import Store
 
@@ -78,6 +79,8 @@ MISFORTUNES = (
 _CYCLES_AT_ONCE = 12
 _PATIENCE_S = 10.0
 _PURPOSE = "calls"
+_SHRINK_TRIES = 100
+_SHRINK_S = 5.0
 
 
 def system_calls(first_seed: int) -> Iterator[RunOutcome]:
@@ -174,19 +177,24 @@ class _Run:
         """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
         if not tried.witness.broken:
             return ()
-        promise = tried.witness.broken[0].promise
-        played = self._script
-        for step_count in range(len(played.steps)):
-            shorter = self._try(played.cut(step_count), at)
-            if any(found.promise == promise for found in shorter.witness.broken):
-                tried, played = shorter, played.cut(step_count)
-                break
-        story = self._story(played, tried, at)
-        return tuple(BrokenPromise(found.promise, found.found, story) for found in tried.witness.broken)
+        # Of several the one that is told is the lowest: acks that are invented or lost.
+        promise = min((found.promise for found in tried.witness.broken), key=list(Promise).index)
+        met = tried.met
 
-    def _story(self, played: Script, tried: Attempt, at: int) -> tuple[str, ...]:
+        def attempt(steps: tuple[Step, ...]) -> Failing[Step, Attempt] | None:
+            again = self._try(replace(self._script, steps=steps), at)
+            is_same = again.met == met and any(found.promise is promise for found in again.witness.broken)
+            return Failing(steps, again) if is_same else None
+
+        found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
+        story = self._story(found.evidence, at)
+        return tuple(BrokenPromise(each.promise, each.found, story) for each in found.evidence.witness.broken)
+
+    def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
         store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
-        begun = f"{store}; {played.cursor_count} cursors, {played.setting.value}; the message log is {LEDGERS}"
+        begun = (
+            f"{store}; {self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
+        )
         if tried.met is None:
             return (begun, *tried.witness.history)
         befallen = f"{self._stage.misfortune.name}: call {at}, {tried.met.name} of {tried.met.path}"
@@ -198,7 +206,7 @@ class _Run:
         if tried.files_left <= files_max and tried.bytes_left <= bytes_max:
             return ()
         found = f"{tried.files_left} files of {tried.bytes_left} bytes, at most {files_max} of {bytes_max} are expected"
-        story = self._story(self._script, tried, at)
+        story = self._story(tried, at)
         return (BrokenPromise(Promise.I11, found, story),)
 
     def _try(self, played: Script, at: int) -> Attempt:

@@ -104,10 +104,6 @@ class Script:
     cursor_count: int = 1
     endures: bool = False
 
-    def cut(self, step_count: int) -> Script:
-        """Return the script with its first steps only."""
-        return replace(self, steps=self.steps[:step_count])
-
 
 _WEIGHTS = {
     StepKind.ACK: 40,

@@ -1,0 +1,63 @@
+"""Shortens what led to a broken promise: leaves steps out as long as the promise is still broken.
+
+Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002, without its tests of subsets.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Attempt = Callable[[tuple["Step", ...]], "Failing[Step, Evidence] | None"]
+
+Step = TypeVar("Step")
+Evidence = TypeVar("Evidence")
+
+
+class Failing(NamedTuple, Generic[Step, Evidence]):
+    """Steps that break a promise.
+
+    Attributes:
+        steps: In order.
+        evidence: What was found broken.
+    """
+
+    steps: tuple[Step, ...]
+    evidence: Evidence
+
+
+def shortest(
+    failing: Failing[Step, Evidence],
+    attempt: Attempt[Step, Evidence],
+    *,
+    tries: float = float("inf"),
+    seconds: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> Failing[Step, Evidence]:
+    """Return the shortest steps found that still fail: many neighbours are left out first, then one step at a time.
+
+    Args:
+        failing: What is shortened.
+        attempt: Does some of the steps again. Returns those that happened until the same promise was broken, or None if
+            it was not: crashes of live processes never hit the same again.
+        tries: At most this many attempts.
+        seconds: No attempt begins later.
+        clock: Measures the seconds.
+    """
+    until = clock() + seconds
+    size = len(failing.steps) // 2 or 1
+    while size:
+        end = len(failing.steps)
+        # From the end, because what comes after the cause has no part in it.
+        while end > 0:
+            if not tries or clock() > until:
+                return failing
+            tries -= 1
+            first = max(end - size, 0)
+            failing = attempt(failing.steps[:first] + failing.steps[end:]) or failing
+            end = min(first, len(failing.steps))
+        size //= 2
+    return failing

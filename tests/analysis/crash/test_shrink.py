@@ -1,0 +1,91 @@
+"""The shrinker of all layers, against failures whose shortest steps are known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.model.story import Failure, failure_of, told
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
+from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal_format import Format
+from ackstate.wire.pulsar import LimitRule
+
+STEPS = tuple(range(40))
+
+
+def failing_with(*needed):
+    """Return an attempt that fails where all these steps are done, at the last of them, and what it was asked."""
+    asked = []
+
+    def attempt(steps):
+        asked.append(steps)
+        if not set(needed) <= set(steps):
+            return None
+        happened = steps[: 1 + max(map(steps.index, needed), default=-1)]
+        return Failing(happened, f"broken by {len(happened)} steps")
+
+    return attempt, asked
+
+
+@given(st.sets(st.sampled_from(STEPS), max_size=6))
+def test_only_the_steps_remain_that_it_takes(needed):
+    attempt, _ = failing_with(*needed)
+    found = shortest(Failing(STEPS, "broken"), attempt)
+    assert set(found.steps) == needed
+    assert found.evidence == f"broken by {len(needed)} steps"
+
+
+def test_one_step_is_left_out_too():
+    assert shortest(Failing((7,), "broken"), failing_with()[0]).steps == ()
+
+
+@pytest.mark.parametrize("tries", [0, 1, 5])
+def test_no_more_is_tried_than_the_budget_allows(tries):
+    attempt, asked = failing_with(3, 30)
+    found = shortest(Failing(STEPS, "broken"), attempt, tries=tries)
+    assert len(asked) == tries
+    assert {3, 30} <= set(found.steps)
+
+
+def test_nothing_is_tried_after_the_time_is_over():
+    attempt, asked = failing_with(3)
+    times = iter(range(100))
+    shortest(Failing(STEPS, "broken"), attempt, seconds=4, clock=lambda: next(times))
+    assert len(asked) == 4
+
+
+def test_what_does_not_fail_again_is_told_as_it_was():
+    assert shortest(Failing(STEPS, "broken"), lambda _: None) == Failing(STEPS, "broken")
+
+
+def test_a_run_becomes_as_small_as_breaks_a_promise():
+    def repeat(size):
+        return (size,) if size.lives >= 3 and size.operations >= 11 else ()
+
+    size = RunSize(lives=10, operations=120)
+    assert shorter_run((size,), size, repeat, tries=60, seconds=60) == (RunSize(3, 11),)
+
+
+def test_a_setting_that_another_one_needs_stays_with_it(monkeypatch):
+    """A story could not be told: settings were made plain one by one, also to combinations that are refused."""
+    config = CursorConfig(format=Format.PULSAR, range_limit_rule=LimitRule.PULSAR_5_0)
+
+    def run(schedule, numbers, **_):
+        schedule.event_number = None
+        if schedule.settings.config.format is Format.PULSAR and 5 in numbers:
+            raise PromiseBrokenError(Promise.I9, "of two instants")
+
+    monkeypatch.setattr(Schedule, "run", run)
+    monkeypatch.setattr(Schedule, "story", lambda _: ("it happens",))
+    failure = failure_of(Schedule(1, Settings(config=config, consumer_count=1)), range(20))
+    assert isinstance(failure, Failure)
+    story = told(1, failure, seconds_max=5).story
+    assert story[0] == "seed 1, events 5"
+    assert "format=PULSAR" in story[1]
+    assert "consumer_count" not in story[1]
