@@ -22,7 +22,9 @@ from chunks import chunk_of
 
 def row_of(key, first_seq, *, events=None, state=None, log=None, whole_log=None, is_published=False):
     arrays = {name: None if events is None else getattr(chunk_of(events), name) for name in Chunk._fields}
-    names = {"topic": key[0], "subscription": key[1], "first_seq": first_seq}
+    names = {"topic": key[0], "subscription": key[1], "first_seq": first_seq, "chunk": 0}
+    if events:
+        names |= {"end_seq": first_seq + len(events), "first_ts_ms": events[0].ts_ms, "last_ts_ms": events[-1].ts_ms}
     small = None if events is None else packed(chunk_of(events))
     logs = {"log": pairs_of(log), "whole_log": pairs_of(log if whole_log is None else whole_log)}
     return names | arrays | logs | {"events": small, "state": state, "is_published": is_published}
@@ -40,7 +42,8 @@ _PAIRS = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64
 
 
 _ROW = pa.schema([
-    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()),
+    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
+    ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()),
     *((name, pa.list_(pa.int64())) for name in Chunk._fields), ("events", pa.binary()),
     ("state", pa.string()),
     ("log", _PAIRS), ("whole_log", _PAIRS),

@@ -11,8 +11,8 @@ from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.spark import readable_failures
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import FileSource
 from ackstate.analysis.trace.parquet import write_trace
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def expected_by_spark(spark: SparkSession, replayed: Sequence[tuple[Workload, Po
             write_trace(workload.frames(), path)
             policies = [estimated(replayed[number][1]) for number in numbers]
             with readable_failures(path):
-                rows = estimates(FileSource.of(spark, path), policies, scopes=("subscription",)).collect()
+                rows = estimates(SparkSource.of(spark, path), policies, scopes=("subscription",)).collect()
             for row in rows:
                 found[numbers[row["policy"]]] = row["expected"]
     return found

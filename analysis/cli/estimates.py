@@ -39,11 +39,11 @@ def estimated(
         PolicyError: None of the policies can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
-    from ackstate.analysis.redelivery.checked_source import checked_source
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.persistable import persistable
     from ackstate.analysis.redelivery.results import SweepResult
     from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
+    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
@@ -54,11 +54,10 @@ def estimated(
     with console.progress() as progress, readable_failures(trace):
         spark = open_session(master)
         with shown_stages(spark, progress):
-            source = checked_source(spark, trace, covered)
-            found = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
-            if not found:
+            source = SparkSource.of(spark, trace, covered)
+            rows = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
+            if not rows:
                 raise TraceError(f"{trace}: no subscription has an event")
-            rows = [row.asDict() for row in found]
             result = SweepResult.of_rows(
                 str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
             ).compared_with(baseline)

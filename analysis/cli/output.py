@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import FileSource
+    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.redelivery_report.contents import Contents
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
@@ -92,7 +92,7 @@ class ReportFiles:
 
         return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
 
-    def write(self, source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
+    def write(self, source: SparkSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
         from ackstate.analysis.redelivery_report.making import make_contents
 

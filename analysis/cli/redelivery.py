@@ -76,8 +76,8 @@ def redelivery(
         _under_policy(trace, policy or [], crashes_per_day=rate, output=output, json=json, master=master, state=state)
         return
     from ackstate.analysis.redelivery import estimate
-    from ackstate.analysis.redelivery.checked_source import checked_source
     from ackstate.analysis.redelivery.spark import open_session, readable_failures
+    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
@@ -85,7 +85,7 @@ def redelivery(
     covered = check_trace(trace)
     with console.progress() as progress, readable_failures(trace):
         progress.add_task("Spark computes every instant", total=None)
-        steps = estimate.curve(checked_source(open_session(master), trace, covered)).cache()
+        steps = estimate.curve(SparkSource.of(open_session(master), trace, covered)).cache()
         summaries = sorted(estimate.summary(steps).collect())
         crashes = sorted(estimate.crashes(steps).collect())
     if not summaries:

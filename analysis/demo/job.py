@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate.analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
 from ackstate.analysis.demo.results import DemoDirectory
 from ackstate.analysis.redelivery import estimate
-from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
 
@@ -151,7 +151,7 @@ def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
 def _compare(
     spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: BrokerSettings
 ) -> DemoRun:
-    steps = estimate.curve(FileSource.of(spark, trace)).cache()
+    steps = estimate.curve(SparkSource.of(spark, trace)).cache()
     try:
         summaries = {row["subscription"]: row for row in estimate.summary(steps).collect()}
         crashes = {row["subscription"]: row for row in estimate.crashes(steps).collect()}

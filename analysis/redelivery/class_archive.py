@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from ackstate.analysis.redelivery.checked_source import checked_source
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import CLASS_ARCHIVE, SparkUnavailableError, local_session
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace, write_trace
 from ackstate.analysis.trace.recorder import Frame
@@ -56,7 +56,7 @@ def _estimate_some(trace: Path) -> None:
     acks = [Event(entry, EventKind.ACK, 1, entry, entry) for entry in range(100)]
     write_trace([Frame("persistent://public/default/orders", "billing", acks)], trace)
     spark = local_session()
-    found = estimates(checked_source(spark, trace, check_trace(trace)), [None, Policy()]).collect()
+    found = estimates(SparkSource.of(spark, trace, check_trace(trace)), [None, Policy()]).collect()
     assert found
     spark.stop()
 

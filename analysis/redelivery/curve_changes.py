@@ -33,11 +33,10 @@ CRASHES_MAX = 200
 """It marks so many crashes."""
 TOTAL = ("", "")
 """The key of all subscriptions together."""
-_CHANGES = pa.schema([
+CHANGES = pa.schema([
     ("policy", pa.int32()), ("slice", pa.int32()), ("topic", pa.string()), ("subscription", pa.string()),
     ("ts_ms", pa.list_(pa.int64())), ("delta", pa.list_(pa.int64())),
 ])  # fmt: skip
-CHANGES_SCHEMA = "policy int, slice int, topic string, subscription string, ts_ms array<bigint>, delta array<bigint>"
 
 
 class SeriesPoints(NamedTuple):
@@ -143,7 +142,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, str, st
 
 
 def batch_of(rows: Sequence[tuple[int, int, str, str, Int64s, Int64s]]) -> pa.RecordBatch:
-    """Return changes as a batch of `CHANGES_SCHEMA`."""
-    *plain, ts_ms, delta = zip(*rows, strict=True) if rows else ((),) * len(_CHANGES)
-    columns = [pa.array(column, field.type) for column, field in zip(plain, _CHANGES, strict=False)]
-    return pa.RecordBatch.from_arrays([*columns, lists_of(ts_ms), lists_of(delta)], schema=_CHANGES)
+    """Return changes as a batch of `CHANGES`."""
+    *plain, ts_ms, delta = zip(*rows, strict=True) if rows else ((),) * len(CHANGES)
+    columns = [pa.array(column, field.type) for column, field in zip(plain, CHANGES, strict=False)]
+    return pa.RecordBatch.from_arrays([*columns, lists_of(ts_ms), lists_of(delta)], schema=CHANGES)

@@ -13,7 +13,7 @@ from ackstate.analysis.redelivery.curve_changes import SERIES, ChangeWriter, ser
 from ackstate.analysis.redelivery.curve_sum import Histogram, Points
 from ackstate.analysis.redelivery.kept_classes import DailyState
 from ackstate.analysis.redelivery.one_cursor import OneCursor
-from ackstate.analysis.redelivery.parts import PART, PART_SCHEMA, SCOPES, Part, batches_of, narrow_sums
+from ackstate.analysis.redelivery.parts import PART, SCOPES, Part, batches_of, narrow_sums
 from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 RUN = pa.schema([*PART, ("state", pa.string())])
 """What comes out: a part of the estimates, of a curve or of the crashes, or a state."""
-RUN_SCHEMA = f"{PART_SCHEMA}, state string"
 CURVE, CRASHES = "curve", "crashes"
 """Scopes of parts that are none of an estimate: changes as in `curve_changes`, and times in `first`."""
 # A subscription's own curve has at most two points in each of so many slices, whatever the number of days.

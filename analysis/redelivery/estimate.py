@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from ackstate.analysis.redelivery.fold import Folded, RedeliveryFold
 from ackstate.analysis.redelivery.policy import AS_RECORDED
 from ackstate.analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
-from ackstate.analysis.redelivery.trace_source import source_of
+from ackstate.analysis.redelivery.spark_rows import SparkRows
+from ackstate.analysis.redelivery.spark_source import FrameSource
 from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from pyspark.sql import DataFrame
 
     from ackstate.analysis.redelivery.acked import Chunk
     from ackstate.analysis.redelivery.trace_source import TraceSource
@@ -47,7 +47,9 @@ def curve(trace: DataFrame | TraceSource) -> DataFrame:
         ``at_crash_if_written``, ``persisting_at_crash``: if the process died here, what the crash brings back, what it
         would had the persist under way been written, and whether there was one; else null.
     """
-    return sorted_chunks(source_of(trace), [AS_RECORDED]).mapInArrow(_replay, CURVE_SCHEMA)
+    rows = sorted_chunks(FrameSource(trace) if isinstance(trace, DataFrame) else trace, [AS_RECORDED])
+    assert isinstance(rows, SparkRows)
+    return rows.frame.mapInArrow(_replay, CURVE_SCHEMA)
 
 
 def summary(steps: DataFrame) -> DataFrame:

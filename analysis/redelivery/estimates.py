@@ -18,13 +18,10 @@ from __future__ import annotations
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
 from ackstate.analysis.redelivery.curve_sum import Histogram
 from ackstate.analysis.redelivery.parts import (
-    ESTIMATE_SCHEMA,
-    PART_SCHEMA,
+    ESTIMATE,
+    PART,
     RESULT_KEY,
     SCOPES,
     Part,
@@ -33,10 +30,10 @@ from ackstate.analysis.redelivery.parts import (
     narrow_sums,
     put_together,
 )
+from ackstate.analysis.redelivery.rows import LocalRows
 from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
 from ackstate.analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,18 +42,19 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.acked import Chunk
     from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.rows import Rows
     from ackstate.analysis.redelivery.trace_source import TraceSource
 
 _CHUNKS_PER_SLICE = 64
 
 
 def estimates(
-    trace: DataFrame | TraceSource,
+    source: TraceSource,
     policies: Sequence[Policy | None],
     *,
     scopes: Sequence[str] = SCOPES,
     crashes_per_day: float = 1,
-) -> DataFrame:
+) -> Rows:
     """Estimate what a crash at any instant of a trace brings back, under each policy of a grid.
 
     All numbers are over the whole trace, from its first event to its last, so that those of subscriptions add up to
@@ -64,7 +62,7 @@ def estimates(
     after its last one the broker goes on to tick.
 
     Args:
-        trace: Columns as in `ackstate.analysis.trace.events`, or better the files themselves, which is much faster.
+        source: The trace; where it is read decides where everything else runs.
         policies: The grid; `AS_RECORDED` is the recording itself.
         scopes: Of `SCOPES`, for which: a topic is what its unload redelivers, ``total`` a crash of the broker.
         crashes_per_day: The rate for which duplicates are counted.
@@ -78,26 +76,23 @@ def estimates(
         ``write_count, bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``:
         of the trace; ``duplicates_per_day``.
     """
-    source = source_of(trace)
     span = source.span()
     if not span.chunk_count:
-        spark = SparkSession.getActiveSession()
-        assert spark is not None
-        return spark.createDataFrame([], f"{ESTIMATE_SCHEMA}, duplicates_per_day double")
+        return LocalRows(lambda: (), ESTIMATE)
     slice_count = -(-span.chunk_count // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
     slices = Slices.of(span.begin_ms, span.end_ms, slice_count)
-    parts = reduce(DataFrame.union, [
-        sorted_chunks(source, [policies[number] for number in numbers]).mapInArrow(
-            partial(_replay, policies=policies, slices=slices, numbers=numbers), PART_SCHEMA
+    replays: list[Rows] = [
+        sorted_chunks(source, [policies[number] for number in numbers]).through(
+            partial(_replay, policies=policies, slices=slices, numbers=numbers), PART
         )
         for numbers in _alike(policies)
-    ])  # fmt: skip
+    ]
+    parts = reduce(lambda some, others: some.plus(others), replays)
     if slice_count:
-        by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-        parts = by_slice.mapInArrow(partial(add_slices, slices=slices), PART_SCHEMA)
-    by_key = parts.where(F.col("scope").isin(*scopes)).repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
-    found = by_key.mapInArrow(partial(put_together, duration_ms=slices.end_ms - slices.begin_ms), ESTIMATE_SCHEMA)
-    return found.withColumn("duplicates_per_day", F.col("expected") * F.lit(float(crashes_per_day)))
+        by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))
+        parts = by_slice.through(partial(add_slices, slices=slices, scopes=tuple(scopes)), PART)
+    make = partial(put_together, duration_ms=slices.end_ms - slices.begin_ms, crashes_per_day=crashes_per_day)
+    return parts.together(RESULT_KEY).through(make, ESTIMATE)
 
 
 def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:

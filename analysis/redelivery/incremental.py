@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType
 
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.arrow_rows import chunk_at
-from ackstate.analysis.redelivery.checked_source import checked_source
 from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
 from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
+from ackstate.analysis.redelivery.chunk_steps import LEDGER_COLUMNS, LEDGERS, LOG, ledgers
 from ackstate.analysis.redelivery.curve_changes import (
-    CHANGES_SCHEMA,
+    CHANGES,
     CRASHES_MAX,
     SERIES,
     SLICES_MAX,
@@ -30,16 +32,15 @@ from ackstate.analysis.redelivery.curve_changes import (
     sum_changes,
 )
 from ackstate.analysis.redelivery.daily import days_of, files_of, fingerprint, unread
-from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN_SCHEMA, DailySubscription, Days
+from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN, DailySubscription, Days
 from ackstate.analysis.redelivery.kept_classes import BrokerState
-from ackstate.analysis.redelivery.parts import ESTIMATE_SCHEMA, PART_SCHEMA, RESULT_KEY, add_slices, merge, put_together
+from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, add_slices, merge, put_together
 from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.sorted_chunks import LOG_SCHEMA
-from ackstate.analysis.redelivery.spark import literal_url, read_unchecked, sound_rows
+from ackstate.analysis.redelivery.sorted_chunks import check_chunks
+from ackstate.analysis.redelivery.spark import literal_url, read_unchecked, readable_failures, sound_rows
+from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
-from ackstate.analysis.redelivery.trace_source import FrameSource
 from ackstate.analysis.trace.events import TraceError
-from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 _KEY = ("topic", "subscription")
 _CHUNKS_PER_SLICE = 64
+_RUN, _PART, _CHANGES, _ESTIMATE = map(from_arrow_schema, (RUN, PART, CHANGES, ESTIMATE))
+_LOG = from_arrow_type(LOG)
 # `seq` of a day is less than this, so that days can be put one after the other.
 _DAY_SEQ = 2**44
 
@@ -140,7 +143,10 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     traces = []
     for day in new:
         if files_of(day):
-            spans[day.name] = checked_source(spark, day, check_trace(day)).covered
+            source = SparkSource.of(spark, day)
+            with readable_failures(day):
+                check_chunks(source)
+            spans[day.name] = source.covered
             traces.append(sound_rows(read_unchecked(spark, day)))
     begin_ms, slices, chunks = _span(spans, before) if spans else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
@@ -216,28 +222,28 @@ def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
 ) -> None:  # fmt: skip
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    new = None if trace is None else _highest(FrameSource(trace).ledgers().where("ledger_id >= 0")).cache()
-    ledgers = [] if new is None else [new]
+    new = None if trace is None else _highest(_ledgers(trace)).cache()
+    known = [] if new is None else [new]
     if before is not None:
-        ledgers.append(_kept_ledgers(spark, before.path))
-    _highest(reduce(_union, ledgers)).write.parquet(_url(unfinished / "logs"))
+        known.append(_kept_ledgers(spark, before.path))
+    _highest(reduce(_union, known)).write.parquet(_url(unfinished / "logs"))
     replayed = _with_states(spark, trace, before, new, _kept_ledgers(spark, unfinished)).mapInArrow(
-        partial(_replay, policies=policies, days=days), RUN_SCHEMA
+        partial(_replay, policies=policies, days=days), _RUN
     )
     kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
     replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
     if new is not None:
         new.unpersist()
-    rows = spark.read.schema(f"{RUN_SCHEMA}, row string").parquet(literal_url(staged))
+    rows = spark.read.schema(StructType([*_RUN, StructField("row", StringType())])).parquet(literal_url(staged))
     states = rows.where("row = 'state'").select(*_KEY, "state")
     states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
     parts = rows.where("row = 'part'").drop("state", "row")
     by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-    found = by_slice.mapInArrow(partial(add_slices, slices=days.slices), PART_SCHEMA)
+    found = by_slice.mapInArrow(partial(add_slices, slices=days.slices), _PART)
     if before is not None:
-        found = found.unionByName(spark.read.schema(PART_SCHEMA).parquet(literal_url(before.path / "results")))
+        found = found.unionByName(spark.read.schema(_PART).parquet(literal_url(before.path / "results")))
     by_key = found.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
-    merged = by_key.mapInArrow(merge, PART_SCHEMA)
+    merged = by_key.mapInArrow(merge, _PART)
     merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
     _follow_curves(rows.where(F.col("row") == CURVE), days.plotted, broker)
     _follow_deaths(rows.where(F.col("row") == CRASHES), broker)
@@ -250,10 +256,10 @@ def _follow_curves(changes: DataFrame, plotted: Slices, broker: BrokerState) -> 
     """Add up how the curves of all subscriptions changed, and go on with those of all together."""
     named = changes.select("policy", "slice", *_KEY, F.col("first").alias("ts_ms"), F.col("second").alias("delta"))
     by_slice = named.repartition("policy", "slice").sortWithinPartitions("policy", "slice", *_KEY)
-    sums = by_slice.mapInArrow(partial(sum_changes, wanted=frozenset()), CHANGES_SCHEMA)
+    sums = by_slice.mapInArrow(partial(sum_changes, wanted=frozenset()), _CHANGES)
     per_point = broker.curves[0].width_ms // plotted.width_ms
     in_order = sums.coalesce(1).sortWithinPartitions("policy", "slice")
-    strung = in_order.mapInArrow(partial(string_together, per_point=per_point), CHANGES_SCHEMA)
+    strung = in_order.mapInArrow(partial(string_together, per_point=per_point), _CHANGES)
     _go_on_with(broker, strung.collect())
 
 
@@ -271,6 +277,10 @@ def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
     missing = CRASHES_MAX - len(broker.died_ms)
     broker.died_ms += [row["ts_ms"] for row in times.orderBy("ts_ms").limit(missing).collect()]
     broker.death_count += times.count()
+
+
+def _ledgers(trace: DataFrame) -> DataFrame:
+    return FrameSource(trace).read(LEDGER_COLUMNS, ledgers, LEDGERS).frame.where("ledger_id >= 0")
 
 
 def _highest(ledgers: DataFrame) -> DataFrame:
@@ -308,7 +318,7 @@ def _with_states(
         if name not in together.columns:
             together = together.withColumn(name, F.lit(None).cast("array<bigint>"))
     if trace is None or new is None:
-        together = together.withColumn("log", F.lit(None).cast(LOG_SCHEMA)).withColumn("is_published", F.lit(False))
+        together = together.withColumn("log", F.lit(None).cast(_LOG)).withColumn("is_published", F.lit(False))
     else:
         published = trace.where(F.col("subscription") == "").select("topic").distinct()
         together = together.join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")
@@ -348,11 +358,10 @@ def _replay(
 
 
 def _rows(spark: SparkSession, checkpoint: Path, duration_ms: int, crashes_per_day: float) -> list[dict[str, Any]]:
-    results = spark.read.schema(PART_SCHEMA).parquet(literal_url(checkpoint / "results"))
+    results = spark.read.schema(_PART).parquet(literal_url(checkpoint / "results"))
     by_key = results.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
-    found = by_key.mapInArrow(partial(put_together, duration_ms=duration_ms), ESTIMATE_SCHEMA)
-    rate = F.col("expected") * F.lit(float(crashes_per_day))
-    return [row.asDict() for row in found.withColumn("duplicates_per_day", rate).collect()]
+    make = partial(put_together, duration_ms=duration_ms, crashes_per_day=crashes_per_day)
+    return [row.asDict() for row in by_key.mapInArrow(make, _ESTIMATE).collect()]
 
 
 def _url(path: Path) -> str:

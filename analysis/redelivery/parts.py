@@ -26,27 +26,17 @@ PART = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.int64()),
     ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
 ])  # fmt: skip
-PART_SCHEMA = (
-    "policy int, slice int, scope string, namespace string, topic string, subscription string, begin bigint, "
-    "first array<bigint>, second array<bigint>, sums array<bigint>"
-)
 _COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
 _COSTS = Costs._fields
 _CAUSES = slice(2, 2 + len(CAUSES))
 _LOW_BITS = 62
-ESTIMATE_SCHEMA = (
-    "policy int, scope string, namespace string, topic string, subscription string, expected double, "
-    + "".join(f"{name} bigint, " for name in _COUNTS)
-    + "not_flushed double, "
-    + "".join(f"{name} double, " for name in CAUSES)
-    + ", ".join(f"{name} bigint" for name in (*_COSTS, "duration_ms"))
-)
-_ESTIMATE = pa.schema(
-    [
-        (name, {"int": pa.int32(), "string": pa.string(), "double": pa.float64(), "bigint": pa.int64()}[kind])
-        for name, kind in (field.split() for field in ESTIMATE_SCHEMA.split(", "))
-    ]
-)
+ESTIMATE = pa.schema([
+    *(PART.field(name) for name in RESULT_KEY), ("expected", pa.float64()),
+    *((name, pa.int64()) for name in _COUNTS),
+    *((name, pa.float64()) for name in ("not_flushed", *CAUSES)),
+    *((name, pa.int64()) for name in (*_COSTS, "duration_ms")),
+    ("duplicates_per_day", pa.float64()),
+])  # fmt: skip
 # A batch takes up to some 10 MB.
 _BATCH_VALUES = 500_000
 _BATCH_PARTS = 10_000
@@ -142,9 +132,17 @@ def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=PART)
 
 
-def add_slices(batches: Iterable[pa.RecordBatch], *, slices: Slices) -> Iterator[pa.RecordBatch]:
-    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes."""
-    yield from batches_of(sum_slices(parts_of(batches), slices))
+def add_slices(
+    batches: Iterable[pa.RecordBatch], *, slices: Slices, scopes: Sequence[str] = SCOPES
+) -> Iterator[pa.RecordBatch]:
+    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes.
+
+    Args:
+        batches: The parts, sorted by policy, slice, namespace and topic.
+        slices: What the curves are cut into.
+        scopes: Which results to return.
+    """
+    yield from batches_of(part for part in sum_slices(parts_of(batches), slices) if part.scope in scopes)
 
 
 def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -152,16 +150,19 @@ def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches_of(result.part() for result in _results(batches))
 
 
-def put_together(batches: Iterable[pa.RecordBatch], *, duration_ms: int) -> Iterator[pa.RecordBatch]:
-    """Make an estimate of the parts of each result, which are sorted by `RESULT_KEY`; the columns: `ESTIMATE_SCHEMA`.
+def put_together(
+    batches: Iterable[pa.RecordBatch], *, duration_ms: int, crashes_per_day: float = 1
+) -> Iterator[pa.RecordBatch]:
+    """Make an estimate of the parts of each result, which are sorted by `RESULT_KEY`; the columns: `ESTIMATE`.
 
     Args:
         batches: The parts.
         duration_ms: Of the whole trace.
+        crashes_per_day: The rate for which duplicates are counted.
     """
-    rows = [result.row(duration_ms) for result in _results(batches)]
+    rows = [result.row(duration_ms, crashes_per_day) for result in _results(batches)]
     if rows:
-        yield pa.RecordBatch.from_pylist(rows, _ESTIMATE)
+        yield pa.RecordBatch.from_pylist(rows, ESTIMATE)
 
 
 def _results(batches: Iterable[pa.RecordBatch]) -> Iterator[_Result]:
@@ -200,7 +201,7 @@ class _Result:
             begin=0, first=first, second=second, sums=narrow_sums([-peak, peak_ts_ms, *self._sums])
         )
 
-    def row(self, duration_ms: int) -> dict[str, object]:
+    def row(self, duration_ms: int, crashes_per_day: float) -> dict[str, object]:
         """Return it."""
         values, durations = self._histogram.columns()
         # When nothing of it was there, nothing could come back.
@@ -218,4 +219,5 @@ class _Result:
         return {
             **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,
             **means, **costs, "duration_ms": duration_ms,
+            "duplicates_per_day": None if expected is None else expected * crashes_per_day,
         }  # fmt: skip

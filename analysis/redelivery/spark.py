@@ -158,13 +158,19 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
         what: The trace that is read, or written.
         work: Which of both.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except TraceError as error:
+        raise error if str(what) in str(error) else TraceError(f"{what}: {error}") from error
+    except Exception as error:
+        if "py4j" not in sys.modules:
+            raise
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        if not isinstance(error, (PySparkException, Py4JError)):
+            raise
         reason = _reason(error)
         session = SparkSession.getActiveSession()
         advice = hint(reason, (session and session.sparkContext.master) or "local")

@@ -12,9 +12,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+import pyarrow as pa
 
+from ackstate.analysis.redelivery.chunk_steps import DEATH_COLUMNS, DEATHS, deaths
 from ackstate.analysis.redelivery.curve_changes import (
-    CHANGES_SCHEMA,
+    CHANGES,
     CRASHES_MAX,
     SERIES,
     SLICES_MAX,
@@ -32,8 +34,6 @@ from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow as pa
-
     from ackstate.analysis.redelivery.acked import Chunk, Int64s
     from ackstate.analysis.redelivery.curve_changes import Series
     from ackstate.analysis.redelivery.curve_sum import Points
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str]
 
+_CRASH_TIMES = pa.schema([("ts_ms", pa.list_(pa.int64())), ("count", pa.int64())])
 # So many chunks of events in a slice are what a worker adds up at once.
 _CHUNKS_PER_SLICE = 64
 
@@ -103,14 +104,16 @@ def curves(trace: TraceSource, policies: Sequence[Policy | None], *, subscriptio
     per_point = max(1, -(-span.chunk_count // (_CHUNKS_PER_SLICE * SLICES_MAX)))
     slices = Slices.of(span.begin_ms, span.end_ms, SLICES_MAX * per_point)
     wanted = frozenset(subscriptions)
-    changes = sorted_chunks(trace, policies).mapInArrow(
-        partial(_replay, policies=tuple(policies), slices=slices), CHANGES_SCHEMA
-    )
-    by_slice = changes.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "topic", "subscription")
-    sums = by_slice.mapInArrow(partial(sum_changes, wanted=wanted), CHANGES_SCHEMA)
-    in_order = sums.coalesce(1).sortWithinPartitions("policy", "topic", "subscription", "slice")
-    rows = in_order.mapInArrow(partial(string_together, per_point=per_point), CHANGES_SCHEMA).collect()
-    points = {key: list(of_line) for key, of_line in groupby(rows, key=lambda row: (row[0], *row[2:4]))}
+    replay = partial(_replay, policies=tuple(policies), slices=slices)
+    changes = sorted_chunks(trace, policies).through(replay, CHANGES)
+    by_slice = changes.together(("policy", "slice"), ("topic", "subscription"))
+    sums = by_slice.through(partial(sum_changes, wanted=wanted), CHANGES)
+    in_order = sums.together((), ("policy", "topic", "subscription", "slice"))
+    rows = in_order.through(partial(string_together, per_point=per_point), CHANGES).collect()
+    points = {
+        key: [tuple(row.values()) for row in of_line]
+        for key, of_line in groupby(rows, key=lambda row: (row["policy"], row["topic"], row["subscription"]))
+    }
     return [
         _drawn((number, *key), points.get((number, *key), []), slices)
         for number in range(len(policies))
@@ -120,9 +123,14 @@ def curves(trace: TraceSource, policies: Sequence[Policy | None], *, subscriptio
 
 def crash_times(trace: TraceSource) -> CrashTimes:
     """Return when processes died; subscriptions that died in the same millisecond died together."""
-    times = trace.crashes().distinct()
-    first = times.orderBy("ts_ms").limit(CRASHES_MAX).collect()
-    return CrashTimes(tuple(row["ts_ms"] for row in first), times.count() if len(first) == CRASHES_MAX else len(first))
+    times = trace.read(DEATH_COLUMNS, deaths, DEATHS).together(())
+    found = times.through(_crash_times, _CRASH_TIMES).collect()
+    return CrashTimes(tuple(found[0]["ts_ms"]), found[0]["count"]) if found else CrashTimes((), 0)
+
+
+def _crash_times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    times = np.unique(np.concatenate([np.empty(0, np.int64), *(batch["ts_ms"].to_numpy() for batch in batches)]))
+    yield pa.RecordBatch.from_pylist([{"ts_ms": times[:CRASHES_MAX].tolist(), "count": len(times)}], _CRASH_TIMES)
 
 
 def _replay(

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import FileSource
+    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 
 def make_contents(
-    source: FileSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
+    source: SparkSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
 ) -> Contents:
     """Return the report of some estimates.
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import local_session
-from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.generate.job import make_trace
 from ackstate.analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
@@ -76,7 +76,7 @@ def estimated(spark: SparkSession, trace: Path) -> list[Summary]:
 
 def replayed(spark: SparkSession, trace: Path, policies: Sequence[Policy | None]) -> list[Row]:
     """Return every subscription's estimates."""
-    return estimates(FileSource.of(spark, trace), policies, scopes=("subscription",)).collect()
+    return estimates(SparkSource.of(spark, trace), policies, scopes=("subscription",)).collect()
 
 
 def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:

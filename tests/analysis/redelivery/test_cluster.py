@@ -118,9 +118,10 @@ def local_answer(spark, trace):
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.results import SweepResult
     from ackstate.analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.spark_source import FrameSource
 
     policies = [Policy.from_mapping(dict([POLICY.split("=")]))]
-    rows = [row.asDict() for row in estimates(read_trace(spark, trace), policies).collect()]
+    rows = estimates(FrameSource(read_trace(spark, trace)), policies).collect()
     return SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=1.0).to_json()
 
 
@@ -181,6 +182,7 @@ def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, m
 
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.spark_source import FrameSource
 
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
     collected, collect = [], DataFrame.collect
@@ -195,7 +197,7 @@ def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, m
     for length in (100, 2_000):
         collected.clear()
         trace = some_trace(tmp_path / str(length), length=length)
-        estimates(read_trace(spark, trace), [None, Policy()]).collect()
+        estimates(FrameSource(read_trace(spark, trace)), [None, Policy()]).collect()
         seen.append(list(collected))
     # Of each policy: 6 subscriptions, 2 topics, a namespace and all.
     assert seen[0] == seen[1]

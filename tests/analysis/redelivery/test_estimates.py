@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from operator import itemgetter
 
 import numpy as np
 import pytest
 
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.parts import RESULT_KEY
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.results import SweepResult
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -55,8 +59,10 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp
     )}  # fmt: skip
     parquet.write_trace([Frame(*key, events) for key, events in named.items()], tmp_path / "trace")
     policies = [None, Policy.from_mapping({"flush_interval_ms": 70}), Policy.from_mapping({"range_count_max": 0})]
-    trace = spark.read.parquet(str(tmp_path / "trace"))
-    rows = [row.asDict() for row in estimates(trace, policies, crashes_per_day=2).collect()]
+    rows = estimates(SparkSource.of(spark, tmp_path / "trace"), policies, crashes_per_day=2).collect()
+    by_place = itemgetter("policy", *RESULT_KEY[1:])
+    here = estimates(LocalSource.of(tmp_path / "trace"), policies, crashes_per_day=2).collect()
+    assert sorted(here, key=by_place) == sorted(rows, key=by_place)
     begin_ms = min(events[0].ts_ms for events in named.values())
     end_ms = max(events[-1].ts_ms for events in named.values())
     assert len(rows) == len(policies) * (len(named) + len(TOPICS) + 3 + 1)

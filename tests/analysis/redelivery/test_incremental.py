@@ -30,8 +30,8 @@ from ackstate.analysis.redelivery.persistable import persistable
 from ackstate.analysis.redelivery.policy import Policy, PolicyError
 from ackstate.analysis.redelivery.schedule import Schedule
 from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import FileSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -385,7 +385,7 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp
     frames += [Frame(*key, events) for key, events in story().items()]
     parquet.write_trace(frames, tmp_path / "one")
     trace = read_trace(spark, tmp_path / "one").where("subscription <> ''")
-    direct = sorted((row.asDict() for row in at_once.estimates(trace, POLICIES).collect()), key=str)
+    direct = sorted(at_once.estimates(FrameSource(trace), POLICIES).collect(), key=str)
     assert direct == by_days
 
 
@@ -409,8 +409,8 @@ def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(spark, tmp_path):
         with incremental.daily_estimates(spark, tmp_path / "days", tmp_path / "state [1]", policies) as found:
             rows = found.rows
     parquet.write_trace([*days[0], *days[1]], tmp_path / "one")
-    direct = at_once.estimates(FileSource.of(spark, tmp_path / "one"), policies).collect()
-    assert sorted(rows, key=str) == sorted((row.asDict() for row in direct), key=str)
+    direct = at_once.estimates(SparkSource.of(spark, tmp_path / "one"), policies).collect()
+    assert sorted(rows, key=str) == sorted(direct, key=str)
     assert any(row["cut_by_ranges"] for row in rows if row["subscription"] == "new")
 
 

@@ -10,14 +10,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.redelivery import acked, thinning, trace_source
+from ackstate.analysis.redelivery import acked, chunk_steps, thinning
 from ackstate.analysis.redelivery.acked import Thinned
 from ackstate.analysis.redelivery.curve_sum import Histogram
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import readable_failures
+from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -89,7 +90,7 @@ def row_of(name, seq, chunk):
 def packed_chunks(batches):
     """Return the chunks of each subscription that a worker makes of some batches of rows, in order."""
     found = {}
-    for batch in trace_source._packed_batches(map(pa.RecordBatch.from_pylist, batches), is_counted=True):
+    for batch in chunk_steps.packed_chunks(map(pa.RecordBatch.from_pylist, batches), is_counted=True):
         for row in batch.to_pylist():
             found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.unpacked(memoryview(row["events"]))
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
@@ -127,14 +128,14 @@ def test_it_catches_chunks_put_together_that_do_not_follow_each_other(monkeypatc
             for name in {name for name, _ in keys}
         ]
 
-    monkeypatch.setattr(trace_source, "_runs", all_of_a_subscription)
+    monkeypatch.setattr(chunk_steps, "_runs", all_of_a_subscription)
     search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
     with pytest.raises((AssertionError, TraceError)):
         search(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))()
 
 
 def test_what_is_put_together_has_no_more_events_than_a_few_chunks(monkeypatch):
-    monkeypatch.setattr(trace_source, "_EVENTS_THINNED", 100)
+    monkeypatch.setattr(chunk_steps, "_EVENTS_THINNED", 100)
     events = [Event(ts_ms, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(330)]
     rows = [row_of("s", 40 * at, chunk) for at, chunk in enumerate(chunks_of(events, [40] * 7))]
     assert [len(chunk.kind) for chunk in packed_chunks([rows])["s"]] == [80, 80, 80, 90]
@@ -217,11 +218,11 @@ def test_workers_that_read_files_themselves_find_the_same(spark, tmp_path, monke
     frame = spark.read.parquet(str(tmp_path / "trace"))
     grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
     found = [
-        sorted(tuple(row) for row in estimates(each, grid).collect())
-        for each in (FileSource.of(spark, tmp_path / "trace"), frame)
+        sorted(tuple(row.values()) for row in estimates(each, grid).collect())
+        for each in (SparkSource.of(spark, tmp_path / "trace"), FrameSource(frame), LocalSource.of(tmp_path / "trace"))
     ]
     assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.spark
@@ -235,4 +236,4 @@ def test_a_chunk_whose_lists_do_not_belong_together_is_named(spark, tmp_path):
     damaged = table.set_column(at, table.schema.field("kind"), pa.array([lists[0][:-1]], pa.list_(pa.int8())))
     pq.write_table(damaged, file)
     with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
-        estimates(FileSource.of(spark, tmp_path / "trace"), [None]).collect()
+        estimates(SparkSource.of(spark, tmp_path / "trace"), [None]).collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.trace_source import FileSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery_report.curves import CrashTimes, crash_times, curves
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
@@ -32,7 +32,7 @@ def trace(spark, tmp_path_factory):
     }  # fmt: skip
     path = tmp_path_factory.mktemp("curves") / "trace"
     parquet.write_trace([Frame("t", name, [event]) for name, told in events.items() for event in told], path)
-    return FileSource.of(spark, path)
+    return SparkSource.of(spark, path)
 
 
 def steps(curve):

@@ -12,7 +12,7 @@ from trace_files import write
 
 from ackstate.analysis.redelivery.curve_sum import weight_of
 from ackstate.analysis.redelivery.parts import (
-    ESTIMATE_SCHEMA,
+    ESTIMATE,
     Part,
     batches_of,
     merge,
@@ -116,8 +116,10 @@ def test_an_estimate_of_a_century_does_not_wrap():
     names = ("total", "", "", "")
     parts = [Part(0, -1, *names, 0, np.array([lost]), np.array([century_ms]), sums)]
     merged = list(merge(batches_of(parts)))
-    (row,) = [row for batch in put_together(merged, duration_ms=century_ms) for row in batch.to_pylist()]
+    (row,) = [
+        row for batch in put_together(merged, duration_ms=century_ms, crashes_per_day=1) for row in batch.to_pylist()
+    ]
     assert json.dumps(row["expected"]) == json.dumps(float(lost))
     assert row["young"] == pytest.approx(young)
     assert row["not_flushed"] == pytest.approx(lost - young)
-    assert list(row) == [field.split()[0] for field in ESTIMATE_SCHEMA.split(", ")]
+    assert list(row) == ESTIMATE.names

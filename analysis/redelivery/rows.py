@@ -1,0 +1,108 @@
+"""Rows of Arrow that one step after another works on: in this process, or (`spark_rows`) in the workers of Spark.
+
+A pipeline is written once, against `Rows`. A step is a function from record batches to record batches, and sees rows
+with equal keys side by side where it was given rows that were brought `together`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+# Rows are copied so many at a time into their order.
+_ROWS_AT_ONCE = 10_000
+
+
+class Rows(Protocol):
+    """Rows, computed when they are collected."""
+
+    def through(self, step: Step, schema: pa.Schema) -> Self:
+        """Return what a step makes of them; it may be called several times, each time for some of the rows.
+
+        Args:
+            step: Takes batches and yields batches.
+            schema: Of what it yields.
+        """
+        ...
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> Self:
+        """Bring rows with equal keys together, sorted by the keys and then by `order`; text sorts by its UTF-8 bytes.
+
+        One call of the next step sees all rows with the same keys; without keys, all rows.
+        """
+        ...
+
+    def plus(self, others: Self) -> Self:
+        """Return these rows and others of the same schema, from the same engine."""
+        ...
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Compute the rows and return each as a mapping from column to value."""
+        ...
+
+
+@final
+class LocalRows:
+    """Rows in this process, which holds those that are brought together in memory.
+
+    Args:
+        batches: Returns the rows; called once for each collection.
+        schema: Of the rows.
+    """
+
+    def __init__(self, batches: Callable[[], Iterable[pa.RecordBatch]], schema: pa.Schema) -> None:
+        self._batches = batches
+        self._schema = schema
+
+    def through(self, step: Step, schema: pa.Schema) -> LocalRows:
+        """See `Rows`."""
+        return LocalRows(lambda: step(self._batches()), schema)
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> LocalRows:
+        """See `Rows`.
+
+        Complexity: O(n log n) for n rows, all of which are in memory.
+        """
+        columns = [*keys, *order]
+        return LocalRows(lambda: self._sorted(columns), self._schema) if columns else self
+
+    def plus(self, others: LocalRows) -> LocalRows:
+        """See `Rows`."""
+
+        def both() -> Iterator[pa.RecordBatch]:
+            yield from self._batches()
+            yield from others._batches()
+
+        return LocalRows(both, self._schema)
+
+    def collect(self) -> list[dict[str, Any]]:
+        """See `Rows`."""
+        return [row for batch in self._batches() for row in batch.to_pylist()]
+
+    def _sorted(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        table = pa.Table.from_batches(map(_with_large_binary, self._batches()), _large(self._schema))
+        at = pc.sort_indices(table.select(columns), [(name, "ascending") for name in columns])
+        for begin in range(0, len(at), _ROWS_AT_ONCE):
+            yield from table.take(at[begin : begin + _ROWS_AT_ONCE]).combine_chunks().to_batches()
+
+
+def _large(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in which the bytes of a column may together be more than 2 GiB."""
+    return pa.schema([
+        field.with_type(pa.large_binary()) if pa.types.is_binary(field.type) else field for field in schema
+    ])  # fmt: skip
+
+
+def _with_large_binary(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.cast(_large(batch.schema))
+
+
+if TYPE_CHECKING:
+    _: type[Rows] = LocalRows
