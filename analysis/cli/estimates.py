@@ -1,10 +1,13 @@
-"""What `ackstate sweep` and `ackstate redelivery` share: the estimate under some policies, and its numbers as text."""
+"""The estimate under some policies for `ackstate sweep` and `ackstate redelivery`, and its numbers as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.table import Table
@@ -12,13 +15,40 @@ from rich.table import Table
 from ackstate.analysis.cli import console
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ackstate.analysis.cli.output import ReportFiles
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.redelivery.trace_source import TraceSource
+    from ackstate.analysis.trace.parquet import Span
+
+
+class Engine(Enum):
+    """Where a trace is replayed."""
+
+    SPARK = "spark"
+    LOCAL = "local"
+
 
 MasterOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs: local[2], or spark://HOST:PORT of a cluster.")
 ]
+
+EngineOption: TypeAlias = Annotated[
+    Engine | None, typer.Option(help="Where it runs: spark, or local, which is this process, without Java.")
+]
+
+
+def chosen_engine(engine: Engine | None, master: str | None) -> Engine:
+    """Return the engine to use.
+
+    Raises:
+        typer.BadParameter: There is a master, and the engine is not Spark.
+    """
+    if engine is Engine.LOCAL and master is not None:
+        raise typer.BadParameter("--master is for --engine spark")
+    return engine or Engine.SPARK
 
 
 def estimated(
@@ -26,11 +56,13 @@ def estimated(
     policies: Sequence[Policy | None],
     *,
     crashes_per_day: float,
+    engine: Engine = Engine.SPARK,
     master: str | None = None,
     report: ReportFiles | None = None,
     baseline: str = "",
-) -> SweepResult:
-    """Let Spark estimate a grid, and write a report if one is wanted.
+    with_crashes: bool = False,
+) -> tuple[SweepResult, list[dict[str, Any]]]:
+    """Estimate a grid, and write a report if one is wanted; also return the crashes that the trace holds, if wanted.
 
     Policies that cannot be replayed are left out, and `SweepResult.refused` names them, if there are others.
 
@@ -39,11 +71,11 @@ def estimated(
         PolicyError: None of the policies can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
+    from ackstate.analysis.redelivery.crashes import crashes
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.persistable import persistable
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.redelivery.spark import readable_failures
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
@@ -51,19 +83,40 @@ def estimated(
     covered = check_trace(trace)
     policies, refused = persistable(policies)
     inputs = None if report is None else report.read_inputs()
-    with console.progress() as progress, readable_failures(trace):
-        spark = open_session(master)
-        with shown_stages(spark, progress):
-            source = SparkSource.of(spark, trace, covered)
-            rows = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
-            if not rows:
-                raise TraceError(f"{trace}: no subscription has an event")
-            result = SweepResult.of_rows(
-                str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
-            ).compared_with(baseline)
-            if report is not None and inputs is not None:
-                report.write(source, trace, result, inputs)
-    return result
+    with (
+        console.progress() as progress,
+        readable_failures(trace),
+        _source(trace, covered, engine, master, progress) as source,
+    ):
+        rows = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
+        if not rows:
+            raise TraceError(f"{trace}: no subscription has an event")
+        result = SweepResult.of_rows(
+            str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
+        ).compared_with(baseline)
+        if report is not None and inputs is not None:
+            report.write(source, trace, result, inputs)
+        return result, crashes(source) if with_crashes else []
+
+
+@contextmanager
+def _source(
+    trace: Path, covered: Span, engine: Engine, master: str | None, progress: Progress
+) -> Iterator[TraceSource]:
+    if engine is Engine.LOCAL:
+        from ackstate.analysis.redelivery.trace_source import LocalSource
+
+        # What a replayed cursor logs is no news of a live one; in Spark it stays with the workers.
+        logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
+        progress.add_task("computing every instant", total=None)
+        yield LocalSource.of(trace, covered)
+        return
+    from ackstate.analysis.redelivery.spark import open_session, shown_stages
+    from ackstate.analysis.redelivery.spark_source import SparkSource
+
+    spark = open_session(master)
+    with shown_stages(spark, progress):
+        yield SparkSource.of(spark, trace, covered)
 
 
 def numbers_table(first: str, others: Sequence[str]) -> Table:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.redelivery.trace_source import TraceSource
     from ackstate.analysis.redelivery_report.contents import Contents
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
@@ -92,7 +92,7 @@ class ReportFiles:
 
         return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
 
-    def write(self, source: SparkSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
+    def write(self, source: TraceSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
         from ackstate.analysis.redelivery_report.making import make_contents
 
@@ -102,9 +102,10 @@ class ReportFiles:
         self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs
     ) -> None:
         """Write the report of all days up to now, whole or not at all."""
+        from ackstate.analysis.redelivery.spark_source import made_by
         from ackstate.analysis.redelivery_report.making import make_daily_contents
 
-        self._write(make_daily_contents(spark, found, result, inputs, command=_command()))
+        self._write(make_daily_contents(found, result, inputs, command=_command(), engine=made_by(spark)))
 
     def _write(self, contents: Contents) -> None:
         from ackstate.analysis.redelivery_report.page import render

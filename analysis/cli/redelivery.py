@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ackstate.analysis.cli import console, tables
-from ackstate.analysis.cli.estimates import MasterOption, count_text, estimated, mean_text, numbers_table, rate_text
+from ackstate.analysis.cli.estimates import (
+    Engine,
+    EngineOption,
+    MasterOption,
+    chosen_engine,
+    count_text,
+    estimated,
+    mean_text,
+    numbers_table,
+    rate_text,
+)
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
 from ackstate.analysis.cli.output import (
     BrokerRunsOption,
@@ -59,68 +69,55 @@ def redelivery(
             metavar="DIR", parser=path_argument, help="TRACE has a trace a day: read new ones, keep the rest here."
         ),
     ] = None,
+    engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
-    Per subscription: expected (mean over the time in which its process lived),
-    p50, p99, max, and the number at each crash that the trace holds. With a
-    policy, a crash rate, a format or a report: over the whole trace, under
-    that policy or as recorded, also for topics, namespaces and all, with what
-    it cost.
+    As recorded, or under a policy: over the whole trace, for subscriptions,
+    topics, namespaces and all together. Without a policy, a rate or a file it
+    shows the subscriptions, with the number at each crash that the trace holds.
     """
-    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
-    if policy or crashes_per_day is not None or out is not None or report is not None or state:
-        rate = 1.0 if crashes_per_day is None else crashes_per_day
-        _under_policy(trace, policy or [], crashes_per_day=rate, output=output, json=json, master=master, state=state)
-        return
-    from ackstate.analysis.redelivery import estimate
-    from ackstate.analysis.redelivery.spark import open_session, readable_failures
-    from ackstate.analysis.redelivery.spark_source import SparkSource
-    from ackstate.analysis.trace.events import TraceError
-    from ackstate.analysis.trace.parquet import check_trace
-
-    # Before Spark, which takes seconds to start.
-    covered = check_trace(trace)
-    with console.progress() as progress, readable_failures(trace):
-        progress.add_task("Spark computes every instant", total=None)
-        steps = estimate.curve(SparkSource.of(open_session(master), trace, covered)).cache()
-        summaries = sorted(estimate.summary(steps).collect())
-        crashes = sorted(estimate.crashes(steps).collect())
-    if not summaries:
-        raise TraceError(f"{trace}: no subscription has an event")
-    rows = [
-        row.asDict() | {"crashes": [crash.asDict() for crash in crashes if crash[:2] == row[:2]]} for row in summaries
-    ]
-    if json:
-        console.write_json({"subscriptions": rows})
-    else:
-        topics = sorted({row["topic"] for row in rows})
-        for topic in topics:
-            console.show(f"Redelivery if crashed, over every instant of {topic}")
-            console.show(tables.redelivery_table([row for row in rows if row["topic"] == topic]))
-
-
-def _under_policy(
-    trace: Path,
-    settings: Sequence[str],
-    *,
-    crashes_per_day: float,
-    output: Output,
-    json: bool,
-    master: str | None = None,
-    state: Path | None = None,
-) -> None:
-    """Show, or write, the estimates under one policy; as recorded if there are no settings."""
     from ackstate.analysis.redelivery.policy import Policy
 
-    policy = Policy.from_mapping(key_value_pairs(settings)) if settings else None
+    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    where = chosen_engine(engine, master)
+    settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
+    rate = 1.0 if crashes_per_day is None else crashes_per_day
     if state is not None:
-        _daily(trace, state, policy, crashes_per_day=crashes_per_day, output=output, json=json, master=master)
+        if where is not Engine.SPARK:
+            raise typer.BadParameter("--state is for --engine spark")
+        _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, master=master)
         return
-    result = estimated(trace, [policy], crashes_per_day=crashes_per_day, master=master, report=output.report)
-    output.deliver(result, _estimate_table(result.policies[0]), answer=result.to_json() if json else None)
+    is_plain = settings is None and crashes_per_day is None and out is None and report is None
+    result, crashes = estimated(
+        trace, [settings], crashes_per_day=rate, engine=where, master=master, report=output.report,
+        with_crashes=is_plain,
+    )  # fmt: skip
+    answer = result.to_json()
+    if is_plain:
+        rows = _subscriptions(result.policies[0], crashes)
+        shown = [each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)]
+        output.deliver(result, *shown, answer=answer | {"subscriptions": rows} if json else None)
+    else:
+        output.deliver(result, _estimate_table(result.policies[0]), answer=answer if json else None)
+
+
+def _subscriptions(result: PolicyResult, crashes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each subscription its numbers, and those at its crashes."""
+    rows = []
+    for each in result.estimates:
+        if each.scope == "subscription":
+            names = {"topic": each.topic, "subscription": each.subscription}
+            numbers = {"expected": each.expected, "p50": each.p50, "p99": each.p99, "max": each.max}
+            rows.append(names | numbers | {"crashes": [crash for crash in crashes if names.items() <= crash.items()]})
+    return rows
+
+
+def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
+    mine = [row for row in rows if row["topic"] == topic]
+    return f"Redelivery if crashed, over every instant of {topic}", tables.redelivery_table(mine)
 
 
 def _daily(

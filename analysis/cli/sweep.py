@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ackstate.analysis.cli.estimates import MasterOption, count_text, estimated, mean_text, numbers_table, rate_text
+from ackstate.analysis.cli.estimates import (
+    EngineOption,
+    MasterOption,
+    chosen_engine,
+    count_text,
+    estimated,
+    mean_text,
+    numbers_table,
+    rate_text,
+)
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
 from ackstate.analysis.cli.output import (
     BrokerRunsOption,
@@ -49,6 +58,7 @@ def sweep(
     calibration: CalibrationOption = None,
     broker_runs: BrokerRunsOption = None,
     trace_json: OriginOption = None,
+    engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -71,9 +81,9 @@ def sweep(
     policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
     if baseline and baseline != RECORDED_LABEL:
         policies, baseline = with_baseline(policies, baseline)
-    result = estimated(
-        trace, [None, *policies], crashes_per_day=crashes_per_day, master=master, report=output.report,
-        baseline=baseline,
+    result, _ = estimated(
+        trace, [None, *policies], crashes_per_day=crashes_per_day, engine=chosen_engine(engine, master), master=master,
+        report=output.report, baseline=baseline,
     )  # fmt: skip
     refused = [f"{label}: {reason}" for label, reason in result.refused]
     output.deliver(

@@ -42,6 +42,10 @@ class FrameSource(NamedTuple):
         """See `TraceSource`."""
         return SparkRows(self.trace.select(*columns)).through(step, schema)
 
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `TraceSource`."""
+        return made_by(self.trace.sparkSession)
+
 
 class SparkSource(NamedTuple):
     """A trace whose files every worker sees by their paths, and reads a row group at a time."""
@@ -76,3 +80,14 @@ class SparkSource(NamedTuple):
         read = partial(row_groups, files=self.files, shares=shares, columns=columns)
         numbers = self.spark.range(0, len(self.files) * shares, numPartitions=min(tasks, len(self.files) * shares))
         return SparkRows(numbers).through(lambda batches: step(read(batches)), schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `TraceSource`."""
+        return made_by(self.spark)
+
+
+def made_by(spark: SparkSession) -> tuple[tuple[str, str], ...]:
+    """Return the versions of Spark and Java."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return (("Spark", spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

@@ -43,6 +43,10 @@ class TraceSource(Protocol):
         """
         ...
 
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """Return name and version of each program that replays it beside Python."""
+        ...
+
 
 class LocalSource(NamedTuple):
     """A trace whose files this process reads."""
@@ -74,6 +78,10 @@ class LocalSource(NamedTuple):
                     yield from found
 
         return LocalRows(batches, schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `TraceSource`."""
+        return ()
 
 
 def names_of_files(path: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Make a report: what of it only Spark can tell, and what it was made by."""
+"""Makes a report: replays the trace into curves, and notes by which programs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from ackstate.analysis.trace.check import trace_hash
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.redelivery.trace_source import TraceSource
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 
 def make_contents(
-    source: SparkSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
+    source: TraceSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
 ) -> Contents:
     """Return the report of some estimates.
 
@@ -42,20 +40,22 @@ def make_contents(
     policies = [each.policy for each in shown_policies(result)]
     found = curves(source, policies, subscriptions=worst_subscriptions(result))
     lines = tuple(curve for curve in found if curve.is_total or curve.policy == 0)
-    return Contents(result, lines, crash_times(source), _provenance(source.spark, trace, command), inputs)
+    told = ("SHA-256 of the trace", trace_hash(trace))
+    return Contents(result, lines, crash_times(source), (told, *_made_by(command, source.made_by())), inputs)
 
 
 def make_daily_contents(
-    spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs, *, command: str
-) -> Contents:
+    found: DailyEstimates, result: SweepResult, inputs: ReportInputs, *, command: str,
+    engine: tuple[tuple[str, str], ...],
+) -> Contents:  # fmt: skip
     """Return the report of all days up to now, from what is kept of them.
 
     Args:
-        spark: The session.
         found: What all days come to.
         result: The same, under the policies that it was found for.
         inputs: What else is shown.
         command: By which it is made, in words.
+        engine: As `TraceSource.made_by`.
     """
     policies = [each.policy for each in result.policies]
     named = [((number, *TOTAL), curve) for number, curve in enumerate(found.broker.curves)]
@@ -66,20 +66,13 @@ def make_daily_contents(
     crashes = CrashTimes(tuple(found.broker.died_ms), found.broker.death_count)
     told = ("SHA-256 of the days' names, sizes and footers", found.broker.days_digest)
     days = ("days", f"{found.day_count:,}")
-    return Contents(result, lines, crashes, (days, told, *_made_by(spark, command)), inputs)
+    return Contents(result, lines, crashes, (days, told, *_made_by(command, engine)), inputs)
 
 
-def _provenance(spark: SparkSession, trace: Path, command: str) -> tuple[tuple[str, str], ...]:
-    return (("SHA-256 of the trace", trace_hash(trace)), *_made_by(spark, command))
-
-
-def _made_by(spark: SparkSession, command: str) -> tuple[tuple[str, str], ...]:
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
+def _made_by(command: str, engine: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     return (
         ("command", command),
         ("ackstate", version("ackstate")),
-        ("Spark", spark.version),
         ("Python", platform.python_version()),
-        ("Java", str(jvm.java.lang.System.getProperty("java.version"))),
+        *engine,
     )

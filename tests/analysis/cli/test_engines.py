@@ -1,0 +1,133 @@
+"""`--engine local` answers without Java, and what Spark answers, to the last digit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import montecarlo
+from ackstate.analysis.redelivery.crashes import crashes
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.trace_source import LocalSource
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
+from command_line import assert_one_line, run, run_apart
+
+TOPIC = "persistent://a/b/t"
+POLICIES = [
+    None,
+    *map(
+        Policy.from_mapping,
+        (
+            {"flush_interval_ms": "70"},
+            {"range_count_max": "1", "flush_interval_ms": "30"},
+            {"become_old_ack_record_seconds": "1"},
+            {"format": "PULSAR", "range_count_max": "2"},
+            {"max_unpersisted_ack_record_bytes": "1024"},
+        ),
+    ),
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    acks = [Event(1_000 + 10 * entry, EventKind.ACK, 1, entry ^ 3, entry ^ 3) for entry in range(40)]
+    acks[20:20] = [
+        Event(1_195, EventKind.PERSIST_BEGUN, -1, -1, -1, 1),
+        Event(1_196, EventKind.PERSIST_ENDED, -1, -1, -1, 1),
+    ]
+    died = [Event(1_500, EventKind.CRASH), Event(1_600, EventKind.RECOVER)]
+    parquet.write_trace([Frame(TOPIC, "s", [*acks, *died]), Frame(TOPIC, "r", acks)], tmp_path / "trace")
+    return tmp_path / "trace"
+
+
+def test_options_do_not_change_the_numbers(trace, capsys):
+    plain, rated = (
+        json.loads(run(capsys, "redelivery", trace, "--engine", "local", "--json", *words).out)
+        for words in ([], ["--crashes-per-day", "1"])
+    )
+    subscriptions = plain.pop("subscriptions")
+    assert plain == rated
+    by_name = {row["subscription"]: row for row in plain["policies"][0]["estimates"] if row["scope"] == "subscription"}
+    for row in subscriptions:
+        assert {
+            name: by_name[row["subscription"]][name] for name in ("expected", "p50", "p99", "max")
+        }.items() <= row.items()
+    assert [(row["subscription"], [each["at_crash"] for each in row["crashes"]]) for row in subscriptions] == [
+        ("r", []),
+        ("s", [20]),
+    ]
+
+
+def test_it_needs_neither_java_nor_spark(trace, tmp_path):
+    (tmp_path / "pyspark.py").write_text("raise ImportError('Spark was imported')\n")
+    words = [
+        "sweep",
+        trace,
+        "--engine",
+        "local",
+        "--set",
+        "flush_interval_ms=10,100",
+        "--report",
+        tmp_path / "report.html",
+    ]
+    outcome = run_apart(*words, "--json", env={"PATH": "", "PYTHONPATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
+    assert (outcome.status, outcome.err) == (0, "")
+    assert len(json.loads(outcome.out)["policies"]) == 3
+    assert "Java" not in (tmp_path / "report.html").read_text().split("<h2>")[-1]
+
+
+@pytest.mark.parametrize("words", [["--master", "local[2]"], ["--state", "state"]])
+def test_what_is_for_spark_alone_is_refused(trace, capsys, words):
+    assert_one_line(run(capsys, "redelivery", trace, "--engine", "local", *words), words[0], "--engine spark")
+
+
+def test_a_refused_trace_is_one_line(trace, capsys):
+    frames = [
+        Frame(TOPIC, "", [Event(1, EventKind.PUBLISH, 1, 0, 4)]),
+        Frame(TOPIC, "s", [Event(5, EventKind.ACK, 1, 9, 9)]),
+    ]
+    parquet.write_trace(frames, trace)
+    assert_one_line(
+        run(capsys, "redelivery", trace, "--engine", "local"), f"ackstate: {trace}: 1:9 of {TOPIC} is acked"
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_both_answer_the_same(spark, tmp_path_factory):
+    from ackstate.analysis.redelivery.spark_source import SparkSource
+
+    @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(st.lists(montecarlo.small_traces(), min_size=1, max_size=3), st.permutations(POLICIES), st.integers(3, 200))
+    def check(traces, policies, chunk_events):
+        place = tmp_path_factory.mktemp("trace")
+        frames = [
+            Frame(f"{TOPIC}{number % 2}", f"s{number}", events) for number, (events, _) in enumerate(traces) if events
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
+            parquet.write_trace(frames, place / "trace")
+        here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
+        rows = [
+            sorted(estimates(each, policies[:3], crashes_per_day=3).collect(), key=json.dumps) for each in (here, there)
+        ]
+        assert rows[0] == rows[1]
+        assert crashes(here) == crashes(there)
+
+    check()
+
+
+def test_a_replay_imports_nothing_of_spark():
+    code = (
+        "import sys, ackstate.analysis.redelivery.estimates, ackstate.analysis.redelivery.crashes; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"pyspark", "pandas", "py4j"} & set(done.stdout.split())
