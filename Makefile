@@ -15,7 +15,7 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # compute: those that need Spark, a disk of their own or a browser; what analyses; the rest.
 HEAVY := spark or root or browser
 ANALYSIS := ackstate/analysis tests/analysis tests/museum
-FAST  := not slow and not spark and not root and not browser
+FAST  := not slow and not soak and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 
@@ -32,9 +32,9 @@ test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
 	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
-	$(PYTEST) -m '$(HEAVY)' >"$$shown_after/2" 2>&1 & heavy=$$!; \
-	$(PYTEST) -m 'not ($(HEAVY))' $(ANALYSIS) >"$$shown_after/1" 2>&1 & analysis=$$!; \
-	$(PYTEST) -m 'not ($(HEAVY))' $(ANALYSIS:%=--ignore=%) || failed=1; \
+	$(PYTEST) -m '($(HEAVY)) and not soak' >"$$shown_after/2" 2>&1 & heavy=$$!; \
+	$(PYTEST) -m 'not ($(HEAVY) or soak)' $(ANALYSIS) >"$$shown_after/1" 2>&1 & analysis=$$!; \
+	$(PYTEST) -m 'not ($(HEAVY) or soak)' $(ANALYSIS:%=--ignore=%) || failed=1; \
 	wait $$analysis || failed=1; wait $$heavy || failed=1; cat "$$shown_after"/*; rm -r "$$shown_after"; \
 	exit $$failed
 
@@ -68,6 +68,7 @@ pulsar-replay: setup ## what real Pulsar brokers redelivered beside its predicti
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
+	$(PYTEST) -m soak
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules

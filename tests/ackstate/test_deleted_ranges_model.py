@@ -144,7 +144,7 @@ def test_model_catches_a_bulk_add_that_sizes_all_upper_ends_alike(monkeypatch):
     assert_caught(DeletedRangesMachine, by=AssertionError)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_model_catches_a_removal_that_keeps_the_last_entry(monkeypatch):
     remove = DeletedRanges.remove_at_most
     monkeypatch.setattr(DeletedRanges, "remove_at_most", lambda self, p: remove(self, Position(p[0], max(p[1] - 1, 0))))

@@ -136,7 +136,7 @@ class ForgetsFencesMachine(StoresMachine):
 TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_model_catches_versions_that_come_back():
     assert_caught(ForgetsVersionsMachine, by=AssertionError)
 
@@ -220,13 +220,13 @@ def test_zookeeper_gives_the_same_answers(zookeeper_machine):
     run_state_machine_as_test(zookeeper_machine, settings=few)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_model_catches_zookeeper_versions_that_are_not_compared(zookeeper_machine, monkeypatch):
     monkeypatch.setattr(zookeeper, "_expect", lambda *_: None)
     assert_caught(zookeeper_machine, by=AssertionError)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_model_catches_a_zookeeper_fence_that_is_not_set(zookeeper_machine, monkeypatch):
     monkeypatch.setattr(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
     assert_caught(zookeeper_machine, by=AssertionError)

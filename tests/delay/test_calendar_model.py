@@ -248,7 +248,7 @@ def test_a_story_tells_of_a_planted_bug(monkeypatch, name, planted, story):
         story(machine)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_search_finds_a_planted_bug(monkeypatch):
     monkeypatch.setattr(Calendar, "take_until", cuts_ties_in_order_of_pages)
     assert_caught(CalendarMachine, by=AssertionError)

@@ -89,6 +89,7 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
     assert not all(before_flush)
 
 
+@pytest.mark.soak
 def test_it_catches_a_flush_interval_counted_from_the_ack(monkeypatch):
     taken = Schedule.acked
 
@@ -106,11 +107,13 @@ def test_it_catches_a_limiter_that_saves_nothing_up(monkeypatch):
     assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 400, "mark_delete_rate_limit": 20})]))
 
 
+@pytest.mark.soak
 def test_it_catches_a_persist_that_covers_the_acks_of_its_chunk_only(monkeypatch):
     monkeypatch.setattr(JournalSize, "_first_size", lambda self, placed, end: 64)
     assert_agreement_fails(PLAIN)
 
 
+@pytest.mark.soak
 def test_it_catches_young_acks_that_are_never_looked_at_again(monkeypatch):
     monkeypatch.setattr(CursorReplay, "_more_due", lambda self, until_ms, due: due)
     assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 1, "become_old_ack_record_seconds": 1})]))
@@ -126,6 +129,7 @@ def test_it_catches_a_mark_delete_that_stands_still(monkeypatch):
     assert_agreement_fails(PLAIN)
 
 
+@pytest.mark.soak
 def test_it_catches_a_reset_after_which_the_old_flush_interval_goes_on(monkeypatch):
     monkeypatch.setattr(Schedule, "settled", lambda self, at_ms: None)
     assert_agreement_fails(PLAIN)

@@ -180,6 +180,7 @@ def test_it_catches_a_gate_that_turns_a_message_late(taken, monkeypatch):
     assert_difference(taken, monkeypatch, "_turns", one_late(GatedReplay._turns))
 
 
+@pytest.mark.soak
 def test_it_catches_a_stretch_that_goes_on_beyond_a_persist(taken, monkeypatch):
     def beyond(_replay, mentions, at, until_ms):
         return len(mentions.ts_ms), until_ms - 1
@@ -187,6 +188,7 @@ def test_it_catches_a_stretch_that_goes_on_beyond_a_persist(taken, monkeypatch):
     assert_difference(taken, monkeypatch, "_sure_end", beyond)
 
 
+@pytest.mark.soak
 def test_it_catches_acks_that_do_not_move(taken, monkeypatch):
     def none(_replay, _mentions, acks, _at):
         return np.full(len(acks), -1)
@@ -194,6 +196,7 @@ def test_it_catches_acks_that_do_not_move(taken, monkeypatch):
     assert_difference(taken, monkeypatch, "_moved_by", none)
 
 
+@pytest.mark.soak
 def test_it_catches_an_ack_that_takes_place_while_its_message_waits(taken, monkeypatch):
     def none(_replay, _mentions, acks, _at):
         return np.zeros(len(acks), np.bool_)
@@ -201,6 +204,7 @@ def test_it_catches_an_ack_that_takes_place_while_its_message_waits(taken, monke
     assert_difference(taken, monkeypatch, "_wait", none)
 
 
+@pytest.mark.soak
 def test_it_catches_moved_acks_that_are_forgotten_too_early(taken, monkeypatch):
     def all_of_that_millisecond(stretch, at, acks, _under_way):
         return acks.ts_ms <= stretch.steps.ts_ms[at]
@@ -208,6 +212,7 @@ def test_it_catches_moved_acks_that_are_forgotten_too_early(taken, monkeypatch):
     assert_difference(taken, monkeypatch, "come_after", all_of_that_millisecond, of=Stretch)
 
 
+@pytest.mark.soak
 def test_it_catches_young_acks_that_nobody_promotes(taken, monkeypatch):
     def never(_replay, _reserved, used):
         return np.zeros(len(used), np.bool_)
