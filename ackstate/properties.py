@@ -5,10 +5,11 @@ What is missing or blank says nothing, as in Pulsar, and is None here. Every err
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from typing import TYPE_CHECKING
+
+from ackstate.spelling import closest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -148,7 +149,7 @@ def _likest(key: str, known: Iterable[str]) -> str:
     for each in known:
         if each.startswith(key) and len(key) >= _BEGINNING_MIN * len(each):
             return each
-    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=_LIKENESS_MIN)), "")
+    return closest(key, known, likeness_min=_LIKENESS_MIN)
 
 
 def _logical_lines(text: str) -> Iterator[str]:

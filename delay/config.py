@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ackstate.integers import check_within
 from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, decode_properties, flag, given, number, whole_number
+from ackstate.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,9 +204,7 @@ def _concerns_delays(key: str) -> bool:
 
 def _check_known(key: str) -> None:
     if key not in _KNOWN:
-        meant = get_close_matches(key, _KNOWN, n=1)
-        hint = f"; did you mean {meant[0]!r}?" if meant else ""
-        raise ValueError(f"unknown key of Pulsar {key!r}{hint}")
+        raise ValueError(f"unknown key of Pulsar {key!r}{did_you_mean(key, _KNOWN)}")
 
 
 def _text(key: str, value: object) -> str:

@@ -19,6 +19,7 @@ from ackstate.errors import AckStateError
 from ackstate.integers import check_within
 from ackstate.limits.broker_conf import read_conf
 from ackstate.properties import LONG_MAX, flag, whole_number
+from ackstate.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +110,8 @@ class DelayedDeliveryPolicies:
             raise TypeError(f"delayed delivery policies are an object, found {document!r}")
         for name in document:
             if name not in _FIELDS:
-                raise ValueError(f"{name!r} is no field of delayed delivery policies: {', '.join(_FIELDS)}")
+                hint = did_you_mean(str(name), _FIELDS) or f"; known are {', '.join(_FIELDS)}"
+                raise ValueError(f"unknown field {name!r} of delayed delivery policies{hint}")
         return cls(**{_FIELDS[name]: value for name, value in document.items()})
 
     def to_json(self) -> dict[str, bool | int]:

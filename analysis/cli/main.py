@@ -21,19 +21,20 @@ from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
 from ackstate.analysis.cli import policies, trace
 from ackstate.analysis.cli.broker import broker
 from ackstate.analysis.cli.calibrate import calibrate
-from ackstate.analysis.cli.console import complain, os_error_text
+from ackstate.analysis.cli.console import complain, os_error_text, write
 from ackstate.analysis.cli.crash import crash
 from ackstate.analysis.cli.demo import demo
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
+from ackstate.analysis.cli.names import CommandWithOldOptions, Group, usage_error_text
 from ackstate.analysis.cli.options import duration_option
-from ackstate.analysis.cli.package import package
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
 from ackstate.analysis.cli.recover import recover
 from ackstate.analysis.cli.redelivery import redelivery
 from ackstate.analysis.cli.serve import serve
+from ackstate.analysis.cli.spark_package import spark_package
 from ackstate.analysis.cli.sweep import sweep
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="ackstate",
-    add_completion=False,
+    cls=Group,
     rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
     pretty_exceptions_enable=False,
     help="""The ack state of a subscription: what is durable, and what comes back if the
@@ -93,6 +94,18 @@ _WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
 
 
+def _print_version(is_wanted: bool) -> None:
+    if not is_wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        write(f"ackstate {version('ackstate')}\n")
+    except PackageNotFoundError:
+        raise AckStateError("ackstate is not installed, and so has no version") from None
+    raise typer.Exit
+
+
 @app.callback()
 def _common_options(
     context: typer.Context,
@@ -106,6 +119,9 @@ def _common_options(
     ] = Duration(60_000),
     tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
     tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
     tls_enable_hostname_verification: Annotated[  # noqa: ARG001
         bool, typer.Option("--tls-enable-hostname-verification", help="Always so, unless insecure.")
     ] = False,
@@ -122,19 +138,22 @@ def _common_options(
 
 
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
-app.command("redelivery", short_help="What a crash would have brought back, at every instant.")(redelivery)
-app.command("package", short_help="Pack what the workers of a Spark cluster need of us.")(package)
+_redelivery_help = "What a crash would have brought back, at every instant."
+app.command("redelivery", cls=CommandWithOldOptions, short_help=_redelivery_help)(redelivery)
+app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
+app.command("package", hidden=True)(spark_package)  # the old name
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover what a dead broker left.")(recover)
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
-app.command("sweep", short_help="Which settings buy down what comes back, at what price.")(sweep)
+_sweep_help = "Which settings buy down what comes back, at what price."
+app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
 app.command("calibrate", short_help="Kill real cursors, and see whether the estimate is true.")(calibrate)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
-_pulsar = typer.Typer(help="What real Pulsar brokers redelivered, and what they would redeliver now.")
+_pulsar = typer.Typer(cls=Group, help="What real Pulsar brokers redelivered, and what they would redeliver now.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="What comes back of live subscriptions if their broker dies now.")(snapshot)
 app.add_typer(_pulsar, name="pulsar", short_help="What Pulsar brokers redelivered, or would now.")
@@ -215,4 +234,4 @@ def _explanation(error: Exception) -> str:
 def _usage_error(error: Any) -> str:
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
-    return f"{error.format_message().rstrip('.')}{hint}"
+    return f"{usage_error_text(error)}{hint}"

@@ -40,11 +40,11 @@ CalibrationOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that is there."),
 ]
-BrokerRunsOption = Annotated[
+RecordedRunsOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", parser=path_argument, help="For the report: recorded runs, as for pulsar replay."),
 ]
-OriginOption = Annotated[
+TraceSummaryOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE", parser=path_argument, help="For the report: what trace convert or generate --json printed."
@@ -59,18 +59,18 @@ class ReportFiles:
     Attributes:
         report: Where.
         calibration: What it shows beside the trace, as the next two; see `ackstate.analysis.redelivery_report.inputs`.
-        broker_runs: The same.
-        origin: The same.
+        recorded_runs: The same.
+        trace_summary: The same.
     """
 
     report: Path
     calibration: Path | None = None
-    broker_runs: Path | None = None
-    origin: Path | None = None
+    recorded_runs: Path | None = None
+    trace_summary: Path | None = None
 
     @classmethod
     def wanted(
-        cls, report: Path | None, *, calibration: Path | None, broker_runs: Path | None, origin: Path | None
+        cls, report: Path | None, *, calibration: Path | None, recorded_runs: Path | None, trace_summary: Path | None
     ) -> ReportFiles | None:
         """Return the report, or None if there is to be none.
 
@@ -78,19 +78,21 @@ class ReportFiles:
             typer.BadParameter: There is something to show and no report, or no directory for it.
         """
         if report is None:
-            if any(each is not None for each in (calibration, broker_runs, origin)):
-                raise typer.BadParameter("--calibration, --broker-runs and --trace-json go with --report")
+            if any(each is not None for each in (calibration, recorded_runs, trace_summary)):
+                raise typer.BadParameter("--calibration, --recorded-runs and --trace-summary go with --report")
             return None
         _check_place(report)
         if calibration is None and _USUAL_CALIBRATION.is_file():
             calibration = _USUAL_CALIBRATION
-        return cls(report, calibration, broker_runs, origin)
+        return cls(report, calibration, recorded_runs, trace_summary)
 
     def read_inputs(self) -> ReportInputs:
         """Read the files, before Spark starts; raises as `ReportInputs.read`."""
         from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
-        return ReportInputs.read(calibration=self.calibration, broker_runs=self.broker_runs, origin=self.origin)
+        return ReportInputs.read(
+            calibration=self.calibration, broker_runs=self.recorded_runs, origin=self.trace_summary
+        )
 
     def write(self, source: TraceSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
         """Write the report, whole or not at all."""
@@ -135,8 +137,8 @@ class Output:
         report: Path | None,
         *,
         calibration: Path | None,
-        broker_runs: Path | None,
-        origin: Path | None,
+        recorded_runs: Path | None,
+        trace_summary: Path | None,
     ) -> Output:
         """Return where they go.
 
@@ -153,7 +155,9 @@ class Output:
             form, out, report = None, None, out
         if out is not None:
             _check_place(out)
-        files = ReportFiles.wanted(report, calibration=calibration, broker_runs=broker_runs, origin=origin)
+        files = ReportFiles.wanted(
+            report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
+        )
         return cls(form, out, files)
 
     def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ackstate.analysis.admin_client import (
     AdminError,
@@ -24,6 +23,7 @@ from ackstate.analysis.admin_client import (
     topic_path,
 )
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.names import Group, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.durations import Duration
 
@@ -57,7 +57,7 @@ Global = Annotated[
 ]
 
 
-class _PulsarAdminGroup(TyperGroup):
+class _PulsarAdminGroup(Group):
     """Whatever fails in it is told as `pulsar-admin` tells it, and ends with its exit status, 1."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def _told_as_pulsar_admin() -> Iterator[None]:
 
 def _usage_error(error: Any) -> str:
     hint = f"\n\nsee {error.ctx.command_path} --help" if error.ctx else ""
-    return f"{error.format_message()}{hint}"
+    return f"{usage_error_text(error)}{hint}"
 
 
 def _complain(text: str) -> None:

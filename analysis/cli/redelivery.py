@@ -22,13 +22,13 @@ from ackstate.analysis.cli.estimates import (
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
 from ackstate.analysis.cli.output import (
-    BrokerRunsOption,
     CalibrationOption,
     FormatOption,
-    OriginOption,
     OutOption,
     Output,
+    RecordedRunsOption,
     ReportOption,
+    TraceSummaryOption,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def redelivery(
     out: OutOption = None,
     report: ReportOption = None,
     calibration: CalibrationOption = None,
-    broker_runs: BrokerRunsOption = None,
-    trace_json: OriginOption = None,
+    recorded_runs: RecordedRunsOption = None,
+    trace_summary: TraceSummaryOption = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -81,7 +81,9 @@ def redelivery(
     """
     from ackstate.analysis.redelivery.policy import Policy
 
-    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    output = Output.wanted(
+        form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
+    )
     where = chosen_engine(engine, master)
     settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
     rate = 1.0 if crashes_per_day is None else crashes_per_day

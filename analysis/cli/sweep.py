@@ -19,13 +19,13 @@ from ackstate.analysis.cli.estimates import (
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
 from ackstate.analysis.cli.output import (
-    BrokerRunsOption,
     CalibrationOption,
     FormatOption,
-    OriginOption,
     OutOption,
     Output,
+    RecordedRunsOption,
     ReportOption,
+    TraceSummaryOption,
 )
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def sweep(
     out: OutOption = None,
     report: ReportOption = None,
     calibration: CalibrationOption = None,
-    broker_runs: BrokerRunsOption = None,
-    trace_json: OriginOption = None,
+    recorded_runs: RecordedRunsOption = None,
+    trace_summary: TraceSummaryOption = None,
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
@@ -77,7 +77,9 @@ def sweep(
         flags.append(f"flush_interval_ms={flush_interval_ms}")
     if (grid is None) == (not flags):
         raise typer.BadParameter("a grid comes from --grid or from --set, one of them")
-    output = Output.wanted(form, out, report, calibration=calibration, broker_runs=broker_runs, origin=trace_json)
+    output = Output.wanted(
+        form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
+    )
     policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
     if baseline and baseline != RECORDED_LABEL:
         policies, baseline = with_baseline(policies, baseline)

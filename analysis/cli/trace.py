@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.names import Group
 from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, TraceArgument, path_argument
 from ackstate.analysis.durations import Duration
+from ackstate.spelling import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 _COUNT_MAX = 10**18
 
 
-class ConvertByDefault(TyperGroup):
+class ConvertByDefault(Group):
     """A group whose first word may be left out if it is `convert`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the word in."""
+        """Put the word in, unless there is a misspelled command in its place."""
         if args and args[0] not in {*self.commands, "--help"}:
+            if closest(args[0], self.shown_names()) and not Path(args[0]).exists() and not ctx.resilient_parsing:
+                self.refuse(ctx, args[0])
             args = ["convert", *args]
         return super().parse_args(ctx, args or ["--help"])
 

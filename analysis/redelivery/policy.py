@@ -14,6 +14,7 @@ from ackstate.errors import AckStateError
 from ackstate.integers import check_count
 from ackstate.limits.gate import GateLimits
 from ackstate.selection import Keep
+from ackstate.spelling import did_you_mean
 from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Policy:
         values = {str(key).strip().replace("-", "_"): value for key, value in settings.items()}
         for key in values:
             if key not in KEYS:
-                raise PolicyError(f"policy: unknown key {key!r}, known are {', '.join(KEYS)}")
+                hint = did_you_mean(key, KEYS) or f"; known are {', '.join(KEYS)}"
+                raise PolicyError(f"policy: unknown key {key!r}{hint}")
         parsed = {key: _parsed(key, value) for key, value in values.items()}
         own = {key: parsed.pop(key) for key in _OWN_KEYS if key in parsed}
         try:

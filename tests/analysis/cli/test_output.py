@@ -93,7 +93,7 @@ def csv_value(text):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--calibration", "x.json"], "--calibration, --broker-runs and --trace-json go with --report"),
+        (["--calibration", "x.json"], "--calibration, --recorded-runs and --trace-summary go with --report"),
         (["--report", "no/where.html"], "what is written is a file in a directory that is there"),
         (["--report", "."], "what is written is a file in a directory that is there"),
         (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),

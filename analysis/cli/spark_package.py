@@ -1,4 +1,4 @@
-"""`ackstate package` packs what the workers of a Spark cluster need."""
+"""`ackstate spark-package` builds the zip and the job script for spark-submit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import path_argument
 
 
-def package(
+def spark_package(
     out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Where both files go.")],
 ) -> None:
     """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.

@@ -1,0 +1,53 @@
+"""Names on the command line: an unknown one is answered with the one that is most like it, an old one still works."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+from ackstate.spelling import did_you_mean
+
+RENAMED_OPTIONS: Final = {"--trace-json": "--trace-summary", "--broker-runs": "--recorded-runs"}
+"""Old name -> name; the old one is in no help, and goes with the next release."""
+
+
+class Group(TyperGroup):
+    """A group of commands that suggests a command for an unknown one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the first word names."""
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            self.refuse(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def refuse(self, ctx: Any, name: str) -> None:
+        """End with an error about an unknown command."""
+        ctx.fail(f"unknown command {name!r}{did_you_mean(name, self.shown_names())}")
+
+    def shown_names(self) -> list[str]:
+        """Return the names of the commands that the help shows."""
+        return [name for name, command in self.commands.items() if not command.hidden]
+
+
+class CommandWithOldOptions(TyperCommand):
+    """A command that takes options by their old names, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Replace the old names, up to the word that ends the options."""
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*map(_by_new_name, args[:end]), *args[end:]])
+
+
+def usage_error_text(error: Any) -> str:
+    """Return what is wrong with the words of a command, without a full stop."""
+    possibilities = getattr(error, "possibilities", None)
+    if possibilities is None:
+        text: str = error.format_message()
+        return text.rstrip(".")
+    return f"unknown option {error.option_name}{did_you_mean(error.option_name, possibilities)}"
+
+
+def _by_new_name(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{RENAMED_OPTIONS.get(name, name)}{equals}{value}"
