@@ -54,8 +54,8 @@ crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an 
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
 
 calibrate: setup ## kill real cursors beside the estimate, into benchmarks/calibration.json and docs/calibration.md
-	$(JAVA) .venv/bin/ackstate calibrate --out benchmarks/calibration.json
-	.venv/bin/python -P -m ackstate.analysis.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
+	$(JAVA) .venv/bin/python -m benchmarks.calibration --out benchmarks/calibration.json
+	.venv/bin/python -m benchmarks.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
 
 kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix

@@ -13,14 +13,13 @@ import logging
 import logging.handlers
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
 
 import typer
 
 from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
 from ackstate.analysis.cli import policies, trace
 from ackstate.analysis.cli.broker import broker
-from ackstate.analysis.cli.calibrate import calibrate
 from ackstate.analysis.cli.console import complain, os_error_text, write
 from ackstate.analysis.cli.crash import crash
 from ackstate.analysis.cli.demo import demo
@@ -147,7 +146,6 @@ app.command("recover", short_help="Recover what a dead broker left.")(recover)
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
 _sweep_help = "Which settings buy down what comes back, at what price."
 app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
-app.command("calibrate", short_help="Kill real cursors, and see whether the estimate is true.")(calibrate)
 app.command("fsck", short_help="Check a store, and say what a repair would do.")(fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
@@ -171,7 +169,18 @@ app.add_typer(_topics, name="topicPolicies", hidden=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; every failure that is not a bug is one line on standard error."""
+    """Run `ackstate` and exit; every failure that is not a bug is one line on standard error."""
+    run(app, (sys.argv[1:] if arguments is None else arguments) or ["--help"], name="ackstate")
+
+
+def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
+    """Run a command line and exit.
+
+    Args:
+        commands: The command line.
+        words: What the user gave.
+        name: The command, as the user calls it.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         # A path may have bytes that are no text, and a terminal may have no lines for tables.
         sys.stdout.reconfigure(errors="replace")
@@ -180,8 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
     logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    status = _status(lambda: app(words or ["--help"], standalone_mode=False, prog_name="ackstate"))
+    status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # After a failure, one line says what it is.
     for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
         complain(f"warning: {text}")

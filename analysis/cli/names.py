@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -33,10 +34,16 @@ class Group(TyperGroup):
 class CommandWithOldOptions(TyperCommand):
     """A command that takes options by their old names, too."""
 
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_OPTIONS
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Replace the old names, up to the word that ends the options."""
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*map(_by_new_name, args[:end]), *args[end:]])
+        return super().parse_args(ctx, [*map(self._by_new_name, args[:end]), *args[end:]])
+
+    def _by_new_name(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        return f"{self.renamed.get(name, name)}{equals}{value}"
 
 
 def usage_error_text(error: Any) -> str:
@@ -46,8 +53,3 @@ def usage_error_text(error: Any) -> str:
         text: str = error.format_message()
         return text.rstrip(".")
     return f"unknown option {error.option_name}{did_you_mean(error.option_name, possibilities)}"
-
-
-def _by_new_name(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{RENAMED_OPTIONS.get(name, name)}{equals}{value}"

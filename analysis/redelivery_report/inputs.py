@@ -105,7 +105,7 @@ def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
     found = _parsed(path)
     points = found.get("points") if isinstance(found, dict) else found
     if not isinstance(points, list):
-        raise ReportInputError(f"{path}: a calibration is a list of points, make one with ackstate calibrate")
+        raise ReportInputError(f"{path}: a calibration is a list of points, make one with make calibrate")
     return tuple(_point(path, number, point) for number, point in enumerate(points))
 
 

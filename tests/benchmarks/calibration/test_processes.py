@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from ackstate.analysis.calibration.processes import Life, apart, uninterrupted
-from ackstate.analysis.calibration.workload import CalibrationError
+from benchmarks.calibration.processes import Life, apart, uninterrupted
+from benchmarks.calibration.workload import CalibrationError
 
 
 def test_a_killed_process_is_gone_and_what_it_said_is_known():
@@ -44,7 +44,7 @@ def test_a_process_that_ends_before_its_death_is_told():
 
 
 def test_a_silent_process_is_given_up(monkeypatch):
-    monkeypatch.setattr("ackstate.analysis.calibration.processes.PATIENCE_S", 0.01)
+    monkeypatch.setattr("benchmarks.calibration.processes.PATIENCE_S", 0.01)
     with Life(lambda say: None) as life, pytest.raises(CalibrationError, match="said nothing"):
         life.wait_for(b"a")
 

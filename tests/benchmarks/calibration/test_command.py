@@ -1,4 +1,4 @@
-"""`ackstate calibrate`: its answer, its exit status, and that nothing is left of it."""
+"""`python -m benchmarks.calibration`: its answer, its exit status, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.calibration.blocked import blocked
-from ackstate.analysis.calibration.prediction import Prediction, expected_by_spark
 from ackstate.analysis.crash.scratch import fast_parent, scratch_prefix
 from ackstate.analysis.redelivery.policy import Policy
-from command_line import assert_one_line, run
+from benchmarks.calibration.__main__ import main
+from benchmarks.calibration.blocked import blocked
+from benchmarks.calibration.prediction import Prediction, expected_by_spark
+from command_line import Outcome, assert_one_line
 
-SMALL = ("calibrate", "--points", 1, "--kills", 1, "--power-cuts", 0)
+ROOT = Path(__file__).parents[3]
+SMALL = ("--points", 1, "--kills", 1, "--power-cuts", 0)
+
+
+def run(capsys, *arguments):
+    """Run the command in this process."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return Outcome(ended.value.code, *capsys.readouterr())
 
 
 @pytest.mark.slow
@@ -33,8 +43,8 @@ def test_spark_keeps_apart_what_has_the_same_name(spark):
 
 
 def without_spark(monkeypatch):
-    monkeypatch.setattr("ackstate.analysis.cli.calibrate._session", lambda: None)
-    monkeypatch.setattr("ackstate.analysis.cli.calibrate._by_spark", lambda spark, plan: [None] * plan.points)
+    monkeypatch.setattr("benchmarks.calibration.__main__._session", lambda: None)
+    monkeypatch.setattr("benchmarks.calibration.__main__._by_spark", lambda spark, plan: [None] * plan.points)
 
 
 @pytest.mark.slow
@@ -51,9 +61,10 @@ def test_the_answer_is_the_same_on_the_terminal_in_the_file_and_from_spark(capsy
 
 
 @pytest.mark.slow
-def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["--assume", "--estimate-with"])
+def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch, name):
     without_spark(monkeypatch)
-    done = run(capsys, *SMALL, "--estimate-with", "flush_interval_ms=3333")
+    done = run(capsys, *SMALL, name, "flush_interval_ms=3333")
     assert done.status == 1
     assert "(!)" in done.out
     assert "of 3 kills at 1 grid points brought back exactly as predicted" in done.out
@@ -65,9 +76,9 @@ def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch):
         (("--points", "0"), "--points"),
         (("--kills", "0"), "--kills"),
         (("--power-cuts", "-1"), "--power-cuts"),
-        (("--estimate-with", "flush=3"), "'flush'"),
-        (("--estimate-with", "flush_interval_ms=soon"), "flush_interval_ms"),
-        (("--estimate-with", "flush_interval_ms"), "key=value"),
+        (("--assume", "flush=3"), "'flush'"),
+        (("--assume", "flush_interval_ms=soon"), "flush_interval_ms"),
+        (("--assume", "flush_interval_ms"), "key=value"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line(capsys, arguments, named):
@@ -88,22 +99,21 @@ def test_without_java_nobody_is_killed(capsys, monkeypatch):
     def refuse():
         raise SparkUnavailableError("planted: no Java")
 
-    monkeypatch.setattr("ackstate.analysis.cli.calibrate._session", refuse)
-    monkeypatch.setattr("ackstate.analysis.calibration.run.Life", None)
+    monkeypatch.setattr("benchmarks.calibration.__main__._session", refuse)
+    monkeypatch.setattr("benchmarks.calibration.run.Life", None)
     assert_one_line(run(capsys, *SMALL), "planted: no Java")
 
 
 _WITHOUT_SPARK = """
-from ackstate.analysis import cli
-from ackstate.analysis.cli import calibrate
-calibrate._session = lambda: None
-cli.main(["calibrate", "--power-cuts", "0"])
+from benchmarks.calibration import __main__ as command
+command._session = lambda: None
+command.main(["--power-cuts", "0"])
 """
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_nothing_behind(request):
-    process = subprocess.Popen([sys.executable, "-P", "-c", _WITHOUT_SPARK], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", _WITHOUT_SPARK], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     request.addfinalizer(process.kill)
     names = f"{scratch_prefix('calibration', process.pid)}*/life-*"
     until = time.monotonic() + 60

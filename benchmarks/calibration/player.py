@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
 from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor, Subscription
@@ -18,14 +17,15 @@ from ackstate.cursor.subscription import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
+from benchmarks.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ackstate.analysis.calibration.workload import Instant, Workload
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.trace.events import Event
     from ackstate.cursor.store import Store
+    from benchmarks.calibration.workload import Instant, Workload
 
 
 class StoreKind(Enum):

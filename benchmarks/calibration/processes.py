@@ -13,8 +13,8 @@ import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self, TypeVar, final
 
-from ackstate.analysis.calibration.workload import CalibrationError
 from ackstate.analysis.crash.dying import die_with
+from benchmarks.calibration.workload import CalibrationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,7 +135,7 @@ def apart(find: Callable[[], _T]) -> _T:
         os.waitpid(pid, 0)
     if not data or data.startswith(_FAILED):
         raise CalibrationError(f"a process that was to recover failed: {data[1:].decode(errors='replace')}")
-    found: _T = pickle.loads(data)  # noqa: S301 - from our own child
+    found: _T = pickle.loads(data)
     return found
 
 

@@ -7,12 +7,12 @@ from html import escape
 from math import log2, log10
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.calibration.results import errors
+from benchmarks.calibration.results import errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ackstate.analysis.calibration.results import Calibration, Death, Mean
+    from benchmarks.calibration.results import Calibration, Death, Mean
 
 # Pixels: a panel's plot, and what is around it.
 _SIDE, _LEFT, _ABOVE, _BELOW = 320, 64, 52, 56

@@ -12,24 +12,24 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ackstate.analysis.calibration.mistakes import mistakes
-from ackstate.analysis.calibration.player import Player, Recovered, open_store, over_store, recover
-from ackstate.analysis.calibration.points import grid
-from ackstate.analysis.calibration.prediction import Prediction
-from ackstate.analysis.calibration.processes import Life, apart, uninterrupted
-from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, Death, PointResult
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.cursor.stores.memory import MemoryStore
+from benchmarks.calibration.mistakes import mistakes
+from benchmarks.calibration.player import Player, Recovered, open_store, over_store, recover
+from benchmarks.calibration.points import grid
+from benchmarks.calibration.prediction import Prediction
+from benchmarks.calibration.processes import Life, apart, uninterrupted
+from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration, Death, PointResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.calibration.points import Point
-    from ackstate.analysis.calibration.workload import Instant, Workload
+    from benchmarks.calibration.points import Point
+    from benchmarks.calibration.workload import Instant, Workload
 
 _PLAYED, _PERSISTING, _PERSISTED = b".", b"p", b"d"
 # How long after its begin a persist is interrupted, in powers of ten of a second: it takes a fraction of a millisecond
@@ -47,7 +47,7 @@ class Plan:
         kills: A point, at random moments; half as many again after random events and while persists are under way.
         power_cuts: A point.
         seed: Decides the traffic and the moments.
-        estimate_with: Settings that the estimate is given instead of a point's own, to see that it is found wrong.
+        assumed: Settings that the estimate is given instead of a point's own, to see that it is found wrong.
 
     Raises:
         ValueError: A number is out of range.
@@ -58,13 +58,13 @@ class Plan:
     kills: int = 20
     power_cuts: int = 4
     seed: int = 1
-    estimate_with: Mapping[str, str] | None = None
+    assumed: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("points", 1), ("kills", 1), ("power_cuts", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {least} or more")
-        Policy.from_mapping(self.estimate_with or {})
+        Policy.from_mapping(self.assumed or {})
 
     def policy_for_estimate(self, point: Point) -> Policy:
         """Return under what the estimate replays a point's trace.
@@ -72,7 +72,7 @@ class Plan:
         Raises:
             PolicyError: A setting is unknown or malformed.
         """
-        return Policy.from_mapping(point.policy.to_mapping() | dict(self.estimate_with or {}))
+        return Policy.from_mapping(point.policy.to_mapping() | dict(self.assumed or {}))
 
     def grid(self) -> list[Point]:
         """Return the points."""
@@ -99,7 +99,7 @@ def kill_points(plan: Plan, progress: Callable[[str, float], None]) -> Iterator[
 
     Raises:
         CalibrationError: A process did not get as far as its death.
-        PolicyError: `Plan.estimate_with` makes no policy.
+        PolicyError: `Plan.assumed` makes no policy.
         OSError: There is no room.
     """
     points = plan.grid()
@@ -120,7 +120,7 @@ def kill_point(point: Point, plan: Plan, directory: Path) -> PointResult:
     Raises:
         CalibrationError, PolicyError, OSError: As `kill_points`.
     """
-    chance = Random(f"kills {plan.seed} {point.label}")  # noqa: S311 - moments, not secrets
+    chance = Random(f"kills {plan.seed} {point.label}")
     others = -(-plan.kills // 4)
     moments = _moments(point, chance, (plan.kills, others, others))
     prediction = _prediction(point, plan, moments)
@@ -153,7 +153,7 @@ def _cut_all(plan: Plan) -> Iterator[tuple[Death, ...]]:
 
 
 def _cut(point: Point, plan: Plan, disk: LoopDisk) -> tuple[Death, ...]:
-    chance = Random(f"power cuts {plan.seed} {point.label}")  # noqa: S311 - moments, not secrets
+    chance = Random(f"power cuts {plan.seed} {point.label}")
     persists = plan.power_cuts // 2
     moments = _moments(point, chance, (0, plan.power_cuts - persists, persists))
     prediction = _prediction(point, plan, moments)
@@ -262,7 +262,7 @@ def calibrate(plan: Plan, progress: Callable[[str, float], None]) -> Calibration
         else:
             points = [_with_cuts(*each) for each in zip(points, cuts, strict=True)]
     found = mistakes(plan.grid(), points, progress)
-    return Calibration(plan.seed, dict(plan.estimate_with or {}), tuple(points), skipped, found)
+    return Calibration(plan.seed, dict(plan.assumed or {}), tuple(points), skipped, found)
 
 
 def _with_cuts(point: PointResult, cuts: tuple[Death, ...]) -> PointResult:

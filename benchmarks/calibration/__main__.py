@@ -1,24 +1,36 @@
-"""`ackstate calibrate`: kill real cursors, and see whether what comes back is what the estimate says."""
+"""Kills real cursors, and compares what is redelivered with what the estimate predicts.
+
+python -m benchmarks.calibration [OPTIONS]
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.main import run
+from ackstate.analysis.cli.names import CommandWithOldOptions
 from ackstate.analysis.cli.options import JsonOption, key_value_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.calibration.results import Calibration
-    from ackstate.analysis.calibration.run import Plan
+    from benchmarks.calibration.results import Calibration
+    from benchmarks.calibration.run import Plan
 
 _COUNT_MAX = 10_000
+
+
+class _Command(CommandWithOldOptions):
+    renamed: ClassVar = {"--estimate-with": "--assume"}
 
 
 def calibrate(
@@ -31,9 +43,9 @@ def calibrate(
     ] = 20,
     power_cuts: Annotated[int, typer.Option(metavar="N", min=0, max=_COUNT_MAX, help="Of each; they need root.")] = 4,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Decides the traffic and the moments.")] = 1,
-    estimate_with: Annotated[
+    assume: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V", help="Let the estimate replay a wrong setting; may be repeated."),
+        typer.Option(metavar="KEY=V", help="Let the estimate assume a wrong setting; may be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", parser=Path, help="Write the JSON there.")] = None,
     json: JsonOption = False,
@@ -47,11 +59,11 @@ def calibrate(
 
     Exit status: 0 it holds; 1 it does not; 2 it could not be done.
     """
-    from ackstate.analysis.calibration.page import result_table
-    from ackstate.analysis.calibration.results import json_text
-    from ackstate.analysis.calibration.run import Plan
+    from benchmarks.calibration.page import result_table
+    from benchmarks.calibration.results import json_text
+    from benchmarks.calibration.run import Plan
 
-    plan = Plan(points, kills, power_cuts, seed, key_value_pairs(estimate_with or ()))
+    plan = Plan(points, kills, power_cuts, seed, key_value_pairs(assume or ()))
     result = _result(plan)
     if out is not None:
         write_atomically(out, json_text(result))
@@ -65,7 +77,7 @@ def calibrate(
 
 
 def _result(plan: Plan) -> Calibration:
-    from ackstate.analysis.calibration.run import calibrate
+    from benchmarks.calibration.run import calibrate
 
     with console.progress(auto_refresh=False) as progress:
         task = progress.add_task("calibrating", total=1.0)
@@ -90,6 +102,17 @@ def _session() -> SparkSession:
 
 
 def _by_spark(spark: SparkSession, plan: Plan) -> list[float]:
-    from ackstate.analysis.calibration.prediction import expected_by_spark
+    from benchmarks.calibration.prediction import expected_by_spark
 
     return expected_by_spark(spark, plan.replayed())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit, as `ackstate` does."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=_Command)(calibrate)
+    run(app, sys.argv[1:] if arguments is None else arguments, name="python -m benchmarks.calibration")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,16 +7,16 @@ from functools import cache, cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.calibration.blocked import blocked
-from ackstate.analysis.calibration.player import StoreKind
-from ackstate.analysis.calibration.workload import made
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.trace.generate.workloads import WORKLOADS
+from benchmarks.calibration.blocked import blocked
+from benchmarks.calibration.player import StoreKind
+from benchmarks.calibration.workload import made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.analysis.calibration.workload import Workload
+    from benchmarks.calibration.workload import Workload
 
 BLOCKED = "blocked"
 """The shape whose dispatch a limit on bytes stops."""

@@ -185,14 +185,14 @@ class Calibration:
 
     Attributes:
         seed: Of the traffic and of the moments of death.
-        estimate_with: Settings that the estimate was given instead of the real ones; wrong on purpose.
+        assumed: Settings that the estimate was given instead of the real ones; wrong on purpose.
         points: One by one.
         skipped: Why there are no power cuts; empty if there are.
         mistakes: What wrong settings would have come to, for comparison.
     """
 
     seed: int
-    estimate_with: Mapping[str, str]
+    assumed: Mapping[str, str]
     points: tuple[PointResult, ...]
     skipped: str = ""
     mistakes: tuple[Mistake, ...] = ()
@@ -246,7 +246,7 @@ class Calibration:
         return {
             "holds": self.holds,
             "seed": self.seed,
-            "estimate_with": dict(self.estimate_with),
+            "estimate_with": dict(self.assumed),
             "totals": {
                 "points": len(self.points),
                 "kills": len(kills),

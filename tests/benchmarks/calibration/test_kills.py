@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.analysis.calibration.player import StoreKind
-from ackstate.analysis.calibration.points import BLOCKED, Point, grid
-from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration
-from ackstate.analysis.calibration.run import Plan, cut_points, kill_point, kill_points
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.store import StoreError
+from benchmarks.calibration.player import StoreKind
+from benchmarks.calibration.points import BLOCKED, Point, grid
+from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration
+from benchmarks.calibration.run import Plan, cut_points, kill_point, kill_points
 
 HOLES = {"flush_interval_ms": 100, "range_count_max": 5}
 
@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("real", "wrong"), WRONG.values(), ids=WRONG)
 def test_an_estimate_with_a_wrong_setting_is_found_out(tmp_path, real, wrong):
-    plan = Plan(kills=1, estimate_with={key: str(value) for key, value in wrong.items()})
+    plan = Plan(kills=1, assumed={key: str(value) for key, value in wrong.items()})
     found = kill_point(point("many_consumers", **real), plan, tmp_path)
     assert found.unequal
     assert not calibrated([found]).holds
@@ -100,21 +100,21 @@ def test_a_store_that_syncs_nothing_is_found_out_by_power_cuts(power_can_be_cut,
     """Writes go to the file and are never synced: killed processes lose nothing by that, this is what a cut is for."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
-    monkeypatch.setattr("ackstate.analysis.calibration.run.grid", lambda count, seed: [point(store=StoreKind.FILE)])
+    monkeypatch.setattr("benchmarks.calibration.run.grid", lambda count, seed: [point(store=StoreKind.FILE)])
     (cuts,) = cut_points(Plan(points=1, power_cuts=6), lambda what, share: None)
     assert any(not death.is_within for death in cuts)
 
 
 @pytest.mark.slow
 def test_without_a_disk_of_our_own_the_power_is_not_cut(monkeypatch):
-    from ackstate.analysis.calibration.run import calibrate
     from ackstate.analysis.crash.layer import LayerSkippedError
+    from benchmarks.calibration.run import calibrate
 
     def refuse(self, options=""):
         raise LayerSkippedError("power cuts need a planted disk")
 
     monkeypatch.setattr(LoopDisk, "__init__", refuse)
-    monkeypatch.setattr("ackstate.analysis.calibration.run.with_private_mounts", lambda make: make())
+    monkeypatch.setattr("benchmarks.calibration.run.with_private_mounts", lambda make: make())
     found = calibrate(Plan(points=1, kills=1, power_cuts=1), lambda what, share: None)
     assert (found.skipped, found.power_cuts, found.holds) == ("power cuts need a planted disk", [], True)
 
@@ -131,7 +131,7 @@ def test_a_limit_on_bytes_really_stops_dispatch_and_lets_it_go_on():
 
 @pytest.mark.slow
 def test_a_process_that_is_sent_something_else_than_its_trace_says_ends_the_calibration(tmp_path, monkeypatch):
-    from ackstate.analysis.calibration.workload import CalibrationError
+    from benchmarks.calibration.workload import CalibrationError
 
     blocking = point(BLOCKED, max_unpersisted_ack_record_bytes=1_024, flush_interval_ms=500)
     assert blocking.workload
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_be_written_at_all_is_no_calibration(tmp_path, monke
     def refuse(kind, directory, policy):
         raise StoreError("planted")
 
-    monkeypatch.setattr("ackstate.analysis.calibration.run.open_store", refuse)
+    monkeypatch.setattr("benchmarks.calibration.run.open_store", refuse)
     with pytest.raises(Exception, match=r"ended before it was killed: .*planted"):
         kill_point(point(), Plan(kills=1), tmp_path)
 

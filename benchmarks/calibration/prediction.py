@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.calibration.workload import Instant, Workload
     from ackstate.analysis.redelivery.policy import Policy
+    from benchmarks.calibration.workload import Instant, Workload
 
 
 def estimated(policy: Policy) -> Policy:

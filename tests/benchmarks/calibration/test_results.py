@@ -9,9 +9,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ackstate.analysis.calibration.page import main, page, result_table
-from ackstate.analysis.calibration.picture import drawn
-from ackstate.analysis.calibration.results import (
+from ackstate.analysis.redelivery_report.inputs import read_calibration
+from benchmarks.calibration.page import main, page, result_table
+from benchmarks.calibration.picture import drawn
+from benchmarks.calibration.results import (
     EVENT,
     MOMENT,
     PERSIST,
@@ -23,7 +24,6 @@ from ackstate.analysis.calibration.results import (
     errors,
     json_text,
 )
-from ackstate.analysis.redelivery_report.inputs import read_calibration
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "benchmarks" / "calibration.json"
@@ -125,7 +125,7 @@ def test_what_was_measured_holds():
     found = Calibration.from_json(json.loads(RESULT.read_text()))
     assert found.holds
     assert all(each.equal < each.kills / 2 for each in found.mistakes)
-    assert not found.estimate_with
+    assert not found.assumed
     assert len(found.points) >= 50
     assert all(len(point.kills) >= 20 for point in found.points)
     assert all(point.power_cuts for point in found.points)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.calibration.prediction import Prediction
-from ackstate.analysis.calibration.results import MOMENT, Mistake
 from ackstate.analysis.redelivery.policy import Policy
+from benchmarks.calibration.prediction import Prediction
+from benchmarks.calibration.results import MOMENT, Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ackstate.analysis.calibration.points import Point
-    from ackstate.analysis.calibration.results import PointResult
+    from benchmarks.calibration.points import Point
+    from benchmarks.calibration.results import PointResult
 
 MISTAKES: tuple[Mapping[str, str], ...] = (
     {"flush_interval_ms": "333"},

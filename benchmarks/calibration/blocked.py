@@ -6,10 +6,10 @@ import heapq
 from random import Random
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.calibration.player import OverSubscription
-from ackstate.analysis.calibration.workload import Workload
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.stores.memory import MemoryStore
+from benchmarks.calibration.player import OverSubscription
+from benchmarks.calibration.workload import Workload
 
 if TYPE_CHECKING:
     from ackstate.analysis.redelivery.policy import Policy
@@ -31,7 +31,7 @@ def blocked(policy: Policy, seed: int) -> Workload:
     some milliseconds; one message in eight takes a second and a half.
     """
     topic = f"persistent://public/default/blocked-{policy.max_unpersisted_ack_record_bytes}-{seed}"
-    chance = Random(f"{policy.label} {seed}")  # noqa: S311 - a workload, not a secret
+    chance = Random(f"{policy.label} {seed}")
     broker = OverSubscription(topic, policy, MemoryStore())
     events: list[Event] = []
     waiting: list[tuple[int, Position, int]] = []

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.calibration.picture import drawn
-from ackstate.analysis.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
 from ackstate.analysis.redelivery.policy import Policy
+from benchmarks.calibration.picture import drawn
+from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ackstate.analysis.calibration.results import Death, PointResult
+    from benchmarks.calibration.results import Death, PointResult
 
 _HEADS = ("traffic", "store", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
 _WORDS = 3
@@ -172,10 +172,10 @@ Of the kills while it persisted {undecided}.
 
 ## Can the check fail?
 
-`ackstate calibrate --estimate-with flush_interval_ms=333` lets the estimate replay a policy that is not the one that
-was run: kills do not come as predicted any more, and the exit status is 1. The tests do so with wrong flush intervals,
-rates, ages, limits on ranges, choices of ranges, formats and routes. These are the kills at random moments from above
-beside estimates with a wrong setting, at the points whose policy it changes:
+`python -m benchmarks.calibration --assume flush_interval_ms=333` lets the estimate replay a policy that is not the one
+that was run: kills do not come as predicted any more, and the exit status is 1. The tests do so with wrong flush
+intervals, rates, ages, limits on ranges, choices of ranges, formats and routes. These are the kills at random moments
+from above beside estimates with a wrong setting, at the points whose policy it changes:
 
 {mistakes}
 
@@ -189,7 +189,7 @@ cuts stayed below what was predicted, in sum. Seed {seed}.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw and write: ``python -m ackstate.analysis.calibration.page JSON SVG PAGE``."""
+    """Draw and write: ``python -m benchmarks.calibration.page JSON SVG PAGE``."""
     source, picture, text = map(Path, arguments)
     calibration = Calibration.from_json(json.loads(source.read_text(encoding="utf-8")))
     write_atomically(picture, drawn(calibration))
