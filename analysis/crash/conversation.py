@@ -38,7 +38,7 @@ from ackstate.position import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.analysis.crash.verdict import Life
+    from ackstate.analysis.crash.life import Life
 
 _ENTRY_END_MAX = 2**32
 _NUMBER_MAX = 2**63 - 1

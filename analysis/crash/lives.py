@@ -13,7 +13,7 @@ from itertools import repeat
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.crash import workload
+from ackstate.analysis.crash import oracle, workload
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
@@ -26,22 +26,23 @@ from ackstate.analysis.crash.conversation import (
     tell,
 )
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.life import Life
 from ackstate.analysis.crash.lives_story import complaint, ledgers, told
+from ackstate.analysis.crash.oracle import State
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
-from ackstate.analysis.crash.subject_trace import Lived
-from ackstate.analysis.crash.verdict import Life, add_operation, entries, listed
-from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.crash.subject_trace import Lived, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.oracle import Broken
     from ackstate.analysis.crash.subject_launch import Launch
     from ackstate.analysis.crash.subject_process import SubjectProcess
-    from ackstate.analysis.crash.verdict import Verdict
 
 _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
@@ -140,13 +141,13 @@ class Lives:
         self._is_open = False
         self._life = Life(self._log)
         # By any life.
-        self._ever_asked = EntrySet()
+        self._ever_asked: AckedSet = self._life.expected.asked
         # What was asked and said in the life that nobody has judged yet.
         self._steps: list[tuple[int, Operation | Answer]] = []
         # The same in a story, with what was done to it between.
         self._story: list[Operation | Answer | str] = []
         self._died_ms = 0
-        self._verdict: Verdict | None = None
+        self._broken: tuple[Broken, ...] = ()
         self._counts = dict.fromkeys(
             (
                 *("accepted_persists", "crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"),
@@ -159,10 +160,8 @@ class Lives:
 
     def outcome(self) -> RunOutcome:
         """Return what became of all lives."""
-        if (verdict := self._verdict) is None:
-            return RunOutcome(self._seed, self._crashes, broken=self.broken, counts=self._counts)
-        found = (len(verdict.lost_durable), len(verdict.invented), int(verdict.is_gauge_wrong))
-        return RunOutcome(self._seed, self._crashes, *found, self.broken, self._counts)
+        counts = oracle.counts(self._broken)
+        return RunOutcome(self._seed, self._crashes, **counts, broken=self.broken, counts=self._counts)
 
     def live_once(self, length: int) -> None:
         """Start, judge the life before, be asked up to so many operations, be crashed."""
@@ -255,35 +254,32 @@ class Lives:
         """Judge the life before, and begin another with what was recovered."""
         self._is_open = True
         self._counts["recoveries"] += 1
-        acked = entries(report.acked)
+        acked = self._life.state(report).acked
         if self._life.operations:
-            self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
-        holds = f"it is open, and holds {listed(acked)}"
-        self._judge(acked, holds)
+            self.lived.append(Lived(self._log, self._steps, self._died_ms, entries(report.acked)))
+        holds = f"it is open, and holds {acked}"
+        self._judge(report, holds)
         self._life, self._steps, self._story = Life(self._log, acked), [], [holds]
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
-        self._known = acked
 
-    def _judge(self, acked: EntrySet, holds: str) -> None:
-        verdict = self._life.judge_entries(acked)
-        for operation in self._life.operations:
-            add_operation(self._ever_asked, operation, self._log)
+    def _judge(self, report: Report, holds: str) -> None:
+        expected, found = self._life.expected, self._life.state(report)
+        self._ever_asked |= expected.asked
         if self._counts["recoveries"] > 1 and not self._life.operations:
-            fewer, more = verdict.lost_durable, verdict.invented
-            if len(fewer) or len(more):
-                found = f"nothing was asked between two recoveries; lacking now: {listed(fewer)}; new: {listed(more)}"
-                self.broken = (BrokenPromise(Promise.I5, found, self._told(holds)),)
             # What an earlier life was asked is not invented.
-            verdict = verdict._replace(lost_durable=EntrySet(), invented=more - self._ever_asked)
-        if not verdict.is_clean:
-            self._verdict = verdict
-            self.broken += verdict.broken(self._told(holds))
+            known = State(expected.durable, found.marked)
+            excused = expected._replace(asked=self._ever_asked, durable=found.acked)
+            broken = oracle.differing(known, found) + oracle.judge(found, [excused])
+        else:
+            broken = self._life.judge(report)
+        self._broken += broken
+        self.broken += oracle.told(broken, self._told(holds)) if broken else ()
 
     def _operations(self, length: int) -> list[Operation]:
         """Return what a life is asked; a persist is the last, so that the shortest life, too, has something to lose."""
         chance = _chance("life", self._seed, self._number)
-        asked = workload.operations(chance, self._log, length=length - 1, known=self._known)
+        asked = workload.operations(chance, self._log, length=length - 1, known=self._life.expected.durable)
         return [*asked, Operation(length - 1, OperationKind.PERSIST)]
 
     def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment, *, ahead: int) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.crash.acked_set import listed
 from ackstate.analysis.crash.conversation import Accepted, Durable, Ready
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
-from ackstate.analysis.crash.verdict import entries, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ def told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
             return f"durable: {' '.join(map(str, numbers))}"
         case Report(acked, gauge):
             said = "" if gauge is None else f"; a crash would bring back {gauge}"
-            return f"it holds {listed(entries(acked))}{said}"
+            return f"it holds {listed(sorted(acked))}{said}"
     raise AssertionError(step)
 
 

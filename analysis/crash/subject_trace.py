@@ -24,10 +24,11 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.subject import EntryRun
 
 TOPIC_PREFIX = "persistent://crash/"
 SUBSCRIPTION = "subject"
@@ -208,6 +209,14 @@ class _Timeline:
         for run in _runs(operation, self._lived.log):
             left.add_run(*run)
         return len(left) > 0 and len(left - self._lived.recovered) == 0
+
+
+def entries(runs: Iterable[EntryRun]) -> EntrySet:
+    """Return the entries of some runs."""
+    found = EntrySet()
+    for run in runs:
+        found.add_run(*run)
+    return found
 
 
 def _runs(operation: Operation, log: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:

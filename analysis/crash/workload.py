@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
 
-    from ackstate.analysis.trace.entry_set import EntrySet
+    from ackstate.analysis.crash.acked_set import AckedSet
 
 _STUCK_EVERY = 10
 _KEY_SHARED_CONSUMERS = 4
@@ -42,7 +42,7 @@ def ledgers(chance: Random) -> dict[int, int]:
 
 
 def operations(
-    chance: Random, log: Mapping[int, int], *, length: int, known: EntrySet | None = None, shape: Shape | None = None
+    chance: Random, log: Mapping[int, int], *, length: int, known: AckedSet | None = None, shape: Shape | None = None
 ) -> list[Operation]:
     """Return what one life is asked, numbered from 0.
 
@@ -73,7 +73,7 @@ def operations(
 class _Consumers:
     """Choose the next entry; entries are numbered through the log."""
 
-    def __init__(self, chance: Random, log: Mapping[int, int], *, known: EntrySet | None, shape: Shape) -> None:
+    def __init__(self, chance: Random, log: Mapping[int, int], *, known: AckedSet | None, shape: Shape) -> None:
         self._chance = chance
         self._entries = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
         index_of = {entry: index for index, entry in enumerate(self._entries)}

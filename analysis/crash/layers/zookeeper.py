@@ -20,14 +20,15 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, final
 
+from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from ackstate.analysis.crash.layers.damage.story import keep_quiet
+from ackstate.analysis.crash.life import Life
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, difference
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.verdict import Life, entries
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer
-    from ackstate.analysis.trace.entry_set import EntrySet
     from ackstate.cursor.outcome import Receipt
     from ackstate.cursor.store import Store
 
@@ -118,8 +118,7 @@ def run(
             if story.broken or not story.next_cycle():
                 break
         return RunOutcome(
-            seed, story.cycles, lost_durable=story.lost, invented=story.invented,
-            broken=tuple(story.broken), counts=story.counts,
+            seed, story.cycles, **oracle.counts(story.judged), broken=tuple(story.broken), counts=story.counts,
         )  # fmt: skip
 
 
@@ -140,7 +139,8 @@ class _Story:
         self.chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
         self.counts: Counter[str] = Counter()
         self.broken: list[BrokenPromise] = []
-        self.cycles = self.lost = self.invented = 0
+        self.judged: list[oracle.Broken] = []
+        self.cycles = 0
         self._server, self._open_store, self._stack = server, open_store, stack
         self._root, self._size = root, size
         self._config = CursorConfig(
@@ -185,22 +185,19 @@ class _Story:
         before = self._owner.durable_count
         self._steps.append("recover")
         recovered, again = self._open(), self._open()
-        report, verdict = recovered.report(), self._life.judge(again.report())
+        report, report_again = recovered.report(), again.report()
+        known = self._life.state(report_again)
         self.cycles += 1
-        self.lost += len(verdict.lost_durable)
-        self.invented += len(verdict.invented)
-        self._note(Promise.I1, verdict.invented)
-        self._note(Promise.I2, verdict.lost_durable)
-        known, known_again = entries(report.acked), entries(again.report().acked)
-        if len(known - known_again) or len(known_again - known):
-            self._break(Promise.I5, "another state at the second opening")
+        for broken in (*self._life.judge(report_again), *oracle.differing(self._life.state(report), known)):
+            self.judged.append(broken)
+            self._break(broken.promise, broken.found)
         if lacking := difference(again.log, self._published):
             self._break(Promise.I12, lacking)
         if before and again.cursor.recovery_report.source is Source.NEW:
             self._break(Promise.I10, "a new cursor, although its receipts were durable")
         self._owner = again
         # What is known is what survives from here on; what was asked and came to nothing may be asked anew.
-        self._life = Life(LEDGERS, entries(again.report().acked))
+        self._life = Life(LEDGERS, known.acked)
 
     def _stale(self) -> None:
         """Another owner takes over; the old one does not know it."""
@@ -294,10 +291,6 @@ class _Story:
 
     def _pause(self, longest_s: float) -> None:
         threading.Event().wait(self.chance.random() * longest_s)
-
-    def _note(self, promise: Promise, found: EntrySet) -> None:
-        if len(found):
-            self._break(promise, f"entries {list(found.runs())[:5]}")
 
     def _break(self, promise: Promise, found: str) -> None:
         self.broken.append(BrokenPromise(promise, found, tuple(self._steps)))

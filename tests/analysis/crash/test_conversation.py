@@ -22,8 +22,8 @@ from ackstate.analysis.crash.conversation import (
     request_line,
     tell,
 )
+from ackstate.analysis.crash.life import Life
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.verdict import Life
 
 REQUESTS = {
     '{"op":"start","directory":"/d","ledgers":{"1":100,"4":50}}': Start(Path("/d"), {1: 100, 4: 50}),

@@ -15,11 +15,12 @@ from ackstate.analysis.crash.layer import RunOutcome
 from ackstate.analysis.crash.layers.crash_states import sqlite
 from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.moments import Moment, judge
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
-from ackstate.analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, judge
 from ackstate.analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
-from ackstate.analysis.crash.layers.crash_states.workload import Step, StepKind, View, Workload, draw_workload
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.layers.crash_states.workload import NUMBERING, Step, StepKind, Workload, draw_workload
+from ackstate.analysis.crash.oracle import Oracle, State
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.persister import Persister
@@ -290,48 +291,25 @@ def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
 
     monkeypatch.setattr(ManagedCursor, "open", classmethod(forgets_once))
     execution = in_memory(Workload(("a",), CursorConfig(), STEPS))
-    with pytest.raises(BrokenError) as caught:
+    with pytest.raises(PromiseBrokenError) as caught:
         execution.run()
-    assert caught.value.broken.promise is Promise.I10
+    assert caught.value.promise is Promise.I10
     assert execution.step == 5
 
 
-NOTHING = Expected(0, 0, 0, 0, 0, Position(1, -1), (), True)
-ACKED = Expected(0b11, 0b111, 0xFF, 0xFFF, 1, Position(1, 1), (("k", "v"),), True)
-RIGHT = View(0b11, 0xFF, Position(1, 1), (("k", "v"),), False)
-
-
-@pytest.mark.parametrize(
-    ("change", "promise"),
-    [
-        ({}, None),
-        ({"entries": 0b111, "messages": 0xFFF}, Promise.I3),  # milder than the worst, and it was to be the worst
-        ({"entries": 0b01}, Promise.I2),
-        ({"messages": 0x7F}, Promise.I2),
-        ({"properties": ()}, Promise.I2),
-        ({"entries": 0b1011}, Promise.I1),
-        ({"messages": 0x10FF}, Promise.I1),
-        ({"mark_delete": Position(1, 0)}, Promise.I7),
-        ({"is_new": True}, Promise.I10),
-    ],
-)
-def test_each_promise_is_judged(change, promise):
-    broken = judge({"a": RIGHT._replace(**change)}, Moment(0, 9, 1, {"a": (ACKED,)}), is_worst=True)
-    assert (broken and broken.promise) == promise
-
-
-def test_more_redelivered_than_the_gauge_says_is_found_in_any_state():
-    low = ACKED._replace(redelivery_if_crashed=0)
-    assert judge({"a": RIGHT}, Moment(0, 9, 1, {"a": (low,)}), is_worst=False).promise is Promise.I3
-    assert judge({"a": RIGHT}, Moment(0, 9, 1, {"a": (ACKED,)}), is_worst=False) is None
+def views(first):
+    """What a recovery found of a cursor that has acked the first entries of ledger 1."""
+    acked = NUMBERING.runs([(1, 0, first)])
+    return State(acked, acked, names={})
 
 
 def test_in_the_middle_of_a_step_either_side_of_it_is_right():
-    moment = Moment(0, 9, 1, {"a": (NOTHING, ACKED)})
-    assert judge({"a": RIGHT}, moment, is_worst=True) is None
-    assert judge({"a": View(0, 0, Position(1, -1), (), False)}, moment, is_worst=True) is None
-    half = RIGHT._replace(entries=0b01)
-    assert judge({"a": half}, moment, is_worst=True).promise in {Promise.I1, Promise.I2, Promise.I3}
+    before, after = (Oracle(views(count)).expected._replace(gauge_max=0) for count in (1, 3))
+    moment = Moment(0, 9, 1, {"a": (before, after)})
+    assert judge({"a": views(1)}, moment, is_worst=True) is None
+    assert judge({"a": views(3)}, moment, is_worst=True) is None
+    broken = judge({"a": views(2)}, moment, is_worst=True)
+    assert broken == (Promise.I1, "a: acked, and nobody had asked: 1:[1, 2)", 1)
 
 
 FRAME = 24 + 4096

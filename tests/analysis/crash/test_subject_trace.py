@@ -11,8 +11,7 @@ from ackstate.analysis.crash.layers.kills import Kills
 from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind
 from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace
-from ackstate.analysis.crash.verdict import entries
+from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace, entries
 from ackstate.analysis.trace.entry_set import SubscriptionHistory
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Frame, read_recording

@@ -12,8 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.moments import broken_by_error, judge
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
-from ackstate.analysis.crash.layers.crash_states.promises import broken_by_error, judge
 from ackstate.analysis.crash.layers.crash_states.recovery import Recoveries
 from ackstate.analysis.crash.layers.crash_states.sqlite import examine_sqlite
 from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure, outcome
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.analysis.crash.layer import RunOutcome
-    from ackstate.analysis.crash.layers.crash_states.promises import Broken, Moment
+    from ackstate.analysis.crash.layers.crash_states.moments import Moment
     from ackstate.analysis.crash.layers.crash_states.recovery import Recovered
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.oracle import Broken
     from ackstate.analysis.crash.simulated_crash import CrashState
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.store_directory import StoreDirectory

@@ -7,34 +7,34 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from ackstate import Position
 from ackstate.analysis.crash.flaky_store import FlakyStore
-from ackstate.analysis.crash.layers.crash_states.promises import BrokenError, Expected, Moment, broken_by_opening
+from ackstate.analysis.crash.layers.crash_states.moments import Moment
 from ackstate.analysis.crash.layers.crash_states.workload import (
     BATCH_SIZE,
+    NUMBERING,
     TOPIC,
     StepKind,
-    batch_bits,
-    batches_of,
-    bits_of_run,
-    bits_up_to,
     message_log,
     view_of,
 )
+from ackstate.analysis.crash.oracle import Oracle, State
+from ackstate.analysis.crash.promises import PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.cursor import ManagedCursor, persist_all
-from ackstate.cursor.outcome import Route, Source
+from ackstate.cursor.outcome import Route
 from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
+    from ackstate.analysis.crash.oracle import Expected
     from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
 
 _STEP_MS = 10_000
-_NOWHERE = Position(-1, -1)
+_NEVER_MADE = State(NUMBERING.nothing, NUMBERING.nothing, names={}, is_new=True)
 _COUNTED = {
     Route.DELTA: "deltas",
     Route.WHOLE: "whole_states",
@@ -48,24 +48,16 @@ class _Known:
     """One cursor, and what is known of it from outside."""
 
     cursor: ManagedCursor | None = None
-    durable: int = 0
-    accepted: int = 0
-    durable_messages: int = 0
-    accepted_messages: int = 0
-    properties: tuple[tuple[str, str], ...] = ()
-    exists: bool = False
-    receipts: list[tuple[Receipt, int, int]] = field(default_factory=list)
-    gauge: int = 0
-    mark_delete_min: Position = _NOWHERE
+    oracle: Oracle = field(default_factory=lambda: Oracle(_NEVER_MADE))
+    receipts: list[tuple[Receipt, AckedSet]] = field(default_factory=list)
     has_ledger: bool = False  # that was written in this life
 
-    def accept(self, receipt: Receipt, entries: int, messages: int = 0) -> None:
-        """Note an ack of entries and of messages."""
-        messages |= batches_of(entries)
-        self.accepted_messages |= messages
-        self.accepted |= entries | _completed(self.accepted_messages)
-        self.accepted_messages |= batches_of(self.accepted)
-        self.receipts.append((receipt, entries, messages))
+    def accept(self, receipt: Receipt, acked: AckedSet) -> None:
+        """Note an ack."""
+        completed = NUMBERING.completed(self.oracle.expected.accepted | acked)
+        self.oracle.asked(completed)
+        self.oracle.accepted(completed)
+        self.receipts.append((receipt, acked))
         self.look()
 
     def look(self) -> None:
@@ -73,37 +65,14 @@ class _Known:
         cursor = self.cursor
         assert cursor is not None
         waiting = []
-        for receipt, entries, messages in self.receipts:
+        for receipt, acked in self.receipts:
             if cursor.durable(receipt):
-                self.durable |= entries
-                self.durable_messages |= messages
+                self.oracle.durable(acked)
             else:
-                waiting.append((receipt, entries, messages))
+                waiting.append((receipt, acked))
         self.receipts = waiting
-        self.gauge, self.mark_delete_min = cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position
-
-    def expected(self) -> Expected:
-        """Return what a crash now must leave."""
-        return Expected(
-            self.durable,
-            self.accepted,
-            self.durable_messages,
-            self.accepted_messages,
-            self.gauge,
-            self.mark_delete_min,
-            self.properties,
-            self.exists,
-        )
-
-
-def _completed(messages: int) -> int:
-    """Return the bits of the entries of which every message is acked."""
-    whole, entries, index = (1 << BATCH_SIZE) - 1, 0, 0
-    while messages:
-        entries |= (messages & whole == whole) << index
-        messages >>= BATCH_SIZE
-        index += 1
-    return entries
+        self.oracle.gauged(cursor.redelivery_if_crashed)
+        self.oracle.marked(NUMBERING.up_to(*cursor.persisted_mark_delete_position))
 
 
 @final
@@ -167,7 +136,7 @@ class Execution:
         self.moments.append(Moment(last, last, self.step, only))
 
     def _expected(self) -> dict[str, Expected]:
-        return {subscription: known.expected() for subscription, known in self._known.items()}
+        return {subscription: known.oracle.expected for subscription, known in self._known.items()}
 
     def _open_cursors(self, subscriptions: Sequence[str]) -> None:
         for subscription in subscriptions:
@@ -178,7 +147,7 @@ class Execution:
         """Open a cursor: what it knows is durable then, and what it does not know will not come back.
 
         Raises:
-            BrokenError: It does not know what it must, or more than it may.
+            PromiseBrokenError: It does not know what it must, or more than it may.
         """
         cursor = ManagedCursor.open(
             self._store,
@@ -188,14 +157,12 @@ class Execution:
             config=self._workload.config,
             now_ms=self._now_ms,
         )
-        view = view_of(cursor, is_new=cursor.recovery_report.source is Source.NEW)
-        broken = broken_by_opening(view, known.expected())
-        if broken is not None:
-            raise BrokenError(broken._replace(found=f"{subscription}: {broken.found}, when it was opened"))
-        known.cursor, known.exists, known.receipts, known.has_ledger = cursor, True, [], False
-        known.durable = known.accepted = view.entries
-        known.durable_messages = known.accepted_messages = view.messages
-        known.properties = view.properties
+        view = view_of(cursor)
+        for promise, found, entry_count in known.oracle.judge(view):
+            text = f"{subscription}: {found}, when it was opened"
+            raise PromiseBrokenError(promise, text, entry_count=entry_count)
+        known.cursor, known.receipts, known.has_ledger = cursor, [], False
+        known.oracle = Oracle(view._replace(is_new=False))
         known.look()
 
     def _do(self, step: Step) -> None:
@@ -254,17 +221,16 @@ class Execution:
             case StepKind.ACK:
                 ledger_id, entry_ids = step.position.ledger_id, step.entry_ids()
                 receipt = cursor.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
-                bits = sum(bits_of_run(ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids)
-                known.accept(receipt, bits)
+                known.accept(receipt, NUMBERING.runs((ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids))
             case StepKind.ACK_BATCH:
                 unacked = ~step.amount & (1 << BATCH_SIZE) - 1
                 receipt = cursor.ack_batch(step.position, [unacked] if unacked else [], now_ms=now_ms)
-                known.accept(receipt, 0, batch_bits(step.position, step.amount))
+                known.accept(receipt, NUMBERING.messages(*step.position, step.amount))
                 self.counts["batches"] += 1
             case StepKind.MARK_DELETE:
                 # It never goes back; with other steps left out it may be there already.
                 if step.position >= cursor.mark_delete_position:
-                    known.accept(cursor.mark_delete(step.position, now_ms=now_ms), bits_up_to(step.position))
+                    known.accept(cursor.mark_delete(step.position, now_ms=now_ms), NUMBERING.up_to(*step.position))
             case StepKind.PERSIST:
                 self._count(known, cursor.persist(now_ms=now_ms))
                 known.look()
@@ -276,7 +242,7 @@ class Execution:
                 self._reset(step, known, cursor)
             case StepKind.PROPERTIES:
                 cursor.set_cursor_properties({"number": str(step.amount)})
-                known.properties = (("number", str(step.amount)),)
+                known.oracle.named({"number": str(step.amount)})
                 self.counts["properties"] += 1
 
     def _count(self, known: _Known, result: PersistResult | None) -> None:
@@ -311,7 +277,8 @@ class Execution:
         self._count(known, cursor.reset(step.position, now_ms=self._now_ms))
         self.counts["resets"] += 1
         ledger_id, entry_id = step.position
-        known.durable = known.accepted = bits_up_to(Position(ledger_id, entry_id - 1))
-        known.durable_messages = known.accepted_messages = batches_of(known.accepted)
+        marked = NUMBERING.up_to(ledger_id, entry_id - 1)
+        known.oracle.resetting(State(marked, marked))
+        known.oracle.reset()
         known.receipts = []
         known.look()

@@ -13,20 +13,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.crash.layers.crash_states.promises import Broken
-from ackstate.analysis.crash.layers.crash_states.workload import TOPIC, View, message_log, view_of
+from ackstate.analysis.crash.layers.crash_states.moments import differing
+from ackstate.analysis.crash.layers.crash_states.workload import TOPIC, message_log, view_of
+from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.cursor.outcome import Source
 from ackstate.cursor.recovery import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.oracle import State
     from ackstate.analysis.crash.simulated_crash import CrashState
     from ackstate.cursor.store import Store, Versioned
     from ackstate.cursor.stores.store_directory import StoreDirectory
@@ -48,7 +49,7 @@ class Recovered(NamedTuple):
         broken: What is wrong with the recovery by itself.
     """
 
-    views: Mapping[str, View]
+    views: Mapping[str, State]
     broken: Broken | None = None
 
 
@@ -128,13 +129,12 @@ class Recoveries:
 
     def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: Recovered) -> Broken | None:
         """Recover after crashes of a recovery, and after none, and say what is not as the first time."""
-        wanted = _acks(recovered)
         for state in _sample(disk):
             self.counts.states_of_recoveries += 1
             again = self._recover_again(state.files)
             broken = again.broken
-            if broken is None and _acks(again) != wanted:
-                broken = Broken(Promise.I5, f"first {recovered.views}, then {again.views}")
+            if broken is None:
+                broken = differing(recovered.views, again.views)
             if broken is not None:
                 return broken._replace(found=f"{broken.found}, after a crash of the recovery that left: {state}")
         return None
@@ -143,11 +143,6 @@ class Recoveries:
 def _written(disk: SimulatedDisk) -> Files:
     """Return what a disk holds without the zeros that a log is laid out with, which say nothing."""
     return tuple([(name, content.rstrip(b"\0")) for name, content in disk.files().items()])
-
-
-def _acks(recovered: Recovered) -> dict[str, View]:
-    """Return what the cursors say but for whether they are new: one that was made by a recovery is there after it."""
-    return {subscription: view._replace(is_new=False) for subscription, view in recovered.views.items()}
 
 
 def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
@@ -162,7 +157,7 @@ def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
             number += 1
 
 
-def open_cursors(store: Store, workload: Workload) -> dict[str, View]:
+def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
     """Open the cursors of a workload and return what they say."""
     views = {}
     for subscription in workload.subscriptions:
@@ -174,7 +169,7 @@ def open_cursors(store: Store, workload: Workload) -> dict[str, View]:
             config=workload.config,
             now_ms=_LATER_MS,
         )
-        views[subscription] = view_of(cursor, is_new=cursor.recovery_report.source is Source.NEW)
+        views[subscription] = view_of(cursor)
     return views
 
 

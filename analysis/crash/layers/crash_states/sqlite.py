@@ -20,13 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
-from ackstate.analysis.crash.layers.crash_states.promises import (
-    Broken,
-    broken_by_error,
-    judge,
-)
+from ackstate.analysis.crash.layers.crash_states.moments import broken_by_error, differing, judge
 from ackstate.analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
 from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure
+from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.stores.sqlite_database import DATABASE
@@ -34,8 +31,9 @@ from ackstate.cursor.stores.sqlite_database import DATABASE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ackstate.analysis.crash.layers.crash_states.promises import Moment
-    from ackstate.analysis.crash.layers.crash_states.workload import View, Workload
+    from ackstate.analysis.crash.layers.crash_states.moments import Moment
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
+    from ackstate.analysis.crash.oracle import State
     from ackstate.cursor.store import LedgerStore, MetadataStore, Store
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
@@ -235,7 +233,7 @@ class _Judging:
     def __init__(self, directory: Path, workload: Workload) -> None:
         self._directory = directory
         self._workload = workload
-        self._opened: dict[Copy, Mapping[str, View] | Broken] = {}
+        self._opened: dict[Copy, Mapping[str, State] | Broken] = {}
         self.judged = self.recoveries = 0
 
     def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> Failure | None:
@@ -261,12 +259,12 @@ class _Judging:
                 return Failure(broken, moment.step, told)
         return None
 
-    def _open(self, copy: Copy) -> Mapping[str, View] | Broken:
+    def _open(self, copy: Copy) -> Mapping[str, State] | Broken:
         if copy not in self._opened:
             self._opened[copy] = self._open_anew(copy)
         return self._opened[copy]
 
-    def _open_anew(self, copy: Copy) -> Mapping[str, View] | Broken:
+    def _open_anew(self, copy: Copy) -> Mapping[str, State] | Broken:
         self.recoveries += 1
         first, again = self._directory / "first", self._directory / "again"
         try:
@@ -286,6 +284,4 @@ class _Judging:
         finally:
             for place in (first, again):
                 shutil.rmtree(place, ignore_errors=True)
-        if {name: view._replace(is_new=False) for name, view in views.items()} != views_again:
-            return Broken(Promise.I5, f"first {views}, then {views_again}")
-        return views
+        return differing(views, views_again) or views

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.oracle import counts
 from ackstate.analysis.crash.shrink import Failing, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.analysis.crash.layers.crash_states.promises import Broken
     from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
+    from ackstate.analysis.crash.oracle import Broken
 
 
 class Failure(NamedTuple):
@@ -58,9 +59,7 @@ def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examine
     return RunOutcome(
         seed,
         examined.cycles,
-        lost_durable=failure.broken.lost,
-        invented=failure.broken.invented,
-        gauge_mismatch=int(failure.broken.is_gauge_wrong),
+        **counts([failure.broken]),
         broken=(failure.told(workload),),
         counts=examined.counts,
     )

@@ -1,8 +1,4 @@
-"""What happens before the power goes: seeded steps of some cursors on one store, and what each moment promises.
-
-What is known to be acked is kept here as bits of integers, one for each entry of the message log and one for each
-message of a batch: what judges the cursor shares no code with it.
-"""
+"""What happens before the power goes: seeded steps of some cursors on one store, and what each moment promises."""
 
 from __future__ import annotations
 
@@ -11,11 +7,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate import LedgerMap, Position
+from ackstate.analysis.crash.acked_set import Numbering
+from ackstate.analysis.crash.oracle import State
 from ackstate.cursor import CursorConfig
 from ackstate.cursor.journal_format import Format
+from ackstate.cursor.outcome import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from random import Random
 
     from ackstate.cursor import ManagedCursor
@@ -25,6 +24,8 @@ BATCH_SIZE = 4
 """Messages of an entry, where it is acked as a batch."""
 
 _LEDGERS = {1: 24, 2: 0, 4: 30, 7: 20}
+NUMBERING = Numbering(_LEDGERS, batch_size=BATCH_SIZE)
+"""Of the log that the cursors stand in."""
 
 
 class StepKind(Enum):
@@ -167,91 +168,11 @@ def message_log() -> LedgerMap:
     return LedgerMap.from_counts(_LEDGERS)
 
 
-def _offsets() -> dict[int, int]:
-    offsets, offset = {}, 0
-    for ledger_id, count in _LEDGERS.items():
-        offsets[ledger_id] = offset
-        offset += count
-    return offsets
-
-
-_OFFSETS = _offsets()
-_ELSEWHERE = 1 << sum(_LEDGERS.values())  # the bit of whatever the log does not have
-
-
-def bits_of_run(ledger_id: int, first: int, end: int) -> int:
-    """Return the bits of entries from `first` (included) to `end` (excluded)."""
-    if end <= first:
-        return 0
-    inside = min(end, _LEDGERS.get(ledger_id, 0))
-    bits = ((1 << (inside - first)) - 1) << (_OFFSETS[ledger_id] + first) if inside > first else 0
-    return bits if inside == end else bits | _ELSEWHERE
-
-
-def bits_up_to(position: Position) -> int:
-    """Return the bits of every entry up to a position, included."""
-    bits = 0
-    for ledger_id, count in _LEDGERS.items():
-        if ledger_id < position.ledger_id:
-            bits |= bits_of_run(ledger_id, 0, count)
-        elif ledger_id == position.ledger_id:
-            bits |= bits_of_run(ledger_id, 0, position.entry_id + 1)
-    return bits
-
-
-def batch_bits(position: Position, messages: int) -> int:
-    """Return the bits of messages of a batch."""
-    return messages << ((_OFFSETS[position.ledger_id] + position.entry_id) * BATCH_SIZE)
-
-
-def batches_of(entries: int) -> int:
-    """Return the bits of all messages of entries that are acked as a whole. Complexity: O(entries)."""
-    spread = 0
-    while entries:
-        lowest = entries & -entries
-        spread |= (1 << BATCH_SIZE) - 1 << (lowest.bit_length() - 1) * BATCH_SIZE
-        entries ^= lowest
-    return spread
-
-
-def entries_in(bits: int) -> str:
-    """Return the entries that bits stand for, for a story."""
-    found = []
-    for ledger_id, count in _LEDGERS.items():
-        found += [f"{ledger_id}:{entry}" for entry in range(count) if bits >> (_OFFSETS[ledger_id] + entry) & 1]
-    return ", ".join([*found, *["entries that the log does not have"] * bool(bits & _ELSEWHERE)])
-
-
-class View(NamedTuple):
-    """What a cursor says it is after it was opened.
-
-    Attributes:
-        entries: The bits of its acked entries.
-        messages: The bits of its acked messages of batches, acked entries included.
-        mark_delete: Its mark-delete position.
-        properties: Its cursor properties.
-        is_new: Whether it says that there was no cursor before.
-    """
-
-    entries: int
-    messages: int
-    mark_delete: Position
-    properties: tuple[tuple[str, str], ...]
-    is_new: bool
-
-
-def view_of(cursor: ManagedCursor, *, is_new: bool) -> View:
-    """Return what a cursor says."""
-    mark_delete = cursor.mark_delete_position
-    entries = bits_up_to(mark_delete)
-    for ledger_id, first, end in cursor.deleted.runs():
-        entries |= bits_of_run(ledger_id, first, end)
-    messages = batches_of(entries)
+def view_of(cursor: ManagedCursor) -> State:
+    """Return what a cursor says that was just opened."""
+    marked = NUMBERING.up_to(*cursor.mark_delete_position)
+    acked = marked | NUMBERING.runs(cursor.deleted.runs())
     for position, words in cursor.batch.items():
-        unacked = words[0] & (1 << BATCH_SIZE) - 1
-        messages |= batch_bits(position, ~unacked & (1 << BATCH_SIZE) - 1)
-    return View(entries, messages, mark_delete, _frozen(cursor.cursor_properties), is_new)
-
-
-def _frozen(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(properties.items()))
+        acked |= NUMBERING.messages(*position, ~words[0] & (1 << BATCH_SIZE) - 1)
+    is_new = cursor.recovery_report.source is Source.NEW
+    return State(acked, marked, names=dict(cursor.cursor_properties), is_new=is_new)

@@ -31,6 +31,7 @@ from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
 from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.oracle import counts, told
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shrink import Failing, shortest
@@ -188,7 +189,7 @@ class _Run:
 
         found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
         story = self._story(found.evidence, at)
-        return tuple(BrokenPromise(each.promise, each.found, story) for each in found.evidence.witness.broken)
+        return told(found.evidence.witness.broken, story)
 
     def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
         store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
@@ -219,8 +220,7 @@ class _Run:
 
 
 def _add(tally: Counter[str], tried: Attempt) -> None:
-    seen = tried.witness
-    tally.update(cycles=1, lost_durable=seen.lost_durable, invented=seen.invented, gauge_mismatch=seen.gauge_mismatch)
+    tally.update(cycles=1, **counts(tried.witness.broken))
 
 
 @contextmanager
