@@ -10,10 +10,18 @@ from ackstate.analysis.redelivery import daily_subscription, incremental
 from ackstate.analysis.redelivery import estimates as at_once
 from ackstate.analysis.redelivery import parts as of_parts
 from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.checkpoint_codec import decoded
 from ackstate.analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
+from ackstate.analysis.redelivery.curve_sum import Histogram
+from ackstate.analysis.redelivery.daily_state import (
+    OWN_SLICES_MAX,
+    BrokerState,
+    DailyState,
+    decoded,
+    decoded_broker,
+    encoded,
+    encoded_broker,
+)
 from ackstate.analysis.redelivery.daily_subscription import Days
-from ackstate.analysis.redelivery.kept_classes import BrokerState
 from ackstate.analysis.redelivery.slices import Slices
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
 from ackstate.analysis.redelivery.thinning import packed
@@ -105,6 +113,8 @@ def run_by_days(days_of, logs_of, policies, *, is_published):
         parts = found.filter(is_part).drop_columns("state").to_batches()
         results, last_ms = summed(list(of_parts.parts_of(parts)), slices, results), end_ms
         follow_curves(found, read.plotted, broker)
+        text = encoded_broker(broker)
+        assert encoded_broker(decoded_broker(text, len(policies))) == text
     return answers(results, last_ms - begin_ms), states, broker
 
 
@@ -133,3 +143,14 @@ def drawn(states, broker, policies):
 def span(events_of):
     times = [event.ts_ms for events in events_of.values() for event in events]
     return min(times), max(times)
+
+
+def again_from_state(replay, policies):
+    """Return a replay that was written to a state at the end of a day, and read, as the job does."""
+    for curve in replay.curves:
+        curve.sum.histogram = Histogram()
+    curves = [ThinnedCurve(0, slices_max=OWN_SLICES_MAX) for _ in policies]
+    text = encoded(DailyState(replay, curves))
+    state = decoded(text, policies)
+    assert encoded(state) == text
+    return state.replay

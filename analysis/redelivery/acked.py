@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ackstate.analysis.redelivery.state_fields import compact_entries
 from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of_runs, runs_of
+from ackstate.position import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ackstate.analysis.redelivery.state_fields import Fields
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -111,6 +115,16 @@ class AckedFold:
         """Return an independent copy."""
         copies = {ledger_id: bitmap.copy() for ledger_id, bitmap in self.acked.items()}
         return type(self)(copies, complete_below=self.complete_below)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"complete_below": self.complete_below, "entries": compact_entries(self.acked.items())}
+
+    @classmethod
+    def of(cls, fields: Fields) -> AckedFold:
+        """Build from fields that `to_record` returned."""
+        complete_below = fields.integer("complete_below", most=LEDGER_ID_MAX)
+        return cls(fields.entries("entries"), complete_below=complete_below)
 
     def forget_below(self, ledger_id: int) -> None:
         """Keep nothing of the ledgers below one, all of whose entries are acked."""

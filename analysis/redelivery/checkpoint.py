@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ackstate.analysis.atomic_write import open_lock, write_atomically
-from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError, check_version
 from ackstate.cursor.stores.directory_lock import sync_path
-from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from ackstate.analysis.redelivery.policy import Policy
 
 MAGIC = "ackstate redelivery state"
-VERSION = 5
 SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.parts"
 DAYS_KEPT = 400
 """Of so many days it is noticed if they change later: what is kept does not grow with the days."""
 
 _MANIFEST = "manifest.json"
 _PARTS = frozenset((_MANIFEST, "states", "results", "logs"))
-_BEGIN_ANEW = "begin anew with another --state"
+RESTART = "start again with another --state"
+"""What to do about a state that cannot be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Checkpoint:
         if list(checkpoint.policies) != settings_of(policies):
             raise CheckpointError(
                 f"{state}: it was begun with {_grid(checkpoint.policies)}, not {_grid(settings_of(policies))}; "
-                f"give the same, or {_BEGIN_ANEW}"
+                f"give the same, or {RESTART}"
             )
         return checkpoint
 
@@ -99,26 +98,20 @@ class Checkpoint:
             body, digest = manifest["body"], manifest["sha256"]
             if body["magic"] != MAGIC:
                 raise ValueError(f"its magic is {body['magic']!r}")
-            version = int(body["version"])
+            version = body["version"]
+            if type(version) is not int:
+                raise ValueError(f"its version is {version!r}")
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise CheckpointError(f"{path}: the state is damaged, {error}; {_BEGIN_ANEW}") from None
-        if version > VERSION:
-            raise UnsupportedVersionError(f"{path}: state of version {version}; this release reads up to {VERSION}")
-        if version < VERSION:
-            raise CheckpointError(
-                f"{path}: state of version {version}, which only older releases go on with; give all days again, "
-                "with another --state"
-            )
+            raise CheckpointError(f"{path}: the state is damaged, {error}; {RESTART}") from None
+        check_version(version, f"{path}: the state")
         if digest != _digest(body):
-            raise CheckpointError(f"{path / _MANIFEST}: the state is damaged, its checksum is wrong; {_BEGIN_ANEW}")
+            raise CheckpointError(f"{path / _MANIFEST}: the state is damaged, its checksum is wrong; {RESTART}")
         fields = {key: value for key, value in body.items() if key not in {"magic", "version", "schema"}}
         checkpoint = cls(path, **fields | {"policies": tuple(fields["policies"])})
         for name, expected in checkpoint.files.items():
             file = path / name
             if not file.is_file() or _file_digest(file) != expected:
-                raise CheckpointError(
-                    f"{file}: the state is damaged, it is not the file that was written; {_BEGIN_ANEW}"
-                )
+                raise CheckpointError(f"{file}: the state is damaged, it is not the file that was written; {RESTART}")
         return checkpoint
 
 

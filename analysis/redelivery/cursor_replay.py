@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.redelivery.age_feed import AgeFeed
+from ackstate.analysis.redelivery.cursor_record import SUBSCRIPTION, TOPIC, Place, cursor_of, cursor_record
 from ackstate.analysis.redelivery.last_records import StoreOfLastRecords
 from ackstate.analysis.redelivery.replay import Epochs
 from ackstate.analysis.redelivery.schedule import Schedule
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from ackstate.analysis.redelivery.acked import Chunk, Int64s, NewRuns
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.replay import Piece
+    from ackstate.analysis.redelivery.state_fields import Fields
     from ackstate.cursor.outcome import PersistResult
     from ackstate.cursor.store import Store
     from ackstate.position import Position
 
-_TOPIC, _SUBSCRIPTION = "replayed", "replayed"
 _NO_LOG = {0: 0}
 
 
@@ -56,7 +57,7 @@ class CursorReplay:
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
-        self._store = _store(policy)
+        self._store = _reached(_empty_store(policy), policy)
         self._ledgers = LedgerMap.from_counts(log or _NO_LOG)
         age = policy.cursor.become_old_ack_record_seconds
         self._chooses_age = isinstance(age, AutoAge)
@@ -66,7 +67,7 @@ class CursorReplay:
 
     def _open(self, now_ms: int) -> None:
         self._cursor = ManagedCursor.open(
-            self._store, topic=_TOPIC, subscription=_SUBSCRIPTION, ledgers=self._ledgers,
+            self._store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=self._ledgers,
             config=self._policy.cursor, now_ms=now_ms,
         )  # fmt: skip
         self._schedule = Schedule(self._policy, opened_ms=now_ms)
@@ -91,6 +92,26 @@ class CursorReplay:
         # The others have been asked about at every age that there may be.
         del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
         return rows
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for the message log."""
+        return {
+            "schedule": self._schedule.to_record(), "sent_ms": self._sent_ms, "asked_ms": self._asked_ms,
+            "has_left_out": self._left_out, "cursor": cursor_record(self._cursor),
+        }  # fmt: skip
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned under the same policy and with the same log."""
+        fields.one("schedule", self._schedule.restore)
+        self._sent_ms = fields.integers("sent_ms")
+        self._asked_ms = fields.signed("asked_ms")
+        self._left_out = fields.flag("has_left_out")
+        store = _empty_store(self._policy)
+        self._store = _reached(store, self._policy)
+        place = Place(self._policy, self._ledgers, store, self._store)
+        self._cursor = fields.one("cursor", lambda each: cursor_of(each, place))
+        self._schedule.restore_cursor(self._cursor)
+        fields.check(lambda: self._schedule.check_cursor(self._cursor))
 
     @property
     def quiet_until_ms(self) -> int:
@@ -315,8 +336,10 @@ class _Waiting:
             self._given = end
 
 
-def _store(policy: Policy) -> Store:
-    store = StoreOfLastRecords() if policy.cursor.format is Format.PULSAR else MemoryStore()
-    if policy.ledger_writable:
-        return store
-    return StoreWithoutLedgers(store)
+def _empty_store(policy: Policy) -> MemoryStore | StoreOfLastRecords:
+    return StoreOfLastRecords() if policy.cursor.format is Format.PULSAR else MemoryStore()
+
+
+def _reached(store: Store, policy: Policy) -> Store:
+    """Return a store as the broker of a policy reaches it."""
+    return store if policy.ledger_writable else StoreWithoutLedgers(store)

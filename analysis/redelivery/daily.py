@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.redelivery.state_fields import CheckpointError
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.manifest import footer
 from ackstate.analysis.trace.parquet import trace_files

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.redelivery.checkpoint_codec import decoded, encoded
 from ackstate.analysis.redelivery.curve_changes import SERIES, ChangeWriter, series_of
 from ackstate.analysis.redelivery.curve_sum import Histogram, Points
-from ackstate.analysis.redelivery.kept_classes import DailyState
+from ackstate.analysis.redelivery.daily_state import OWN_SLICES_MAX, DailyState, decoded, encoded
 from ackstate.analysis.redelivery.one_cursor import OneCursor
 from ackstate.analysis.redelivery.parts import PART, SCOPES, Part, batches_of, narrow_sums
 from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
+from ackstate.analysis.redelivery.state_fields import CheckpointError
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
 from ackstate.analysis.trace.events import EventKind, TraceError
@@ -29,8 +29,6 @@ RUN = pa.schema([*PART, ("state", pa.string())])
 """What comes out: a part of the estimates, of a curve or of the crashes, or a state."""
 CURVE, CRASHES = "curve", "crashes"
 """Scopes of parts that are none of an estimate: changes as in `curve_changes`, and times in `first`."""
-# A subscription's own curve has at most two points in each of so many slices, whatever the number of days.
-_SLICES_MAX = 250
 
 
 class Days(NamedTuple):
@@ -74,10 +72,11 @@ class DailySubscription:
         self._is_published = is_published
         self._writers = [SliceWriter(days.slices) for _ in policies]
         if state is None:
-            curves = [ThinnedCurve(days.begin_ms, slices_max=_SLICES_MAX) for _ in policies]
+            curves = [ThinnedCurve(days.begin_ms, slices_max=OWN_SLICES_MAX) for _ in policies]
             self._state = DailyState(SubscriptionReplay(policies, log), curves)
         else:
-            self._state = decoded(state, policies)
+            with self._named():
+                self._state = decoded(state, policies)
             self._go_on(log)
         for curve in self._state.curves:
             curve.widen_until(days.slices.end_ms)
@@ -97,8 +96,8 @@ class DailySubscription:
         """Say of whom it is what is refused."""
         try:
             yield
-        except TraceError as error:
-            raise TraceError(f"subscription {self.key[1]!r} of {self.key[0]}: {error}") from None
+        except (TraceError, CheckpointError) as error:
+            raise type(error)(f"subscription {self.key[1]!r} of {self.key[0]}: {error}") from None
 
     def take(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """Take the next chunk in, and return what is ready to be passed on."""
@@ -128,7 +127,7 @@ class DailySubscription:
         if self._is_published:
             self._replay.forget_complete()
         values = dict.fromkeys(RUN.names) | {"topic": self.key[0], "subscription": self.key[1]}
-        values["state"] = encoded(self._state, self._policies)
+        values["state"] = encoded(self._state)
         yield pa.RecordBatch.from_pylist([values], RUN)
 
     def _follow(self, policy: int, points: Points) -> Iterator[pa.RecordBatch]:

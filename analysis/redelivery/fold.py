@@ -6,7 +6,7 @@ a few array operations; only what is newly acked needs sets, and those are bitma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ackstate.analysis.redelivery.state_fields import Fields
 
 _Scalar = TypeVar("_Scalar", np.int64, np.bool_)
 _LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
@@ -68,6 +70,27 @@ class RedeliveryFold:
         """Keep nothing of the ledgers below one, all of whose entries are acked."""
         self._acked.forget_below(ledger_id)
 
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {
+            "acked": self._acked.to_record(), "acked_count": self._acked_count, "durable_count": self._durable_count,
+            "begun_count": self._begun_count, "is_persisting": self._persisting, "is_alive": self._alive,
+            "young": self._young.to_record(), "cut": self._cut.to_record(),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields) -> RedeliveryFold:
+        """Build from fields that `to_record` returned."""
+        fold = cls()
+        fold._acked = fields.one("acked", AckedFold.of)
+        fold._acked_count = fields.integer("acked_count")
+        fold._durable_count = fields.signed("durable_count")
+        fold._begun_count = fields.signed("begun_count")
+        fold._persisting = fields.flag("is_persisting")
+        fold._alive = fields.flag("is_alive")
+        fold._young, fold._cut = fields.one("young", LeftOut.of), fields.one("cut", LeftOut.of)
+        return fold
+
     def fold(self, chunk: Chunk) -> Folded:
         """Replay the next chunk.
 
@@ -109,6 +132,17 @@ class LeftOut:
     def __init__(self) -> None:
         self._count = 0
         self._begun_count = 0
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"count": self._count, "begun_count": self._begun_count}
+
+    @classmethod
+    def of(cls, fields: Fields) -> LeftOut:
+        """Build from fields that `to_record` returned."""
+        left_out = cls()
+        left_out._count, left_out._begun_count = fields.signed("count"), fields.signed("begun_count")
+        return left_out
 
     @property
     def is_some(self) -> bool:

@@ -16,7 +16,7 @@ message turns it, and that one is taken by itself, as the library takes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -34,8 +34,9 @@ from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.cursor.outcome import PersistResult, Route
 from ackstate.cursor.persister import PersistWatcher
+from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError
-from ackstate.limits.gate import DispatchGate, GateLimits
+from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
 from ackstate.record_size import range_fixed_bytes
 
@@ -46,11 +47,14 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.acked import Bools, Int64s
     from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.state_fields import Fields
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # An enum looks up its members in Python.
 _SENT = Sent(CONSUMER)
 _RANGE_BYTES_MIN = range_fixed_bytes(0) + 2
 _NEVER_MS = 2**62
+_MOST_USED = Usage(2**62, 0, 0)
+_FAILED_BEFORE = "the last persist of an earlier day failed"
 _NOTHING = np.empty(0, np.int64)
 _NO_EVENTS = Chunk(*(_NOTHING for _ in Chunk._fields))
 _NO_MENTIONS = Mentions(
@@ -91,6 +95,7 @@ class GatedReplay(PersistWatcher):
         self._is_young = policy.cursor.become_old_ack_record_seconds != 0
         self.blocked_ms = 0
         self._begin()
+        self._admission.observe(now_ms=0)
 
     def _begin(self) -> None:
         """Begin with nothing on its way."""
@@ -112,7 +117,6 @@ class GatedReplay(PersistWatcher):
         self._now_ms = 0
         self._events: list[Chunk] = []
         self._rows: list[tuple[int, ...]] = []
-        self._admission.observe(now_ms=0)
 
     def take(self, events: Chunk, *, until_ms: int, blocked_until_ms: int) -> tuple[Chunk, Epochs]:
         """Take the next events in, and return what happens before a time: events when they do, and persists.
@@ -200,6 +204,68 @@ class GatedReplay(PersistWatcher):
         if events.kind[-1] == EventKind.CRASH:
             self._close_promotions(last_ms + 1)
 
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for the message log."""
+        assert not any((self._promotions, self._events, self._rows)), "a state ends a day"
+        closed = self._gate.why_blocked(_MOST_USED)
+        return {
+            "cursor_replay": self._replay.to_record(),
+            "sent": self._sent.to_record(),
+            "released_at": closed[0].released_at if closed else None,
+            "has_store_error": self._admission.store_error is not None,
+            "promote_again_ms": self._admission._promote_again_ms,
+            "waiting": self._waiting.first(len(self._waiting)).to_record(),
+            "waiting_acked": self._waiting.acked_ms.times().to_record(),
+            "moved_by": self._moved_by_ms.times().to_record(),
+            "moved_acks": self._moved_acks.to_record(),
+            "blocked_ms": self.blocked_ms,
+            "blocked_since_ms": self._blocked_since_ms,
+            "let_go_ms": self._let_go_ms,
+            "now_ms": self._now_ms,
+        }
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned under the same policy and with the same log."""
+        fields.one("cursor_replay", self._replay.restore)
+        self._begin()
+        self._sent.change(fields.entries("sent"), {})
+        self._restore_gate(fields)
+        self._admission.store_error = StoreError(_FAILED_BEFORE) if fields.flag("has_store_error") else None
+        self._admission._promote_again_ms = fields.signed("promote_again_ms")
+        self._waiting.join(fields.one("waiting", Times.of))
+        self._waiting.acked_ms.put(fields.one("waiting_acked", Times.of))
+        self._moved_by_ms.put(fields.one("moved_by", Times.of))
+        self._moved_acks = NO_TIMES.and_those(fields.one("moved_acks", Times.of))
+        self.blocked_ms = fields.integer("blocked_ms")
+        self._blocked_since_ms = fields.signed("blocked_since_ms")
+        self._let_go_ms = fields.optional_integer("let_go_ms")
+        self._now_ms = fields.signed("now_ms")
+        fields.check(self._check)
+
+    def _restore_gate(self, fields: Fields) -> None:
+        """Close the gate if it was: as a message does that has no room, and leaves as much."""
+        limit = self._limits.max_unpersisted_ack_record_bytes
+        released_at = fields.optional_integer("released_at", least=0, most=limit)
+        if released_at is not None:
+            used = Usage(released_at + 1, 0, 0)
+            self._gate.observe(used, next_record_bytes=limit - released_at)
+
+    def _check(self) -> None:
+        """Assert that every message is in one place. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
+        self._sent._check()
+        self._waiting._check()
+        waiting = self._waiting.first(len(self._waiting))
+        for each in (self._sent.by_ledger(), entries_by_ledger(waiting.ledger_id, waiting.entry_id)):
+            for ledger_id, entries in each.items():
+                unacked = entries.copy()
+                self._cursor.discard_acked(ledger_id, unacked)
+                assert unacked == entries, f"ledger {ledger_id} has acked messages that are sent or wait"
+                assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
+        for ledger_id, entries in self._sent.by_ledger().items():
+            assert entries.isdisjoint(self._waiting.entries(ledger_id)), f"ledger {ledger_id}: sent messages wait"
+        for position in map(Position, self._moved_acks.ledger_id.tolist(), self._moved_acks.entry_id.tolist()):
+            assert position in self._sent or self._cursor.is_acked(position), f"{position} is acked later, and not sent"
+
     @property
     def first_undurable_ledger(self) -> int:
         """See `CursorReplay`."""
@@ -213,6 +279,7 @@ class GatedReplay(PersistWatcher):
         """See `Replay.restart`."""
         acked = self._replay.restart(now_ms=now_ms)
         self._begin()
+        self._admission.observe(now_ms=0)
         return acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
@@ -221,6 +288,7 @@ class GatedReplay(PersistWatcher):
         self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)
         self._begin()
+        self._admission.observe(now_ms=0)
         return epochs
 
     def record_bytes_max(self) -> int | None:

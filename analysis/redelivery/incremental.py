@@ -20,8 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.arrow_rows import chunk_at
-from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, Checkpoint, claimed, keep, settings_of
-from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError, decoded, decoded_broker, encoded
+from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, RESTART, Checkpoint, claimed, keep, settings_of
 from ackstate.analysis.redelivery.chunk_steps import LEDGER_COLUMNS, LEDGERS, LOG, ledgers
 from ackstate.analysis.redelivery.curve_changes import (
     CHANGES,
@@ -32,13 +31,14 @@ from ackstate.analysis.redelivery.curve_changes import (
     sum_changes,
 )
 from ackstate.analysis.redelivery.daily import days_of, files_of, fingerprint, unread
+from ackstate.analysis.redelivery.daily_state import BrokerState, decoded, decoded_broker, encoded_broker
 from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN, DailySubscription, Days
-from ackstate.analysis.redelivery.kept_classes import BrokerState
 from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, add_slices, merge, put_together
 from ackstate.analysis.redelivery.slices import Slices
 from ackstate.analysis.redelivery.sorted_chunks import check_chunks
 from ackstate.analysis.redelivery.spark import literal_url, read_unchecked, readable_failures, sound_rows
 from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
+from ackstate.analysis.redelivery.state_fields import CheckpointError
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
@@ -128,7 +128,7 @@ def daily_estimates(
         source = unfinished if new else after.path
         yield DailyEstimates(
             _rows(spark, source, after.end_ms - after.begin_ms, crashes_per_day), tuple(prints), after.day_count,
-            after.begin_ms, after.end_ms, decoded_broker(after.broker), _states(spark, source),
+            after.begin_ms, after.end_ms, _broker(after), _states(spark, source),
         )  # fmt: skip
         if new:
             keep(unfinished, after)
@@ -151,7 +151,7 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     begin_ms, slices, chunks = _span(spans, before) if spans else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
     if before is not None:
-        broker = decoded_broker(before.broker)
+        broker = _broker(before)
     for curve in broker.curves:
         curve.widen_until(slices.end_ms)
     days = Days(begin_ms, slices, _plotted(begin_ms, slices, broker.curves[0].width_ms, chunks))
@@ -162,8 +162,15 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     kept = dict(list({**(before.days if before else {}), **prints}.items())[-DAYS_KEPT:])
     return Checkpoint(
         unfinished.with_name(f"{day_count:06}"), tuple(settings_of(policies)), day_count, kept, begin_ms,
-        slices.end_ms, encoded(broker, ()), {},
+        slices.end_ms, encoded_broker(broker), {},
     )  # fmt: skip
+
+
+def _broker(checkpoint: Checkpoint) -> BrokerState:
+    try:
+        return decoded_broker(checkpoint.broker, len(checkpoint.policies))
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: broker: {error}; {RESTART}") from None
 
 
 def _union(some: DataFrame, others: DataFrame) -> DataFrame:
@@ -228,7 +235,7 @@ def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
         known.append(_kept_ledgers(spark, before.path))
     _highest(reduce(_union, known)).write.parquet(_url(unfinished / "logs"))
     replayed = _with_states(spark, trace, before, new, _kept_ledgers(spark, unfinished)).mapInArrow(
-        partial(_replay, policies=policies, days=days), _RUN
+        partial(_replay, policies=policies, days=days, states="" if before is None else f"{before.path}/states"), _RUN
     )
     kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
     replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
@@ -334,8 +341,9 @@ def _logs(ledgers: DataFrame, name: str) -> DataFrame:
 
 
 def _replay(
-    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], days: Days
+    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], days: Days, states: str = "states"
 ) -> Iterator[pa.RecordBatch]:
+    """Replay the rows of `_with_states`; ``states`` is the place of the states, for errors."""
     open_one: DailySubscription | None = None
     for batch in batches:
         for index in range(batch.num_rows):
@@ -347,11 +355,14 @@ def _replay(
                 state = batch["state"][index].as_py()
                 known = batch["log" if state is not None else "whole_log"][index].as_py() or ()
                 log = {each["ledger_id"]: each["entry_count"] for each in known}
-                open_one = DailySubscription(key, policies, log, state, days, is_published=is_published)
+                try:
+                    open_one = DailySubscription(key, policies, log, state, days, is_published=is_published)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{states}: {error}; {RESTART}") from None
                 if state is not None:
                     continue
             elif batch["state"][index].is_valid:
-                raise CheckpointError(f"the state of subscription {key[1]!r} of {key[0]} is there twice")
+                raise CheckpointError(f"{states}: subscription {key[1]!r} of {key[0]} is there twice; {RESTART}")
             yield from open_one.take(chunk_at(batch, index))
     if open_one is not None:
         yield from open_one.end()

@@ -55,6 +55,11 @@ class StoreOfLastRecords:
         self._ledgers[ledger_id] = _Last(owner)
         return ledger_id
 
+    def restore(self, ledger_id: int, owner: str, record: bytes, *, count: int) -> None:
+        """Put in a ledger with its last record and how many there were."""
+        self._ledgers[ledger_id] = _Last(owner, count, record)
+        self._next_id = max(self._next_id, ledger_id + 1)
+
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
         return self.append_all([(ledger_id, entry)])[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from ackstate.analysis.redelivery.acked import NewRuns, by_position
+from ackstate.analysis.redelivery.state_fields import ENTRY_COUNT_MAX
 from ackstate.analysis.trace.events import TraceError
 from ackstate.entry_bitmap import run_end
 from ackstate.position import Position
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.state_fields import Fields
 
 NEVER = np.iinfo(np.int64).max
 _CONTAINER = 2**16
@@ -96,6 +98,19 @@ class MarkDeleteFold:
                     "complete: record PUBLISH events too, or begin with another state"
                 )
         self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        log = [list(pair) for pair in zip(self._ledger_ids, self._counts, strict=True)]
+        return {"log": log, "ledger_index": self._at, "next_entry": self._next_entry}
+
+    @classmethod
+    def of(cls, fields: Fields) -> MarkDeleteFold:
+        """Build from fields that `to_record` returned."""
+        fold = cls(fields.log("log"))
+        fold._at = fields.integer("ledger_index", most=max(len(fold._ledger_ids) - 1, 0))
+        fold._next_entry = fields.integer("next_entry", most=ENTRY_COUNT_MAX)
+        return fold
 
     @property
     def mark_delete(self) -> Position:

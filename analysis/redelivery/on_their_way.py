@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from pyroaring import BitMap
 
+from ackstate.analysis.redelivery.state_fields import compact_entries
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
@@ -84,6 +85,14 @@ class OnTheirWay:
             after -= settled.get(ledger_id, _NONE)
             self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
             self._entries[ledger_id] = after
+
+    def to_record(self) -> list[Any]:
+        """Return its messages as a state has them: a field that `Fields.entries` reads and `change` takes."""
+        return compact_entries(each for each in self._entries.items() if each[1])
+
+    def by_ledger(self) -> Mapping[int, BitMap]:
+        """Return all of them: to be read, not changed."""
+        return self._entries
 
     def _count(self, messages: int, record_bytes: int) -> None:
         self.unacked_messages += messages

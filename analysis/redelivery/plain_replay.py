@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.replay import Piece
+    from ackstate.analysis.redelivery.state_fields import Fields
     from ackstate.position import Position
 
 
@@ -46,6 +47,15 @@ class PlainReplay:
         written, kept = self._size.take(piece.placed, piece.acked_after, ends=ends, at_ms=at_ms)
         none = np.zeros(len(at_ms), np.int64)
         return Epochs(at_ms, none, none, none, none, none, written, kept)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for what is acked."""
+        return {"schedule": self._schedule.to_record(), "journal": self._size.to_record()}
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned under the same policy; `follow` comes next."""
+        fields.one("schedule", self._schedule.restore)
+        fields.one("journal", self._size.restore)
 
     @property
     def pending(self) -> Mapping[int, BitMap]:

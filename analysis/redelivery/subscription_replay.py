@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold, mark_delete
 from ackstate.analysis.redelivery.plain_replay import PlainReplay
 from ackstate.analysis.redelivery.policy import AS_RECORDED
 from ackstate.analysis.redelivery.replay import Piece, is_restart, is_same_restart, pieces
+from ackstate.analysis.redelivery.state_fields import is_part
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.entry_bitmap import runs_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.redelivery.acked import Int64s
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.replay import Epochs
+    from ackstate.analysis.redelivery.state_fields import Fields
 
 _AnyReplay = PlainReplay | CursorReplay | GatedReplay
 NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
@@ -46,6 +48,20 @@ class Costs(NamedTuple):
     bytes_kept: int = 0
     bytes_kept_max: int = 0
     blocked_ms: int = 0
+
+    def to_record(self) -> dict[str, int]:
+        """Return its fields as a state has them."""
+        return {
+            "write_count": self.write_count, "bytes_written": self.bytes_written, "bytes_kept": self.bytes_kept,
+            "bytes_kept_max": self.bytes_kept_max, "blocked_ms": self.blocked_ms,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields) -> Costs:
+        """Build from fields that `to_record` returned."""
+        written = fields.integer("write_count"), fields.integer("bytes_written")
+        kept = fields.integer("bytes_kept"), fields.integer("bytes_kept_max")
+        return cls(*written, *kept, fields.integer("blocked_ms"))
 
     def and_then(self, epochs: Epochs) -> Costs:
         """Return the costs with some more persists."""
@@ -89,6 +105,14 @@ class RecordedCurve:
         """Keep nothing of the ledgers below one."""
         self._fold.forget_below(ledger_id)
 
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"kind": "recorded", **_sums_record(self), "fold": self._fold.to_record()}
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned."""
+        self._fold = fields.one("fold", RedeliveryFold.of)
+
 
 @final
 class PolicyCurve:
@@ -101,6 +125,16 @@ class PolicyCurve:
         # were not.
         self._durable = 0
         self._causes = np.zeros((len(CAUSES), 1), np.int64)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        causes = self._causes[:, 0].tolist()
+        return {"kind": "policy", **_sums_record(self), "durable_count": self._durable, "causes": causes}
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned."""
+        self._durable = fields.signed("durable_count")
+        self._causes = fields.array("causes", least=0, count=len(CAUSES)).reshape(-1, 1)
 
     def restart(self) -> None:
         """Begin again with an opened cursor: nothing is acked that is not durable."""
@@ -129,6 +163,19 @@ class PolicyCurve:
         self._durable, self._causes = int(durable[-1]), causes[:, -1:]
         self.sum.add(points)
         return points
+
+
+def _sums_record(curve: RecordedCurve | PolicyCurve) -> dict[str, Any]:
+    return {"sum": curve.sum.to_record(), "costs": curve.costs.to_record()}
+
+
+def _curve_of(fields: Fields) -> RecordedCurve | PolicyCurve:
+    kind = fields.word("kind", "recorded", "policy")
+    curve = RecordedCurve() if kind == "recorded" else PolicyCurve()
+    fields.one("sum", curve.sum.restore)
+    curve.costs = fields.one("costs", Costs.of)
+    curve.restore(fields)
+    return curve
 
 
 @final
@@ -216,6 +263,36 @@ class SubscriptionReplay:
         self._log = {ledger_id: count for ledger_id, count in self._log.items() if ledger_id >= floor}
         for life in self._lives:
             life.forget_below(floor, self._log)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them: at the end of a day, when no restart is being described."""
+        assert self._anew_ms is None
+        assert not self._is_reset
+        return {
+            "log": [list(pair) for pair in self._log.items()],
+            "is_alive": self._is_alive,
+            "recorded": None if self._recorded is None else self._recorded.to_record(),
+            "curves": [each.to_record() for each in self.curves],
+            "lives": [each.to_record() for each in self._lives],
+        }
+
+    @classmethod
+    def of(cls, fields: Fields, policies: Sequence[Policy | None]) -> SubscriptionReplay:
+        """Build from fields that `to_record` returned under the same policies."""
+        log = fields.log("log")
+        replay = cls(policies, log)
+        replay._is_alive = fields.flag("is_alive")
+        replay._recorded = fields.optional("recorded", AckedFold.of)
+        replay.curves = fields.each("curves", _curve_of)
+        kinds = [RecordedCurve if policy is AS_RECORDED else PolicyCurve for policy in policies]
+        if [type(each) for each in replay.curves] != kinds:
+            fields.refuse("curves", "one for each policy, of its kind", [type(each).__name__ for each in replay.curves])
+        replay._lives = fields.each("lives", lambda each: _Life.of(each, policies, log))
+        replayed = [index for index, policy in enumerate(policies) if policy is not AS_RECORDED]
+        found = sorted(index for life in replay._lives for index in life.replays)
+        if replay._lives and found != replayed:
+            fields.refuse("lives", f"of the policies {replayed}, each once", found)
+        return replay
 
     def _take_pieces(self, chunk: Chunk, found: list[list[Points]]) -> None:
         if not self._lives:
@@ -317,6 +394,30 @@ class _Life:
         self._mark_delete = MarkDeleteFold(fold.known(log))
         self._acked_count = 0
 
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for the message log."""
+        return {
+            "acked": self._fold.to_record(), "acked_count": self._acked_count,
+            "mark_delete": self._mark_delete.to_record(),
+            "replays": [{"policy": index, "kind": _KINDS[type(each)], **each.to_record()}
+                        for index, each in self.replays.items()],
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields, policies: Sequence[Policy | None], log: Mapping[int, int]) -> _Life:
+        """Build from fields that `to_record` returned under the same policies."""
+        life = cls(log, fields.one("acked", AckedFold.of), {})
+        life._acked_count = fields.integer("acked_count")
+        life._mark_delete = fields.one("mark_delete", MarkDeleteFold.of)
+        if log and life._mark_delete.mark_delete.ledger_id not in log:
+            fields.refuse("mark_delete", "in a ledger of the log", life._mark_delete.mark_delete)
+        life.replays = dict(fields.each("replays", lambda each: _replay_of(each, policies, log)))
+        for replay in life.replays.values():
+            if isinstance(replay, PlainReplay) and not is_part(replay.pending, life._fold.acked):
+                fields.refuse("replays", "without unwritten entries that are not acked", "some")
+        life.follow()
+        return life
+
     @property
     def complete_below(self) -> int:
         """The first ledger of which it is not known that all entries are acked."""
@@ -412,19 +513,35 @@ class _Life:
         return Piece(events, news, new_counts, acked, placed, self._fold.acked)
 
 
+_KINDS = {PlainReplay: "counted", CursorReplay: "with a cursor", GatedReplay: "gated"}
+
+
 def _opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[_Life]:
     """Open a cursor for each policy."""
-    replays: dict[int, _AnyReplay] = {}
-    for index, policy in enumerate(policies):
-        if policy is AS_RECORDED:
-            continue
-        if policy.blocks:
-            replays[index] = GatedReplay(policy, log, opened_ms=now_ms)
-        elif policy.is_plain:
-            replays[index] = PlainReplay(policy, opened_ms=now_ms)
-        else:
-            replays[index] = CursorReplay(policy, log, opened_ms=now_ms)
+    replays = {
+        index: _opened_replay(policy, log, now_ms) for index, policy in enumerate(policies) if policy is not AS_RECORDED
+    }
     return [_Life(log, AckedFold(), each) for each in _agreeing(replays)]
+
+
+def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> _AnyReplay:
+    if policy.blocks:
+        return GatedReplay(policy, log, opened_ms=now_ms)
+    if policy.is_plain:
+        return PlainReplay(policy, opened_ms=now_ms)
+    return CursorReplay(policy, log, opened_ms=now_ms)
+
+
+def _replay_of(fields: Fields, policies: Sequence[Policy | None], log: Mapping[int, int]) -> tuple[int, _AnyReplay]:
+    """Return a replay with the number of its policy."""
+    index = fields.integer("policy", most=len(policies) - 1)
+    policy = policies[index]
+    if policy is AS_RECORDED:
+        fields.refuse("policy", "one that is replayed", index)
+    replay = _opened_replay(policy, log, 0)
+    fields.word("kind", _KINDS[type(replay)])
+    replay.restore(fields)
+    return index, replay
 
 
 def _agreeing(replays: Mapping[int, _AnyReplay]) -> list[dict[int, _AnyReplay]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ackstate.analysis.redelivery.acked import Int64s
     from ackstate.analysis.redelivery.curve_changes import Series
+    from ackstate.analysis.redelivery.state_fields import Fields
+
+_WIDTH_MS_MAX = 2**60
 
 
 @final
@@ -84,6 +87,27 @@ class ThinnedCurve:
             return self._ts_ms, np.empty((series_count, 0), np.int64)
         kept = self._kept(self._ts_ms, self._values)
         return self._ts_ms[kept], self._values[:, kept]
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {
+            "begin_ms": self._begin_ms, "width_ms": self._width_ms, "ts_ms": self._ts_ms.tolist(),
+            "values": [] if self._values is None else self._values.ravel().tolist(),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields, *, slices_max: int, series_count: int) -> ThinnedCurve:
+        """Build from fields that `to_record` returned."""
+        curve = cls(fields.signed("begin_ms"), slices_max=slices_max)
+        curve._width_ms = fields.integer("width_ms", least=1, most=_WIDTH_MS_MAX)
+        if curve._width_ms & (curve._width_ms - 1):
+            fields.refuse("width_ms", "a power of two", curve._width_ms)
+        curve._ts_ms = fields.array("ts_ms")
+        if (curve._ts_ms[1:] < curve._ts_ms[:-1]).any():
+            fields.refuse("ts_ms", "times that never fall", curve._ts_ms.tolist())
+        values = fields.array("values", count=series_count * len(curve._ts_ms))
+        curve._values = values.reshape(series_count, -1) if len(values) else None
+        return curve
 
     def _kept(self, ts_ms: Int64s, values: Series) -> Int64s:
         """Return the points that are the first peak or the end of their slice."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate.analysis.redelivery.acked import Bools, Int64s
+    from ackstate.analysis.redelivery.state_fields import Fields
     from ackstate.position import Position
 
 _NONE = BitMap()
@@ -25,6 +27,17 @@ class Times(NamedTuple):
     ts_ms: Int64s
     ledger_id: Int64s
     entry_id: Int64s
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"ts_ms": self.ts_ms.tolist(), "ledger_id": self.ledger_id.tolist(), "entry_id": self.entry_id.tolist()}
+
+    @classmethod
+    def of(cls, fields: Fields) -> Times:
+        """Build from fields that `to_record` returned."""
+        ts_ms = fields.array("ts_ms")
+        ledger_id = fields.array("ledger_id", least=0, most=LEDGER_ID_MAX, count=len(ts_ms))
+        return cls(ts_ms, ledger_id, fields.array("entry_id", least=0, most=ENTRY_ID_MAX, count=len(ts_ms)))
 
     def those(self, which: slice | Int64s | Bools) -> Times:
         """Return some of them."""
@@ -67,6 +80,12 @@ class TimesKept:
     def has_any(self, ledger_id: int, entries: BitMap) -> bool:
         """Tell whether one of some messages of a ledger has a time."""
         return any(each in entries for each in self._of.get(ledger_id, ()))
+
+    def times(self) -> Times:
+        """Return all of them, in order of position."""
+        rows = [(ts_ms, ledger_id, entry_id) for ledger_id, of_ledger in sorted(self._of.items())
+                for entry_id, ts_ms in sorted(of_ledger.items())]  # fmt: skip
+        return Times(*np.array(rows, np.int64).reshape(-1, 3).T)
 
     def put(self, times: Times) -> None:
         """Keep the times of messages that have none."""

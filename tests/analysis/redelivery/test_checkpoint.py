@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from ackstate.analysis.cli import main
-from ackstate.analysis.redelivery.checkpoint import VERSION, Checkpoint, claimed, keep, settings_of
-from ackstate.analysis.redelivery.checkpoint_codec import CheckpointError
+from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep, settings_of
 from ackstate.analysis.redelivery.daily import days_of, fingerprint, unread
 from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -109,7 +109,7 @@ def test_every_flipped_byte_of_a_checkpoint_and_a_missing_file_are_noticed(state
         with pytest.raises(CheckpointError, match="damaged"):
             Checkpoint.latest(state, POLICIES)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"damaged.* begin anew with another --state"):
+    with pytest.raises(CheckpointError, match=r"damaged.* start again with another --state"):
         Checkpoint.latest(state, POLICIES)
 
 
@@ -133,7 +133,7 @@ def test_an_older_version_is_refused_and_left_alone(state):
     path = state / "000002" / "manifest.json"
     path.write_text(path.read_text().replace(f'"version": {VERSION}', f'"version": {VERSION - 1}'))
     before = path.read_bytes()
-    said = rf"state of version {VERSION - 1}, which only older .* give all days again, with another"
+    said = rf"state is of version {VERSION - 1}, which only older .* give all days again, with another"
     with pytest.raises(CheckpointError, match=said):
         Checkpoint.latest(state, POLICIES)
     assert path.read_bytes() == before

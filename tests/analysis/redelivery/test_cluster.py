@@ -159,7 +159,8 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
     # Another process has another current directory there.
     words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"] for path in
              (str(trace), "/proc/self/cwd/trace")]  # fmt: skip
-    code = "import sys, analysis.cli as cli\nfor words in %r:\n  try: cli.main(words)\n  except SystemExit as end:\n"
+    code = "import sys, ackstate.analysis.cli as cli\nfor words in %r:\n"
+    code += "  try: cli.main(words)\n  except SystemExit as end:\n"
     code += "    print('\\nstatus', end.code, flush=True)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
     environment |= {"PYSPARK_PYTHON": str(bare_python)}

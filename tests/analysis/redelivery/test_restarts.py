@@ -8,14 +8,13 @@ import logging
 
 import numpy as np
 import pytest
+from daily_runs import again_from_state
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, replayed
 
 import montecarlo
 from ackstate.analysis.redelivery import subscription_replay
-from ackstate.analysis.redelivery.checkpoint_codec import decoded, encoded
-from ackstate.analysis.redelivery.kept_classes import DailyState
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.subscription_replay import PolicyCurve, SubscriptionReplay
 from ackstate.analysis.trace import ack_log
@@ -43,7 +42,7 @@ def by_days(policies, log):
     def end_day(replay, now_ms):
         points = replay.end(now_ms)
         replay.forget_complete()
-        again = decoded(encoded(DailyState(replay, []), policies), policies).replay
+        again = again_from_state(replay, policies)
         again.grow(log)
         return again, [points]
 

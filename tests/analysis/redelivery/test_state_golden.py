@@ -1,130 +1,93 @@
-"""A state that an earlier run has kept is gone on with: whoever changes what is in one begins another version.
-
-``PYTHONPATH=.:tests python tests/analysis/redelivery/test_state_golden.py`` writes the states of this release anew.
-"""
+"""States that this version of the format wrote are read, continued, and written again with the same bytes."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from daily_runs import batches_of, row_of
+from golden_states import CUT_MS, GRID, broker, golden, parts, policies_of, run
 
-from ackstate.analysis.redelivery import daily_subscription, incremental
-from ackstate.analysis.redelivery.checkpoint import VERSION
-from ackstate.analysis.redelivery.daily_subscription import Days
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.redelivery.daily_state import decoded, decoded_broker, encoded, encoded_broker
+from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError
+from ackstate.errors import UnsupportedVersionError
 
-STATES = Path(__file__).parents[2] / "vectors" / "redelivery-state"
-CUT_MS = 9_000
-GRID = {
-    "plain": {"flush_interval_ms": 400, "mark_delete_rate_limit": 1},
-    "ranges": {"flush_interval_ms": 900, "range_count_max": 2, "keep": "WIDEST"},
-    "pulsar": {"flush_interval_ms": 700, "format": "PULSAR", "range_form": "LIST", "range_count_max": 3},
-    "young": {"flush_interval_ms": 800, "become_old_ack_record_seconds": 2},
-    "auto": {"flush_interval_ms": 500, "become_old_ack_record_seconds": "AUTO"},
-    "metadata": {"flush_interval_ms": 600, "ledger_writable": False, "metadata_range_count_max": 1},
-    "gate": {"flush_interval_ms": 3_000, "max_unpersisted_ack_record_bytes": 1_024, "become_old_ack_record_seconds": 1},
-}
-
-
-def policies_of(name):
-    return [None, Policy.from_mapping(GRID[name] | {"compaction_bytes_min": 100})]
-
-
-def story():
-    """Deliveries, acks in and out of order, persists, a crash and what it brings back; more of it after `CUT_MS`."""
-    sent = [
-        Event(1_000 + 90 * entry, EventKind.DELIVER, 1 + entry // 60, entry % 60, entry % 60) for entry in range(180)
-    ]
-    acked = [Event(1_700 + 90 * entry + 1_300 * (entry % 7 == 0), EventKind.ACK, *event[2:5])
-             for entry, event in enumerate(sent) if entry % 11]  # fmt: skip
-    persists = [Event(1_000 + 977 * number, kind) for number in range(17)
-                for kind in (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED)]  # fmt: skip
-    crash = [
-        Event(5_000, EventKind.CRASH),
-        Event(5_003, EventKind.RECOVER),
-        Event(5_003, EventKind.REDELIVER, 1, 20, 30),
-    ]
-    return sorted([*sent, *acked, *persists, *crash], key=lambda event: event.ts_ms)
-
-
-KEY = ("persistent://p/n/t", "s")
-LOG = {1: 60, 2: 60, 3: 60}
-
-
-def run(name, events, *, state=None, first_ms):
-    """Read some events, and return what comes out: parts of estimates, and the state."""
-    slices = Slices.of(first_ms, events[-1].ts_ms, 2)
-    rows = [row_of(KEY, 0, events=events, log=LOG, is_published=True)]
-    if state is not None:
-        rows.append(row_of(KEY, -1, state=state, log=LOG, is_published=True))
-    read = Days(1_000, slices, Slices.of(1_000, events[-1].ts_ms, 3))
-    found = pa.Table.from_batches(
-        list(incremental._replay(batches_of(rows), policies=policies_of(name), days=read)), daily_subscription.RUN
-    )
-    state = found["state"].drop_null()[0].as_py()
-    return state, [row for row in found.to_pylist() if row["state"] is None]
-
-
-def parts():
-    events = story()
-    early = [event for event in events if event.ts_ms <= CUT_MS]
-    return early, events[len(early) :]
-
-
-def kept(name):
-    return (STATES / f"v{VERSION}-{name}.json").read_text().rstrip("\n")
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_a_state_that_was_kept_is_gone_on_with(name):
-    early, late = parts()
-    of_this_release, _ = run(name, early, first_ms=1_000)
-    assert shape(json.loads(kept(name))) == shape(json.loads(of_this_release))
-    _, from_this = run(name, late, state=of_this_release, first_ms=CUT_MS)
-    _, from_kept = run(name, late, state=kept(name), first_ms=CUT_MS)
-    assert str(from_kept) == str(from_this)
+def test_a_golden_state_is_what_this_release_writes_and_is_continued(name):
+    early, late = parts(name)
+    state, _ = run(name, early, first_ms=1_000)
+    assert state == golden(name)
+    assert encoded(decoded(state, policies_of(name))) == state
+    further, rows = run(name, late, state=golden(name), first_ms=CUT_MS)
+    again, same = run(name, late, state=encoded(decoded(golden(name), policies_of(name))), first_ms=CUT_MS)
+    assert (further, str(rows)) == (again, str(same))
 
 
-def test_a_field_that_has_another_name_is_noticed():
-    other = kept("ranges").replace('"_left_out"', '"_left_outside"')
-    assert shape(json.loads(kept("ranges"))) != shape(json.loads(other))
+def test_the_golden_states_have_every_kind_of_replay_and_a_shut_gate():
+    text = "".join(map(golden, GRID))
+    for kind in ("counted", "with a cursor", "gated"):
+        assert f'"kind":"{kind}"' in text
+    assert re.search(r'"released_at":\d', golden("shut"))
+    assert '"waiting":{"ts_ms":[]' not in golden("shut")
 
 
-def test_a_named_tuple_that_has_another_field_is_noticed():
-    def shortened(value):
-        return value | {"values": value["values"][:-1]} if value.get("tuple") == "PersistLimits" else value
-
-    state = kept("ranges")
-    assert shape(json.loads(state)) != shape(json.loads(state, object_hook=shortened))
+def test_the_golden_state_of_the_broker_is_read_and_written_with_the_same_bytes():
+    assert encoded_broker(decoded_broker(golden("broker"), 2)) == golden("broker") == encoded_broker(broker())
 
 
-def shape(value):
-    """Return the fields of each class and the number of values of each named tuple, without the values."""
-    found = set()
-
-    def look(each):
-        if isinstance(each, dict):
-            if "object" in each:
-                found.add((each["object"], *sorted(each["fields"])))
-            if each.get("tuple"):
-                found.add((each["tuple"], str(len(each["values"]))))
-            for inner in each.values():
-                look(inner)
-        elif isinstance(each, list):
-            for inner in each:
-                look(inner)
-
-    look(value)
-    return sorted(found)
+def test_a_state_of_version_5_is_refused_with_what_to_do():
+    with pytest.raises(CheckpointError, match=r"^the state is of version 5, which only older .*; give all"):
+        decoded(golden("ranges", 5), policies_of("ranges"))
 
 
-if __name__ == "__main__":
-    STATES.mkdir(exist_ok=True)
-    for each in GRID:
-        (STATES / f"v{VERSION}-{each}.json").write_text(run(each, parts()[0], first_ms=1_000)[0] + "\n")
+def test_a_state_of_a_newer_version_is_refused():
+    newer = golden("counted").replace(f'"version":{VERSION}', f'"version":{VERSION + 1}')
+    with pytest.raises(UnsupportedVersionError, match=rf"version {VERSION + 1}; this release reads up to {VERSION}$"):
+        decoded(newer, policies_of("counted"))
+
+
+CHECK_RENAMED = """
+import sys
+
+import ackstate
+from ackstate.analysis.redelivery.daily_state import decoded, encoded, encoded_broker
+from golden_states import GRID, broker, golden, parts, policies_of, run
+
+assert ackstate.__file__.startswith(sys.path[0]), ackstate.__file__
+for name in GRID:
+    assert encoded(decoded(golden(name), policies_of(name))) == golden(name), name
+    assert run(name, parts(name)[0], first_ms=1_000)[0] == golden(name), name
+assert encoded_broker(broker()) == golden("broker")
+"""
+
+
+def test_another_name_for_every_private_field_changes_no_format(tmp_path):
+    renamed = copy_with_other_names(tmp_path / "ackstate")
+    assert {"_flush_at", "_last_persist_ms", "_paid_at", "_waiting", "_acked_count", "_pointed_at"} <= renamed
+    path = os.pathsep.join(map(str, (tmp_path, ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CHECK_RENAMED], check=False, capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def copy_with_other_names(place):
+    """Copy the package with another name for every private field that is assigned somewhere; return the old names."""
+    shutil.copytree(ROOT / "ackstate", place, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    texts = {file: file.read_text(encoding="utf-8") for file in place.rglob("*.py") if "_pb2" not in file.name}
+    together = "\n".join(texts.values())
+    fields = set(re.findall(r"\.(_[a-z]\w*)(?:: [^=\n]+)? = ", together))
+    # A method may have the name of a field of another class.
+    fields -= set(re.findall(r"def (_\w+)", together))
+    name = re.compile(rf"(?<=[.\"'])({'|'.join(sorted(fields))})\b")
+    for file, text in texts.items():
+        file.write_text(name.sub(r"\1_by_another_name", text), encoding="utf-8")
+    return fields
