@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ackstate.analysis.atomic_write import open_lock, write_atomically
-from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError, check_version
+from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError, Fields, check_version
 from ackstate.cursor.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
@@ -106,13 +106,30 @@ class Checkpoint:
         check_version(version, f"{path}: the state")
         if digest != _digest(body):
             raise CheckpointError(f"{path / _MANIFEST}: the state is damaged, its checksum is wrong; {RESTART}")
-        fields = {key: value for key, value in body.items() if key not in {"magic", "version", "schema"}}
-        checkpoint = cls(path, **fields | {"policies": tuple(fields["policies"])})
-        for name, expected in checkpoint.files.items():
+        try:
+            checkpoint = cls._of(path, Fields(body))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path / _MANIFEST}: {error}; {RESTART}") from None
+        for name in sorted({*checkpoint.files, *_parquet_files(path)}):
             file = path / name
-            if not file.is_file() or _file_digest(file) != expected:
+            if not file.is_file() or _file_digest(file) != checkpoint.files.get(name):
                 raise CheckpointError(f"{file}: the state is damaged, it is not the file that was written; {RESTART}")
         return checkpoint
+
+    @classmethod
+    def _of(cls, path: Path, fields: Fields) -> Self:
+        """Build from the body of a manifest."""
+        fields.word("magic", MAGIC)
+        fields.integer("version", least=VERSION, most=VERSION)
+        fields.word("schema", SCHEMA)
+        policies, day_count = tuple(fields.all_texts("policies")), fields.integer("day_count", least=1)
+        days = fields.texts("days")
+        if not 1 <= len(days) <= min(day_count, DAYS_KEPT):
+            fields.refuse("days", f"an object with 1 to {min(day_count, DAYS_KEPT)} days", days)
+        begin_ms, end_ms, broker = fields.signed("begin_ms"), fields.signed("end_ms"), fields.text("broker", ".*")
+        files = fields.texts("files")
+        fields.end()
+        return cls(path, policies, day_count, days, begin_ms, end_ms, broker, files)
 
 
 def settings_of(policies: Sequence[Policy | None]) -> list[Mapping[str, str] | None]:
@@ -153,8 +170,8 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     Raises:
         OSError: The disk is full or failed; what there was is still there.
     """
-    files = sorted(each for each in unfinished.rglob("*.parquet") if not each.name.startswith("."))
-    digests = {str(each.relative_to(unfinished)): _file_digest(each) for each in files}
+    digests = {name: _file_digest(unfinished / name) for name in _parquet_files(unfinished)}
+    files = [unfinished / name for name in digests]
     fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
     body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
     write_atomically(unfinished / _MANIFEST, json.dumps({"body": body, "sha256": _digest(body)}, indent=1))
@@ -166,6 +183,12 @@ def keep(unfinished: Path, checkpoint: Checkpoint) -> None:
     for each in checkpoint.path.parent.iterdir():
         if _is_checkpoint(each) and each.name < checkpoint.path.name:
             shutil.rmtree(each)
+
+
+def _parquet_files(directory: Path) -> list[str]:
+    """Return the files below a directory that Spark reads, by their paths in it."""
+    files = sorted(each for each in directory.rglob("*.parquet") if each.name[0] not in "._")
+    return [str(each.relative_to(directory)) for each in files]
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -65,7 +65,7 @@ def cursor_record(cursor: ManagedCursor) -> dict[str, Any]:
         "cut_off": exact_entries(undurable.cut.bitmaps()),
         "redelivery_if_crashed": state.redelivery_if_crashed,
         "is_dirty": is_dirty,
-        "is_refused": is_dirty and persister._refused_number >= persister.accepted_number,
+        "is_permit_refused": is_dirty and persister._refused_number >= persister.accepted_number,
         "last_persist_ms": persister._last_persist_ms,
         "ledger_begun_ms": persister._ledger_begun_ms,
         "ledger_failure_count": persister._ledger_failures,
@@ -99,7 +99,7 @@ def cursor_of(fields: Fields, place: Place) -> ManagedCursor:
     state._acked_count = fields.integer("redelivery_if_crashed")
     persister._was_cut = bool(undurable.cut)
     persister.accepted_number = int(fields.flag("is_dirty"))
-    persister._refused_number = int(fields.flag("is_refused"))
+    persister._refused_number = int(fields.flag("is_permit_refused"))
     persister._ledger_begun_ms = fields.signed("ledger_begun_ms")
     persister._ledger_failures = fields.integer("ledger_failure_count")
     persister._ledger_retry_at_ms = fields.signed("ledger_retry_at_ms")

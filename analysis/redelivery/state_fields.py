@@ -155,6 +155,14 @@ class Fields:
             self.refuse(name, f"a text that matches {pattern}", value)
         return value
 
+    def texts(self, name: str) -> dict[str, str]:
+        """Return an object of texts."""
+        return self._texts(name, self._take(name))
+
+    def all_texts(self, name: str) -> list[dict[str, str] | None]:
+        """Return a list of objects of texts, or None where one is null."""
+        return [None if each is None else self._texts(name, each) for each in self._list(name)]
+
     def integers(
         self, name: str, *, least: int = -NUMBER_MAX, most: int = NUMBER_MAX, count: int | None = None
     ) -> list[int]:
@@ -264,6 +272,11 @@ class Fields:
             return base64.b64decode(value, validate=True) if type(value) is str else self.refuse(name, "a text", value)
         except (binascii.Error, ValueError):
             self.refuse(name, "bytes in base64", value)
+
+    def _texts(self, name: str, value: object) -> dict[str, str]:
+        if type(value) is not dict or not all(type(each) is str for each in value.values()):
+            self.refuse(name, "an object of texts", value)
+        return value
 
     def _bitmap(self, name: str, value: object) -> BitMap:
         portable = self._bytes(name, value)

@@ -107,11 +107,11 @@ class RecordedCurve:
 
     def to_record(self) -> dict[str, Any]:
         """Return its fields as a state has them."""
-        return {"kind": "recorded", **_sums_record(self), "fold": self._fold.to_record()}
+        return {"kind": "recorded", **_sums_record(self), "counts": self._fold.to_record()}
 
     def restore(self, fields: Fields) -> None:
         """Continue from fields that `to_record` returned."""
-        self._fold = fields.one("fold", RedeliveryFold.of)
+        self._fold = fields.one("counts", RedeliveryFold.of)
 
 
 @final
@@ -166,13 +166,13 @@ class PolicyCurve:
 
 
 def _sums_record(curve: RecordedCurve | PolicyCurve) -> dict[str, Any]:
-    return {"sum": curve.sum.to_record(), "costs": curve.costs.to_record()}
+    return {"sums": curve.sum.to_record(), "costs": curve.costs.to_record()}
 
 
 def _curve_of(fields: Fields) -> RecordedCurve | PolicyCurve:
     kind = fields.word("kind", "recorded", "policy")
     curve = RecordedCurve() if kind == "recorded" else PolicyCurve()
-    fields.one("sum", curve.sum.restore)
+    fields.one("sums", curve.sum.restore)
     curve.costs = fields.one("costs", Costs.of)
     curve.restore(fields)
     return curve
@@ -273,7 +273,7 @@ class SubscriptionReplay:
             "is_alive": self._is_alive,
             "recorded": None if self._recorded is None else self._recorded.to_record(),
             "curves": [each.to_record() for each in self.curves],
-            "lives": [each.to_record() for each in self._lives],
+            "groups": [each.to_record() for each in self._lives],
         }
 
     @classmethod
@@ -287,11 +287,11 @@ class SubscriptionReplay:
         kinds = [RecordedCurve if policy is AS_RECORDED else PolicyCurve for policy in policies]
         if [type(each) for each in replay.curves] != kinds:
             fields.refuse("curves", "one for each policy, of its kind", [type(each).__name__ for each in replay.curves])
-        replay._lives = fields.each("lives", lambda each: _Life.of(each, policies, log))
+        replay._lives = fields.each("groups", lambda each: _Life.of(each, policies, log))
         replayed = [index for index, policy in enumerate(policies) if policy is not AS_RECORDED]
         found = sorted(index for life in replay._lives for index in life.replays)
         if replay._lives and found != replayed:
-            fields.refuse("lives", f"of the policies {replayed}, each once", found)
+            fields.refuse("groups", f"of the policies {replayed}, each once", found)
         return replay
 
     def _take_pieces(self, chunk: Chunk, found: list[list[Points]]) -> None:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from ackstate.analysis.cli import main
+from ackstate.analysis.redelivery import checkpoint
 from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep, settings_of
 from ackstate.analysis.redelivery.daily import days_of, fingerprint, unread
 from ackstate.analysis.redelivery.policy import Policy
@@ -110,6 +111,33 @@ def test_every_flipped_byte_of_a_checkpoint_and_a_missing_file_are_noticed(state
             Checkpoint.latest(state, POLICIES)
     path.unlink()
     with pytest.raises(CheckpointError, match=r"damaged.* start again with another --state"):
+        Checkpoint.latest(state, POLICIES)
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("policies", [[]], "policies must be an object of texts, got []"),
+    ("policies", {}, "policies must be a list, got {}"),
+    ("day_count", "2", "day_count must be an integer from 1 to"),
+    ("days", {}, "days must be an object with 1 to 2 days, got {}"),
+    ("begin_ms", 2**70, "begin_ms must be an integer from"),
+    ("broker", None, "broker must be a text"),
+    ("files", {"states/part.parquet": 5}, "files must be an object of texts"),
+    ("more", 5, "it has an unknown field, 'more'"),
+])  # fmt: skip
+def test_a_manifest_that_is_sealed_and_wrong_is_refused_by_the_name_of_its_field(state, field, value, said):
+    path = state / "000002" / "manifest.json"
+    body = json.loads(path.read_text())["body"] | {field: value}
+    path.write_text(json.dumps({"body": body, "sha256": checkpoint._digest(body)}))
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint.latest(state, POLICIES)
+    assert str(refused.value).startswith(f"{path}: the state is damaged: {said}")
+    assert str(refused.value).endswith("; start again with another --state")
+
+
+def test_a_file_that_the_manifest_does_not_name_is_refused(state):
+    stranger = state / "000002" / "states" / "other.parquet"
+    stranger.write_bytes(b"PAR1")
+    with pytest.raises(CheckpointError, match=r"other\.parquet: the state is damaged, it is not the"):
         Checkpoint.latest(state, POLICIES)
 
 

@@ -135,7 +135,7 @@ def test_every_field_is_needed_and_none_is_added(name):
             read(name, replaced(name, path, 1))
 
 
-CURSOR = ("replay", "lives", 0, "replays", 0, "cursor")
+CURSOR = ("replay", "groups", 0, "replays", 0, "cursor")
 
 
 @pytest.mark.parametrize(("path", "value", "said"), [
@@ -143,8 +143,8 @@ CURSOR = ("replay", "lives", 0, "replays", 0, "cursor")
     (("replay", "is_alive"), 1, "replay.is_alive must be true or false, got 1"),
     (("replay", "log"), [[2, 5], [1, 5]], "replay.log must be rising ledger ids with entry counts up to 2**32, got"),
     (("replay", "curves"), [], "replay.curves must be one for each policy, of its kind, got []"),
-    (("replay", "lives", 0, "replays", 0, "policy"), 0, "lives[0].replays[0].policy must be one that is replayed"),
-    (("replay", "lives", 0, "replays", 0, "kind"), "gated", "replays[0].kind must be 'with a cursor', got 'gated'"),
+    (("replay", "groups", 0, "replays", 0, "policy"), 0, "groups[0].replays[0].policy must be one that is replayed"),
+    (("replay", "groups", 0, "replays", 0, "kind"), "gated", "replays[0].kind must be 'with a cursor', got 'gated'"),
     ((*CURSOR, "mark_delete"), [1, 2**32], "cursor.mark_delete must be a position, got [1, 4294967296]"),
     ((*CURSOR, "mark_delete"), [9, 9], "cursor.mark_delete must be at most the end of the message log, 3:59, got"),
     ((*CURSOR, "fresh"), [[1, "AAAA"]], "cursor.fresh must be a portable roaring bitmap, got 'AAAA'"),
