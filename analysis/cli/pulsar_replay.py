@@ -12,10 +12,7 @@ import typer
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import duration_option, path_argument
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.pulsar.policy import PolicyName
-from ackstate.analysis.pulsar.recorded_run import for_each_line, parse_run
-from ackstate.analysis.pulsar.replay import predict
-from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+from ackstate.analysis.pulsar.policy_name import PolicyName
 from ackstate.analysis.wording import counted
 
 if TYPE_CHECKING:
@@ -55,6 +52,10 @@ def replay(
     predicted, and the exit status is 1 if a number was not. The prediction
     never looks at it.
     """
+    from ackstate.analysis.pulsar.recorded_run import parse_run
+    from ackstate.analysis.pulsar.replay import predict
+    from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+
     ledger_creation_ms = None if ledger_creation is None else ledger_creation.ms
     # All before the first is written: an error in the last line leaves no half of an answer.
     if json:
@@ -71,6 +72,8 @@ def replay(
 
 
 def _of_each(file: Path, work: Callable[[str], Made]) -> list[Made]:
+    from ackstate.analysis.pulsar.recorded_run import for_each_line
+
     found = []
     with console.progress() as progress:
         task = progress.add_task("", total=None)

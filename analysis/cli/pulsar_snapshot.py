@@ -17,7 +17,6 @@ from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.token_file import open_token_file
 from ackstate.analysis.wording import counted, printable
-from ackstate.cursor.pulsar_conf import METADATA_RANGES
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -255,6 +254,8 @@ def _totals(found: Sequence[Judgement]) -> Iterator[str]:
 
 
 def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
+    from ackstate.cursor.pulsar_conf import METADATA_RANGES
+
     table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
     for each in found:
         back = each.comes_back

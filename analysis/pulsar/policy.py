@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.pulsar.policy_name import PolicyName
 from ackstate.cursor.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, cursor_settings
 from ackstate.properties import flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
@@ -13,25 +13,11 @@ from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+__all__ = ["BrokerPolicy", "PolicyName", "broker_policy"]
+
 _SECOND_MS = 1_000
 _LIMITS = Limits(10_000, 10_000, LimitRule.PULSAR_4_2)
 _RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
-
-
-class PolicyName(Enum):
-    """The policy of real brokers, and wrong ones that show what each of its parts is worth."""
-
-    PULSAR_4 = "pulsar-4"
-    """What Apache Pulsar 4.2 does."""
-
-    NO_STORED_PERMITS = "no-stored-permits"
-    """Wrong: a limiter that saves nothing while it idles."""
-
-    NO_LIMITER = "no-limiter"
-    """Wrong: every ACK command is written."""
-
-    NO_RANGE_LIMIT = "no-range-limit"
-    """Wrong: all ranges are written, however many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,14 @@ def test_help_teaches_within_80_columns(monkeypatch, capsys, arguments):
     assert out.startswith("Usage: ackstate")
 
 
+@pytest.mark.slow
+def test_help_waits_for_nothing_that_only_a_command_needs():
+    program = "import sys, ackstate.analysis.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
+    heavy = {"pyspark", "pyarrow", "pandas", "plotly", "fastapi", "httpx", "sqlite3", "ackstate.cursor"}
+    assert not heavy & set(loaded.split())
+
+
 def test_help_names_every_command_and_the_steps_by_hand(capsys):
     out = run(capsys).out
     for command in COMMANDS:
