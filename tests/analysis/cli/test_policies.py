@@ -365,11 +365,11 @@ def trickle(connection, stop):
 @pytest.mark.parametrize(
     ("arguments", "saying"),
     [
-        (["namespaces"], "Missing command."),
-        (["namespaces", "nope"], "No such command 'nope'"),
+        (["namespaces"], "Missing command\n\nsee ackstate namespaces --help"),
+        (["namespaces", "nope"], "unknown command 'nope'"),
         (["topics", "get-delayed-delivery"], "Missing argument 'TOPIC'"),
         (["topics", "get-delayed-delivery", "a", "b"], "unexpected extra argument"),
-        (["namespaces", "get-delayed-delivery", "a/b", "--applied"], "No such option: --applied"),
+        (["namespaces", "get-delayed-delivery", "a/b", "--applied"], "unknown option --applied"),
         (["namespaces", "get-delayed-delivery", "a"], "Invalid namespace format"),
         (["topics", "remove-delayed-delivery", "a/b"], "Invalid topic name 'a/b'"),
         (["topics", "set-delayed-delivery", "-e", "non-persistent://a/b/c"], "Need to provide a persistent topic name"),
