@@ -37,14 +37,17 @@ def _record_bytes_limit(number: int) -> int:
 def broker(
     directory: BrokerDirectoryArgument,
     seconds: Annotated[
-        Duration, duration_option(plain_unit="s", most=LONGEST, help="End by itself after this.")
+        Duration, duration_option(plain_unit="s", most=LONGEST, help="Stop after this time.")
     ] = Duration(60_000),
     seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload.")] = 1,
     messages_per_second: Annotated[
         int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Publish rate.")
     ] = 3_000,
     entries_per_ledger_max: Annotated[
-        int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Then the log rolls to a new ledger.")
+        int,
+        typer.Option(
+            metavar="N", callback=between(1, NUMBER_MAX), help="Entries of a ledger before the log rolls over."
+        ),
     ] = 2_500,
     delayed_share: Annotated[
         float, typer.Option(metavar="X", callback=between(0, 1), help="Share of delayed messages, 0 to 1.")
@@ -62,7 +65,7 @@ def broker(
         int, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="Stop sending at this many; 0 is off.")
     ] = 1_000,
 ) -> None:
-    """Run a small broker until it is killed: one topic, three subscriptions, a recording of all that they do.
+    """Run a small broker until it is killed: one topic, three subscriptions, all recorded.
 
     It prints "ready" when it has started. In a directory that a killed broker
     left, it recovers first and continues.

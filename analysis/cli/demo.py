@@ -1,4 +1,4 @@
-"""`ackstate demo` kills a live broker, recovers it, predicts what is redelivered, and compares."""
+"""`ackstate demo` kills a live broker, recovers it, and compares what is redelivered with the prediction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=path_argument, help="Where the results go.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=path_argument, help="Directory of the results.")] = Path(
         "out/demo"
     ),
     seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload and the moment of the kill.")] = 1,
@@ -34,13 +34,13 @@ def demo(
     flush_interval: FlushIntervalOption = Duration(250),
     json: JsonOption = False,
 ) -> None:
-    """Kill a live broker, recover it in a second process, and compare what comes back with what Spark predicts.
+    """Kill a live broker, recover it in a second process, and compare what is redelivered with Spark's prediction.
 
     A broker with three subscriptions runs until SIGKILL at a seeded moment. A
-    second process recovers the cursors from the same directory: what had been
-    acked and comes back is observed, counted by set difference. Spark computes
-    from the trace what a crash would bring back at every instant: predicted.
-    They must be equal.
+    second process recovers the cursors from the same directory. Observed is
+    the number of acked messages that are redelivered, by set difference.
+    Predicted is what Spark computes from the trace for a crash at that
+    instant. They must be equal.
 
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them.

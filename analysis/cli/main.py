@@ -46,18 +46,18 @@ app = typer.Typer(
     cls=Group,
     rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
     pretty_exceptions_enable=False,
-    help="""The ack state of a subscription: what is durable, and what comes back if the
-broker dies now.
+    help="""The ack state of a subscription: what is durable, and what would be redelivered
+if the broker died now.
 
 \b
 Begin with the demo. It kills a live broker, recovers it in a second process,
-lets Spark predict what comes back, compares, and writes a report:
+predicts with Spark what is redelivered, compares, and writes a report:
   ackstate demo
 
 \b
 The same by hand. A broker acks and persists until SIGKILL; a second process
-recovers it and says which acked messages come back; Spark says it for every
-instant of the recording, the crash among them:
+recovers it and lists the acked messages that are redelivered; Spark computes
+their number for every instant of the recording, the crash among them:
   ackstate broker DIR & sleep 5; kill -9 $!
   ackstate recover DIR
   ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
@@ -73,15 +73,15 @@ What a store holds, and whether every cursor in it would open:
   ackstate explain DIR/store
 
 \b
-Policies over REST, and what sets them. A topic may replace the delay or the
-maximum of its namespace by another, not switch it off:
+Policies over REST, and the commands that set them. A topic may replace the
+delay or the maximum of its namespace by another, but not switch it off:
   ackstate serve --store DIR/policies --port 8080 &
   ackstate namespaces set-delayed-delivery public/default -e --maxDelay 1h
 
 \b
 Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
-lost or invented ack), 2 it could not be done and one line says why. Of
-namespaces and topics, as of pulsar-admin: 0 it is done, 1 it is not.
+lost or invented ack), 2 it could not be done and one line says why. For
+namespaces and topics as for pulsar-admin: 0 it is done, 1 it is not.
 """,
 )
 
@@ -109,20 +109,23 @@ def _print_version(is_wanted: bool) -> None:
 def _common_options(
     context: typer.Context,
     admin_url: Annotated[
-        str | None, typer.Option(metavar="URL", help=f"Where namespaces and topics ask; default {DEFAULT_ADMIN_URL}.")
+        str | None,
+        typer.Option(metavar="URL", help=f"The server for namespaces and topics; default {DEFAULT_ADMIN_URL}."),
     ] = None,
-    auth_plugin: Annotated[str | None, typer.Option(metavar="CLASS", help="Of tokens; no other.")] = None,
+    auth_plugin: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Only the plugin for tokens is supported.")
+    ] = None,
     auth_params: Annotated[str | None, typer.Option(metavar="TEXT", help="token:TOKEN or file:///PATH.")] = None,
     request_timeout: Annotated[
-        Duration, duration_option(plain_unit="s", least="1s", most="1h", help="Wait this long.")
+        Duration, duration_option(plain_unit="s", least="1s", most="1h", help="How long a request may take.")
     ] = Duration(60_000),
-    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Take any certificate.")] = False,
+    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Accept any certificate.")] = False,
     tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
+    tls_enable_hostname_verification: Annotated[  # noqa: ARG001
+        bool, typer.Option("--tls-enable-hostname-verification", help="Always on unless --tls-allow-insecure.")
+    ] = False,
     version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-    tls_enable_hostname_verification: Annotated[  # noqa: ARG001
-        bool, typer.Option("--tls-enable-hostname-verification", help="Always so, unless insecure.")
     ] = False,
 ) -> None:
     """Note where the server of `namespaces` and `topics` is, for when one of them runs."""
@@ -137,30 +140,32 @@ def _common_options(
 
 
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
-_redelivery_help = "What a crash would have brought back, at every instant."
+_redelivery_help = "What a crash would have redelivered, at every instant."
 app.command("redelivery", cls=CommandWithOldOptions, short_help=_redelivery_help)(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
 app.command("package", hidden=True)(spark_package)  # the old name
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover what a dead broker left.")(recover)
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
-_sweep_help = "Which settings buy down what comes back, at what price."
+_sweep_help = "Which settings reduce redelivery, and at what price."
 app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
-app.command("fsck", short_help="Check a store, and say what a repair would do.")(fsck)
+app.command("fsck", short_help="Check a store, and show what a repair would do.")(fsck)
 app.command("inspect", short_help="Show what a store holds of its cursors.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
 _pulsar = typer.Typer(cls=Group, help="What real Pulsar brokers redelivered, and what they would redeliver now.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
-_pulsar.command("snapshot", short_help="What comes back of live subscriptions if their broker dies now.")(snapshot)
+_pulsar.command("snapshot", short_help="What would be redelivered if the broker of live subscriptions died now.")(
+    snapshot
+)
 app.add_typer(_pulsar, name="pulsar", short_help="What Pulsar brokers redelivered, or would now.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
-_trace.command("convert", short_help="Turn recordings, or what other brokers wrote, into a trace.")(trace.convert)
-_trace.command("check", short_help="Check every event of a trace, and say what it holds.")(trace.check)
-_trace.command("generate", short_help="Make a big trace of a given shape, in parallel.")(trace.generate)
-app.add_typer(_trace, name="trace", short_help="Make traces from what brokers recorded, and check them.")
+_trace.command("convert", short_help="Convert recordings, or logs of other brokers, into a trace.")(trace.convert)
+_trace.command("check", short_help="Check every event of a trace, and summarise it.")(trace.check)
+_trace.command("generate", short_help="Generate a big trace of a given shape, in parallel.")(trace.generate)
+app.add_typer(_trace, name="trace", short_help="Convert recordings of brokers into traces, and check them.")
 
 _topics = policies.topics()
 app.add_typer(policies.namespaces(), name="namespaces", short_help="Delayed-delivery policies of namespaces.")

@@ -51,9 +51,9 @@ FixedDelay = Annotated[
     Duration | None,
     duration_option("--fixed-delay", "-fd", plain_unit="s", help="Delay of every message; 0 is none."),
 ]
-Applied = Annotated[bool, typer.Option("--applied", "-ap", help="What is in force, of whatever level.")]
+Applied = Annotated[bool, typer.Option("--applied", "-ap", help="The policy in force, from any level.")]
 Global = Annotated[
-    bool, typer.Option("--global", "-g", help="Of all clusters: `ackstate serve` has none, and sets none.")
+    bool, typer.Option("--global", "-g", help="The policy of all clusters, which `ackstate serve` does not have.")
 ]
 
 

@@ -42,7 +42,7 @@ _TOKEN_FILE_BYTES_MAX = 64 * 1024
 def snapshot(
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
     recorded: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of answers instead.")
+        list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of recorded answers.")
     ] = None,
     tenant: Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")] = None,
     namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
@@ -53,7 +53,7 @@ def snapshot(
             plain_unit="s", least="1s", most="1h", help="Look again after TIME: 4s under traffic, 65s when quiet."
         ),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds a token.")] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds a token.")] = None,
     token_host: Annotated[
         list[str] | None,
         typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
@@ -61,11 +61,11 @@ def snapshot(
     tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
     request_timeout: Annotated[
         Duration,
-        duration_option(plain_unit="s", least="1s", most="1h", help="Wait this long for each whole answer."),
+        duration_option(plain_unit="s", least="1s", most="1h", help="How long each answer may take."),
     ] = Duration(60_000),
     answer_mib_max: Annotated[int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")] = 64,
     top: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the N that redeliver most; totals are of all.")
+        int | None, typer.Option(metavar="N", min=1, help="Show only the N that redeliver most; totals count all.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -21,15 +21,17 @@ TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
 
 def serve(
     store: Annotated[
-        Path, typer.Option(metavar="DIR", parser=path_argument, help="A store's directory; made if it is missing.")
+        Path, typer.Option(metavar="DIR", parser=path_argument, help="A store's directory; created if it is missing.")
     ],
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="0 takes one that is free.")] = 8080,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65_535, help="Where to listen; 0 is any free port.")
+    ] = 8080,
     host: Annotated[str, typer.Option(metavar="H", help="Where to listen; other than 127.0.0.1 needs a token.")] = (
         "127.0.0.1"
     ),
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="F", parser=path_argument, help="Requests must bear a token in this file."),
+        typer.Option(metavar="F", parser=path_argument, help="Require a token in this file."),
     ] = None,
     header_timeout: Annotated[
         Duration,
@@ -52,7 +54,8 @@ def serve(
         duration_option(plain_unit="s", whole="s", most="4s", help="How long the answer to a wrong token is delayed."),
     ] = Duration(1_000),
     conf: Annotated[
-        Path | None, typer.Option(metavar="F", parser=path_argument, help="A broker.conf, for what no policy says.")
+        Path | None,
+        typer.Option(metavar="F", parser=path_argument, help="A broker.conf, with the defaults of all policies."),
     ] = None,
     topic_may_disable: Annotated[
         bool, typer.Option("--topic-may-disable", help="A topic may switch off what its namespace enforces.")

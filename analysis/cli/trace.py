@@ -1,4 +1,4 @@
-"""`ackstate trace`: make traces from recordings and from what other brokers wrote, check them.
+"""`ackstate trace` converts recordings and logs of other brokers into traces, checks and generates them.
 
 ``ackstate trace RECORDING TRACE`` is short for ``ackstate trace convert RECORDING TRACE``.
 """
@@ -58,7 +58,7 @@ def convert(
     ],
     out: Annotated[
         Path,
-        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
+        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; an existing one is replaced."),
     ],
     bad_rows_max: Annotated[
         Any,
@@ -67,11 +67,11 @@ def convert(
         ),
     ] = "0",
     text_bytes_max: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How large the text of a file may be, decompressed.")
+        int, typer.Option(metavar="N", min=1, help="Refuse a file with more bytes of text, decompressed.")
     ] = 16 << 30,
     json: JsonOption = False,
 ) -> None:
-    """Turn recordings, or what other brokers wrote, into one Parquet trace.
+    """Convert recordings, or logs of other brokers, into one Parquet trace.
 
     Text may be compressed with gzip. docs/traces.md describes the formats.
     Bad rows are left out and counted; too many refuse the whole.
@@ -90,7 +90,7 @@ def check(
     trace: TraceArgument,
     json: JsonOption = False,
 ) -> None:
-    """Check every event of a trace, and say what it holds.
+    """Check every event of a trace, and summarise it.
 
     Exit status: 0, or 2 if something is wrong with it.
     """
@@ -118,7 +118,7 @@ def _count(text: str) -> int:
 def generate(
     out: Annotated[
         Path,
-        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; one that is there is replaced."),
+        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; an existing one is replaced."),
     ],
     workload: Annotated[str, typer.Option(metavar="NAME", help="The shape; an unknown name lists them.")],
     events: Annotated[
@@ -126,8 +126,10 @@ def generate(
         typer.Option(metavar="N", parser=_count, help="Of all subscriptions, such as 1e8; publishes come on top."),
     ],
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same trace.")] = 1,
-    subscriptions: Annotated[int, typer.Option(metavar="N", help="How many.")] = 8,
-    topics: Annotated[int, typer.Option(metavar="N", help="How many they are spread over.")] = 4,
+    subscriptions: Annotated[int, typer.Option(metavar="N", help="Number of subscriptions.")] = 8,
+    topics: Annotated[
+        int, typer.Option(metavar="N", help="Number of topics, over which the subscriptions are spread.")
+    ] = 4,
     hot_share: Annotated[
         float | None, typer.Option(metavar="X", help="One subscription has this share of the events.")
     ] = None,
@@ -136,7 +138,7 @@ def generate(
     crashes: Annotated[int, typer.Option(metavar="N", help="The broker dies, and recovers, this often.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Make a big trace of a given shape, in parallel, through Spark.
+    """Generate a big trace of a given shape, in parallel, with Spark.
 
     Shapes: in_order, key_shared, one_stuck_consumer, client_holes,
     many_consumers, mixed_delays, heavy_traffic. The same options make the
