@@ -22,6 +22,7 @@ from ackstate.analysis.redelivery.daily_state import (
     encoded_broker,
 )
 from ackstate.analysis.redelivery.daily_subscription import Days
+from ackstate.analysis.redelivery.plain_replay import PlainReplay
 from ackstate.analysis.redelivery.slices import Slices
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
 from ackstate.analysis.redelivery.thinning import packed
@@ -153,4 +154,14 @@ def again_from_state(replay, policies):
     text = encoded(DailyState(replay, curves))
     state = decoded(text, policies)
     assert encoded(state) == text
+    for cursor, again in zip(cursors_of(replay), cursors_of(state.replay), strict=True):
+        assert again.stats().redelivery_if_crashed == cursor.stats().redelivery_if_crashed
+        assert again.unpersisted_record_bytes == cursor.unpersisted_record_bytes
+        assert again.persisted_mark_delete_position == cursor.persisted_mark_delete_position
     return state.replay
+
+
+def cursors_of(replay):
+    """Return the cursors of all replays that have one."""
+    replays = [each for life in replay._lives for each in life.replays.values()]
+    return [each._cursor for each in replays if not isinstance(each, PlainReplay)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from daily_runs import again_from_state
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,19 @@ from chunks import chunk_of
 def goes_on(replay, now_ms):
     """Return the replay as it is, and no points."""
     return replay, []
+
+
+def by_days(policies, log):
+    """Return what ends a day: the broker ticks up to it, and the state is written and read."""
+
+    def end_day(replay, now_ms):
+        points = replay.end(now_ms)
+        replay.forget_complete()
+        again = again_from_state(replay, policies)
+        again.grow(log)
+        return again, [points]
+
+    return end_day
 
 
 def replayed(events, policies, log, *, sizes, end_ms, between=goes_on):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 from html import escape
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -53,6 +55,37 @@ def test_the_report_of_a_new_day_is_that_of_all_days(tmp_path, capsys):
     # Both days are plotted: the first millisecond of one, the last of the other.
     assert "1700000000000," in page
     assert "1700000019600]" in page
+
+
+def reseal(checkpoint, change):
+    """Change the text of every state of a checkpoint, and give it the right checksums."""
+    (file,) = (checkpoint / "states").glob("*.parquet")
+    table = pq.read_table(file)
+    states = [change(text) for text in table["state"].to_pylist()]
+    pq.write_table(table.set_column(2, "state", pa.array(states)), file)
+    file.with_name(f".{file.name}.crc").unlink()
+    manifest = checkpoint / "manifest.json"
+    body = json.loads(manifest.read_text())["body"]
+    body["files"][f"states/{file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps({"body": body, "sha256": digest}))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_state_with_a_wrong_field_is_one_line_that_names_file_subscription_and_field(tmp_path, capsys):
+    write_days(tmp_path / "days", count=1)
+    state = tmp_path / "state"
+    words = ["redelivery", tmp_path / "days", "--state", state, *WORDS[:2], "--format", "json", "--out"]
+    run(capsys, *words, tmp_path / "out.json")
+    reseal(state / "000001", lambda text: text.replace('"next_entry":', '"next_entry":-'))
+    write_days(tmp_path / "days", count=2)
+    field = "replay.groups[0].mark_delete.next_entry must be an integer from 0"
+    assert_one_line(
+        run(capsys, *words, tmp_path / "out.json"), "start again with another --state",
+        f"{state}/000001/states: subscription 'orders' of persistent://p/n/t: the state is damaged: {field}",
+    )  # fmt: skip
+    assert [each.name for each in sorted(state.iterdir())] == [".lock", "000001"]
 
 
 @pytest.mark.spark

@@ -8,10 +8,9 @@ import logging
 
 import numpy as np
 import pytest
-from daily_runs import again_from_state
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, replayed
+from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, by_days, replayed
 
 import montecarlo
 from ackstate.analysis.redelivery import subscription_replay
@@ -34,19 +33,6 @@ ACK, CRASH, RECOVER, RESET, REDELIVER = (
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
     caplog.set_level(logging.ERROR)
-
-
-def by_days(policies, log):
-    """Return what ends a day: the broker ticks up to it, and the state is written and read."""
-
-    def end_day(replay, now_ms):
-        points = replay.end(now_ms)
-        replay.forget_complete()
-        again = again_from_state(replay, policies)
-        again.grow(log)
-        return again, [points]
-
-    return end_day
 
 
 def assert_agreement_by_days(trace, policies, sizes):
