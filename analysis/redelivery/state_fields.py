@@ -112,8 +112,9 @@ class Fields:
         try:
             check()
         except AssertionError as error:
+            reason = f": {error}" if str(error) else ""
             raise CheckpointError(
-                f"the state is damaged: the fields of {self._path or 'it'} contradict each other {error}".rstrip()
+                f"the state is damaged: fields of {self._path or 'it'} contradict each other{reason}"
             ) from error
 
     def integer(self, name: str, *, least: int = 0, most: int = NUMBER_MAX) -> int:

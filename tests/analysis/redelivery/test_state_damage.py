@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import resource
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from golden_states import CUT_MS, GRID, golden, parts, policies_of, run
@@ -171,20 +174,39 @@ def test_the_file_and_the_subscription_are_named():
     )
 
 
+FULL = base64.b64encode(BitMap(range(2**16)).serialize()).decode()
+LARGE = [
+    (("replay", "log"), [[each, 2**32] for each in range(1, 10_000)]),
+    (("replay", "recorded"), {"complete_below": 2**63 - 1, "entries": [[each, FULL] for each in range(1_000)]}),
+    ((*CURSOR, "journal", "entry_count"), 2**61),
+    ((*CURSOR, "journal", "pointer"), base64.b64encode(b"ACKP" + b"\xff" * 70).decode()),
+    ((*CURSOR, "young_age", "marks"), {name: [*range(99_999)] for name in ("ts_ms", "ledger_id", "entry_id")}),
+    (("plotted", 0, "width_ms"), 2**60),
+    (("plotted", 0, "begin_ms"), -(2**61)),
+]
+MEASURED = """
+import json, resource, sys
+from test_state_damage import REFUSALS, read
+from golden_states import golden
+read("ranges", golden("ranges"))
+texts = json.load(sys.stdin)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for text in texts:
+    try:
+        read("ranges", text)
+    except REFUSALS:
+        pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
 def test_counts_that_nothing_stands_behind_take_no_memory():
-    whole = BitMap(range(2**32))
-    whole.run_optimize()
-    full = base64.b64encode(BitMap(range(2**16)).serialize()).decode()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for path, value in [
-        (("replay", "log"), [[each, 2**32] for each in range(1, 10_000)]),
-        (("replay", "recorded"), {"complete_below": 2**63 - 1, "entries": [[each, full] for each in range(1_000)]}),
-        ((*CURSOR, "journal", "entry_count"), 2**61),
-        ((*CURSOR, "young_age", "marks", "ts_ms"), list(range(100_000))),
-        (("plotted", 0, "width_ms"), 2**60),
-    ]:
-        try:
-            read("ranges", replaced("ranges", path, value))
-        except CheckpointError:
-            continue
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    texts = json.dumps([replaced("ranges", *each) for each in LARGE])
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here, here.parents[1], here.parents[2])))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", MEASURED], check=True, input=texts, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    # In KiB, some of it for the texts themselves.
+    assert int(done.stdout) < 40_000 + 10 * len(texts) // 1024
