@@ -51,6 +51,7 @@ FOUND = state(5, marked=1)._replace(acked=acked(0, 1, 5) | LOG.messages(1, 7, 0b
         (FOUND._replace(marked=LOG.up_to(1, 0)), [Promise.I7]),
         (FOUND._replace(names={}), [Promise.I9]),
         (FOUND._replace(is_new=True), [Promise.I10]),
+        (state(names={}, is_new=True), [Promise.I10]),
     ],
 )
 def test_each_promise_is_judged(found, promises):

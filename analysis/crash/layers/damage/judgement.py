@@ -21,8 +21,9 @@ from dataclasses import replace
 from enum import Enum
 from itertools import count, islice
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.layers.damage.kinds import Reach, flipped
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
@@ -30,7 +31,6 @@ from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
 from ackstate.analysis.crash.layers.damage.story import (
     LEDGERS,
-    AckedState,
     Opened,
     Story,
     keep_quiet,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layers.damage.kinds import Damage
     from ackstate.analysis.crash.layers.damage.media import Files, Medium
+    from ackstate.analysis.crash.oracle import Broken, State
     from ackstate.cursor.store import Store
 
 _PERSISTS_OF_SMALL = 3
@@ -147,18 +148,16 @@ def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage
     """Judge damaged copies of one store, one after the other."""
     counts: Counter[str] = Counter()
     broken: list[BrokenPromise] = []
-    invented = lost = cycles = 0
+    found: list[Broken] = []
+    cycles = 0
     for damaged in damages:
         judgement = judge(medium, good, damaged)
         cycles += 1
         counts += Counter(judgement.counts)
         counts["bits_flipped"] += damaged.is_flip
-        invented += judgement.invented
-        lost += judgement.lost
+        found += judgement.found
         broken += judgement.broken if len(broken) < _BROKEN_MAX else ()
-    return RunOutcome(
-        seed, cycles, lost_durable=lost, invented=invented, broken=tuple(broken[:_BROKEN_MAX]), counts=counts
-    )
+    return RunOutcome(seed, cycles, **oracle.counts(found), broken=tuple(broken[:_BROKEN_MAX]), counts=counts)
 
 
 def _not_made(seed: int, error: Exception, steps: tuple[str, ...]) -> RunOutcome:
@@ -180,12 +179,12 @@ class GoodStore(NamedTuple):
 
     files: Files
     story: Story
-    truth: AckedState
+    truth: State
 
     def broken(self) -> Iterator[BrokenPromise]:
         """Yield what is wrong with it already."""
-        if self.truth != self.story.states[-1]:
-            yield BrokenPromise(Promise.I2, f"an undamaged copy knows {self.truth}", tuple(self.story.steps))
+        for broken in oracle.judge(self.truth, [self.story.expected(self.story.states[-1])]):
+            yield BrokenPromise(broken.promise, f"in an undamaged copy: {broken.found}", tuple(self.story.steps))
 
 
 def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist_count: int | None = None) -> GoodStore:
@@ -209,14 +208,12 @@ class Judgement(NamedTuple):
     Attributes:
         counts: Its fate, and how many repairs were tried.
         broken: What promises it saw broken.
-        invented: Messages known as acked that nobody acked.
-        lost: Acked messages that were lost without a word.
+        found: Those of them that are about its state.
     """
 
     counts: Mapping[str, int]
     broken: tuple[BrokenPromise, ...] = ()
-    invented: int = 0
-    lost: int = 0
+    found: Sequence[Broken] = ()
 
 
 def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
@@ -234,24 +231,26 @@ def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
 
 
 def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Judgement:
-    """Compare what the cursor of a damaged copy knows with the truth."""
-    invented = (opened.state.messages & ~good.story.asked).bit_count()
-    if invented:
-        return Judgement({}, (_broken(Promise.I1, f"{invented} messages", medium, good, damaged),), invented=invented)
-    fate = _fate(opened.state, medium, good, damaged, is_reported=is_reported)
-    if fate is not None:
-        return Judgement({fate.value: 1})
-    if opened.state.is_new:
-        return Judgement({}, (_broken(Promise.I10, "a new cursor", medium, good, damaged),))
-    lost = (good.truth.messages & ~opened.state.messages).bit_count()
-    found = f"{lost} messages lost, and not a word of it" if lost else f"{opened.state} and not {good.truth}"
-    return Judgement({}, (_broken(Promise.I2, found, medium, good, damaged),), lost=lost)
+    """Compare what the cursor of a damaged copy knows with the truth, or with what may be left of it."""
+    found = opened.state
+    if found == good.truth:
+        return Judgement({Fate.HARMLESS.value: 1})
+    # The record keeps its cursor properties where an entry is lost that was written before them.
+    ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "is_new": False}
+    newest_first = list(dict.fromkeys(state._replace(**ignored) for state in reversed(good.story.states)))
+    # A last record that was torn was never promised to anybody.
+    reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
+    excused = newest_first[: min(len(newest_first), 1 + reach)]
+    if not oracle.judge(found._replace(**ignored), [good.story.expected(state) for state in excused]):
+        return Judgement({(Fate.REPORTED if is_reported else Fate.BORDER_CUT).value: 1})
+    broken = oracle.judge(found, [good.story.expected(good.truth)])
+    return Judgement({}, oracle.told(broken, _story(medium, good, damaged)), broken)
 
 
 def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> Judgement:
-    broken: list[BrokenPromise] = []
+    told: list[BrokenPromise] = []
+    found: list[Broken] = []
     counts = Counter({Fate.REFUSED.value: 1})
-    invented_total = 0
     for repair in error.repairs:
         try:
             with _no_longer_than(_HANGS_AFTER_S):
@@ -259,16 +258,16 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
                 wrong = what_it_gave_up(repair, state, least, good.story) or what_fails_after(medium, state)
         except Exception as unexpected:
             what = f"{repair.name}: {type(unexpected).__name__}: {unexpected}"
-            broken.append(_broken(Promise.REPAIRS, what, medium, good, damaged))
+            told.append(_broken(Promise.REPAIRS, what, medium, good, damaged))
             continue
         counts += Counter({"repaired": 1, repair.name.lower(): 1})
-        invented = (state.messages & ~good.story.asked).bit_count()
-        invented_total += invented
-        if invented:
-            broken.append(_broken(Promise.I1, f"{invented} messages with {repair.name}", medium, good, damaged))
+        # What it gave up is its own affair: only what it invents is not excused.
+        for broken in oracle.judge(state, [good.story.expected(state)]):
+            found.append(broken)
+            told.append(_broken(broken.promise, f"{broken.found} with {repair.name}", medium, good, damaged))
         if wrong:
-            broken.append(_broken(Promise.REPAIRS, f"{repair.name}: {wrong}", medium, good, damaged))
-    return Judgement(counts, tuple(broken), invented=invented_total)
+            told.append(_broken(Promise.REPAIRS, f"{repair.name}: {wrong}", medium, good, damaged))
+    return Judgement(counts, tuple(told), found)
 
 
 def _opened(medium: Medium, files: Files) -> tuple[Opened, bool]:
@@ -278,27 +277,13 @@ def _opened(medium: Medium, files: Files) -> tuple[Opened, bool]:
         return opened, opened.is_reported or medium.bytes_discarded(store) > 0
 
 
-def _fate(state: AckedState, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Fate | None:
-    """Return what became of a copy in which no ack is invented; None if a promise is broken."""
-    if state == good.truth:
-        return Fate.HARMLESS
-    newest_first: list[object] = list(reversed(good.story.states))
-    known: object = state
-    if not medium.loses_newest_first:
-        # The record keeps its cursor properties where an entry is lost that was written before them.
-        known, newest_first = state.messages, list(dict.fromkeys(each.messages for each in reversed(good.story.states)))
-    # A last record that was torn was never promised to anybody.
-    reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
-    if known not in newest_first[: min(len(newest_first), 1 + reach)]:
-        return None
-    return Fate.REPORTED if is_reported else Fate.BORDER_CUT
-
-
 def _broken(promise: Promise, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
+    return BrokenPromise(promise, found, _story(medium, good, damaged))
+
+
+def _story(medium: Medium, good: GoodStore, damaged: Damage) -> tuple[str, ...]:
     log = f"a message log {LEDGERS}"
-    return BrokenPromise(
-        promise, found, (f"{medium.name}, {log}", *good.story.steps, f"then this alone is damaged: {damaged.text}")
-    )
+    return (f"{medium.name}, {log}", *good.story.steps, f"then this alone is damaged: {damaged.text}")
 
 
 @contextmanager

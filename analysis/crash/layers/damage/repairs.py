@@ -5,22 +5,24 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.layers.damage.story import LEDGERS, SUBSCRIPTION, TOPIC, messages_up_to, open_cursor
+from ackstate.analysis.crash.layers.damage.story import LEDGERS, NUMBERING, SUBSCRIPTION, TOPIC, open_cursor
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.journal_format import Repair
 from ackstate.cursor.recovery import decode_record
 from ackstate.position import Position
 
 if TYPE_CHECKING:
+    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.layers.damage.media import Files, Medium
-    from ackstate.analysis.crash.layers.damage.story import AckedState, Story
+    from ackstate.analysis.crash.layers.damage.story import Story
+    from ackstate.analysis.crash.oracle import State
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.store import Store
 
 _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 
 
-def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[AckedState, int]:
+def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[State, AckedSet]:
     """Open a damaged copy with a repair, and return what the cursor knows, and what it must know at least.
 
     Raises:
@@ -31,7 +33,7 @@ def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[AckedState, 
         return open_cursor(store, repair=repair)[1].state, least
 
 
-def what_fails_after(medium: Medium, state: AckedState) -> str:
+def what_fails_after(medium: Medium, state: State) -> str:
     """Return what is wrong with a cursor that was just repaired, once it is opened again; empty if nothing is.
 
     It must be as it was left, and one ack that is written there must be there when it is opened once more.
@@ -51,25 +53,28 @@ def what_fails_after(medium: Medium, state: AckedState) -> str:
     with closing(medium.reopen()) as store:
         cursor, opened = open_cursor(store)
         is_there = not opened.state.is_new and not opened.is_reported and cursor.is_acked(position)
-        is_kept = opened.state.messages & state.messages == state.messages
-        return "" if is_there and is_kept else f"{opened.state} after {position} was acked on top of {state}"
+        return (
+            ""
+            if is_there and state.acked <= opened.state.acked
+            else f"{opened.state} after {position} was acked on top of {state}"
+        )
 
 
-def what_it_gave_up(repair: Repair, state: AckedState, least: int, story: Story) -> str:
+def what_it_gave_up(repair: Repair, state: State, least: AckedSet, story: Story) -> str:
     """Return what is wrong with the state that a repair found; empty if it gives up what it says and no more."""
-    if state.messages & least != least:
-        return f"{(least & ~state.messages).bit_count()} messages below the mark-delete of the record are lost"
+    if lost := least - state.acked:
+        return f"{lost} below the mark-delete of the record are lost"
     if repair is Repair.START_ANEW:
-        return f"it begins with {state}" if state.messages else ""
+        return f"it begins with {state}" if state.acked else ""
     is_older = repair in {Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_ORPHAN_JOURNAL}
-    was_durable = any(state.messages == earlier.messages for earlier in story.states)
+    was_durable = any(state.acked == earlier.acked for earlier in story.states)
     return f"{state}, which never was durable" if is_older and not was_durable else ""
 
 
-def _least(store: Store, repair: Repair) -> int:
+def _least(store: Store, repair: Repair) -> AckedSet:
     value = store.metadata.get(_PATH) if repair is Repair.USE_METADATA_SNAPSHOT else None
     mark_delete = None if value is None else decode_record(value.data).record.mark_delete
-    return 0 if mark_delete is None else messages_up_to(mark_delete)
+    return NUMBERING.nothing if mark_delete is None else NUMBERING.up_to(*mark_delete)
 
 
 def _first_unacked(cursor: ManagedCursor) -> Position:

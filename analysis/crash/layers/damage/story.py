@@ -8,7 +8,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.flaky_store import FlakyStore
+from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format, Repair
 from ackstate.cursor.managed import ManagedCursor
@@ -20,6 +22,8 @@ from ackstate.wire.pulsar import Compression, RangeForm
 if TYPE_CHECKING:
     from random import Random
 
+    from ackstate.analysis.crash.acked_set import AckedSet
+    from ackstate.analysis.crash.oracle import Expected
     from ackstate.cursor.store import Store
 
 LEDGERS = {3: 30, 5: 40, 8: 24}
@@ -36,10 +40,7 @@ _COUNTED = {
 _COUNTED_STEPS = {"ack": "acks", "batch": "batches", "mark_delete": "mark_deletes"}
 _BATCH_MESSAGES = 8  # Of each entry.
 _ALL_UNACKED = (1 << _BATCH_MESSAGES) - 1
-_FIRST_MESSAGE = {
-    ledger_id: _BATCH_MESSAGES * sum(count for lower_id, count in LEDGERS.items() if lower_id < ledger_id)
-    for ledger_id in LEDGERS
-}
+NUMBERING = Numbering(LEDGERS, batch_size=_BATCH_MESSAGES)
 
 
 def keep_quiet(*names: str) -> None:
@@ -50,20 +51,6 @@ def keep_quiet(*names: str) -> None:
             logger.addHandler(logging.NullHandler())
 
 
-class AckedState(NamedTuple):
-    """What a cursor knows.
-
-    Attributes:
-        messages: A bit for each acked message of each entry, in order of position.
-        properties: Of the mark-delete, and of the cursor.
-        is_new: Whether it was made by this opening, because there was none.
-    """
-
-    messages: int
-    properties: tuple[tuple[str, object], ...]
-    is_new: bool
-
-
 class Opened(NamedTuple):
     """A cursor that was opened.
 
@@ -72,7 +59,7 @@ class Opened(NamedTuple):
         is_reported: Whether its recovery report says that something was left out.
     """
 
-    state: AckedState
+    state: State
     is_reported: bool
 
 
@@ -82,18 +69,22 @@ class Story:
     """What was done, and what the store knew after each step.
 
     Attributes:
-        asked: A bit for each message that anybody asked to ack, as in `AckedState`.
+        asked: What anybody asked to ack.
         states: All that was durable, after each step that changed it; the first is of a cursor that was never made.
         steps: What was done, in words.
         counts: What really happened, by name.
     """
 
-    asked: int = 0
-    states: list[AckedState] = field(default_factory=lambda: [AckedState(0, (), is_new=True)])
+    asked: AckedSet = NUMBERING.nothing
+    states: list[State] = field(default_factory=lambda: [State(NUMBERING.nothing, NUMBERING.nothing, is_new=True)])
     steps: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def note(self, state: AckedState) -> None:
+    def expected(self, state: State) -> Expected:
+        """Return what a recovery may find that ends at a state."""
+        return Oracle(state, knows_states=True).expected._replace(asked=NUMBERING.completed(self.asked))
+
+    def note(self, state: State) -> None:
         """Note what is durable now."""
         if state != self.states[-1]:
             self.states.append(state)
@@ -108,28 +99,17 @@ def open_cursor(
         store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=ledgers, config=config, repair=repair, now_ms=0
     )
     report = cursor.recovery_report
-    return cursor, Opened(acked_state(cursor, is_new=report.source is Source.NEW), bool(report.discarded_reason))
+    return cursor, Opened(state_of(cursor, is_new=report.source is Source.NEW), bool(report.discarded_reason))
 
 
-def acked_state(cursor: ManagedCursor, *, is_new: bool = False) -> AckedState:
-    """Return what a cursor knows, durable or not."""
-    messages = messages_up_to(cursor.mark_delete_position)
-    for run in cursor.deleted.runs():
-        messages |= _bits(*run)
+def state_of(cursor: ManagedCursor, *, is_new: bool = False) -> State:
+    """Return what a cursor knows, durable or not: the messages, and the properties of its mark-delete and its own."""
+    acked = NUMBERING.up_to(*cursor.mark_delete_position) | NUMBERING.runs(cursor.deleted.runs())
     for position in cursor.batch:
-        unacked = cursor.batch[position][0] & _ALL_UNACKED if cursor.batch[position] else 0
-        messages |= (_ALL_UNACKED & ~unacked) << _first_message(position)
+        unacked = cursor.batch[position][0] if cursor.batch[position] else 0
+        acked |= NUMBERING.messages(*position, _ALL_UNACKED & ~unacked)
     properties = (*sorted(cursor.properties.items()), *sorted(cursor.cursor_properties.items()))
-    return AckedState(messages, properties, is_new)
-
-
-def messages_up_to(position: Position) -> int:
-    """Return the bits of the messages of all entries up to one, included."""
-    messages = 0
-    for ledger_id, count in LEDGERS.items():
-        passed = count if ledger_id < position.ledger_id else position.entry_id + 1
-        messages |= _bits(ledger_id, 0, passed) if ledger_id <= position.ledger_id else 0
-    return messages
+    return State(acked, NUMBERING.nothing, properties, is_new=is_new)
 
 
 def write_story(store: Store, chance: Random, story: Story, *, persist_count: int | None = None) -> None:
@@ -157,7 +137,7 @@ def write_story(store: Store, chance: Random, story: Story, *, persist_count: in
             persisted = cursor.persist(now_ms=now_ms)
         story.counts[_COUNTED[persisted.route]] += persisted.route is not Route.NOTHING
         story.steps.append(f"persisted: {persisted.route.value}")
-        story.note(acked_state(cursor))
+        story.note(state_of(cursor))
         if chance.random() < 0.4:
             other.ack(Position(5, chance.randrange(LEDGERS[5])), now_ms=now_ms)
             other.persist(now_ms=now_ms)
@@ -182,34 +162,22 @@ def _step(cursor: ManagedCursor, chance: Random, story: Story) -> None:
     kind = chance.choice(["ack", "ack", "ack", "batch", "mark_delete", "properties"])
     if kind == "ack":
         entry_ids = chance.sample(range(LEDGERS[ledger_id]), chance.randint(1, 8))
-        for entry_id in entry_ids:
-            story.asked |= _bits(ledger_id, entry_id, entry_id + 1)
+        story.asked |= NUMBERING.runs((ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids)
         cursor.ack_entries(ledger_id, entry_ids, now_ms=0)
     elif kind == "batch":
         position = Position(ledger_id, chance.randrange(LEDGERS[ledger_id]))
         unacked = chance.randint(1, _ALL_UNACKED - 1)
-        story.asked |= (_ALL_UNACKED & ~unacked) << _first_message(position)
+        story.asked |= NUMBERING.messages(*position, _ALL_UNACKED & ~unacked)
         cursor.ack_batch(position, [unacked], now_ms=0)
     elif kind == "mark_delete":
         passed = chance.randint(1, 4)
         first, entry_id = cursor.mark_delete_position
         target = Position(first, entry_id + passed) if entry_id + passed < LEDGERS.get(first, 0) else None
         if target is not None:
-            story.asked |= _bits(first, 0, target.entry_id + 1)
+            story.asked |= NUMBERING.run(first, 0, target.entry_id + 1)
             cursor.mark_delete(target, now_ms=0, properties={"seen": chance.randrange(1 << 40)})
     else:
         cursor.set_cursor_properties({"team": "billing", "note": "x" * chance.randrange(60)})
-        story.note(acked_state(cursor))
+        story.note(state_of(cursor))
     story.steps.append(kind)
     story.counts[_COUNTED_STEPS.get(kind, kind)] += 1
-
-
-def _bits(ledger_id: int, first: int, end: int) -> int:
-    """Return the bits of the messages of some entries, from `first` (included) to `end` (excluded)."""
-    if end <= first:
-        return 0
-    return ((1 << _BATCH_MESSAGES * (end - first)) - 1) << _first_message(Position(ledger_id, first))
-
-
-def _first_message(position: Position) -> int:
-    return _FIRST_MESSAGE[position.ledger_id] + _BATCH_MESSAGES * position.entry_id
