@@ -13,7 +13,7 @@ from itertools import repeat
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.crash import oracle, workload
+from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
@@ -33,6 +33,8 @@ from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
 from ackstate.analysis.crash.subject_trace import Lived, entries
+from ackstate.analysis.workloads import consumers
+from ackstate.analysis.workloads.step import Step, StepKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,7 +138,7 @@ class Lives:
     def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: LivesSettings) -> None:
         self._launch, self._directory, self._seed = launch, directory, seed
         self._crash, self._settings = crash, settings
-        self._log = workload.ledgers(_chance("log", seed))
+        self._log = consumers.ledgers(_chance("log", seed))
         self._number = self._crashes = 0
         self._is_open = False
         self._life = Life(self._log)
@@ -279,8 +281,9 @@ class Lives:
     def _operations(self, length: int) -> list[Operation]:
         """Return what a life is asked; a persist is the last, so that the shortest life, too, has something to lose."""
         chance = _chance("life", self._seed, self._number)
-        asked = workload.operations(chance, self._log, length=length - 1, known=self._life.expected.durable)
-        return [*asked, Operation(length - 1, OperationKind.PERSIST)]
+        known = self._life.expected.durable.runs()
+        steps = [*consumers.steps(chance, self._log, length=length - 1, known=known), Step(StepKind.PERSIST)]
+        return [Operation(number, OperationKind[step.kind.name], *step.position) for number, step in enumerate(steps)]
 
     def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment, *, ahead: int) -> bool:
         """Ask until the moment has come, or everything was answered; tell whether that is so.

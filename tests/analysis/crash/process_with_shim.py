@@ -18,9 +18,10 @@ from pathlib import Path
 from ackstate.analysis.crash.layers.power_cuts import PowerCuts
 from ackstate.analysis.crash.layers.system_calls import layer as system_calls
 from ackstate.analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
-from ackstate.analysis.crash.layers.system_calls.script import Script, Step, StepKind
+from ackstate.analysis.crash.layers.system_calls.script import Script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import group_persist
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import kernel_directory, sqlite_database

@@ -18,9 +18,10 @@ from ackstate.analysis.crash.layers.crash_states.execution import Execution
 from ackstate.analysis.crash.layers.crash_states.moments import Moment, judge
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
 from ackstate.analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
-from ackstate.analysis.crash.layers.crash_states.workload import NUMBERING, Step, StepKind, Workload, draw_workload
+from ackstate.analysis.crash.layers.crash_states.workload import NUMBERING, Workload, draw_workload
 from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.persister import Persister
@@ -178,8 +179,8 @@ def test_a_store_that_trusts_what_a_killed_process_did_not_sync_is_found():
 
         return FileStore.over(Passing(directory, open=opened), compaction_size_min=SIZE)
 
-    ack, persist = Step(StepKind.ACK, "a", Position(1, 3), 2), Step(StepKind.PERSIST, "a")
-    steps = (ack, persist, ack._replace(position=Position(1, 10)), Step(StepKind.KILL, "a", amount=1))
+    ack, persist = Step(StepKind.ACK, 0, Position(1, 3), 2), Step(StepKind.PERSIST, 0)
+    steps = (ack, persist, ack._replace(position=Position(1, 10)), Step(StepKind.KILL, 0, amount=1))
     workload = Workload(("a",), CursorConfig(), steps)
     failure = examine(workload, open_store).failure
     assert failure.broken.promise is Promise.I10
@@ -231,7 +232,7 @@ def test_a_recovery_that_acks_something_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_store_that_is_never_compacted_is_found(monkeypatch):
-    steps = [Step(StepKind.ACK, "a", Position(4, 0), 9, 3), Step(StepKind.PERSIST, "a")]
+    steps = [Step(StepKind.ACK, 0, Position(4, 0), 9, 3), Step(StepKind.PERSIST, 0)]
     steps += [step for entry in range(1, 20) for step in (steps[0]._replace(position=Position(4, entry)), steps[1])]
     workload = Workload(("a",), CursorConfig(compaction_bytes_min=40, ledger_entry_count_max=3), tuple(steps))
     monkeypatch.setattr(file_commit.FileLog, "_compact_if_due", nothing)
@@ -240,13 +241,13 @@ def test_a_store_that_is_never_compacted_is_found(monkeypatch):
 
 
 STEPS = (
-    Step(StepKind.ACK, "a", Position(1, 3), 2),
-    Step(StepKind.PERSIST, "a"),
-    Step(StepKind.ACK, "a", Position(1, 9), 2),
-    Step(StepKind.PERSIST, "a"),
-    Step(StepKind.REOPEN, "a"),
-    Step(StepKind.ACK, "a", Position(4, 9), 2),
-    Step(StepKind.PERSIST, "a"),
+    Step(StepKind.ACK, 0, Position(1, 3), 2),
+    Step(StepKind.PERSIST, 0),
+    Step(StepKind.ACK, 0, Position(1, 9), 2),
+    Step(StepKind.PERSIST, 0),
+    Step(StepKind.REOPEN, 0),
+    Step(StepKind.ACK, 0, Position(4, 9), 2),
+    Step(StepKind.PERSIST, 0),
 )
 
 
@@ -351,8 +352,8 @@ def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
         yield from states_between(before, after)
 
     monkeypatch.setattr(sqlite, "states_between", remembered)
-    reopened = Step(StepKind.REOPEN_STORE, "a")
-    killed = Step(StepKind.KILL, "a", amount=3)
+    reopened = Step(StepKind.REOPEN_STORE, 0)
+    killed = Step(StepKind.KILL, 0, amount=3)
     examined = examine_sqlite(Workload(("a",), CursorConfig(), (*STEPS[:4], reopened, *STEPS[5:], killed)))
     assert examined.failure is None
     changed = [(before, after) for before, after in steps if before != after]
@@ -396,9 +397,7 @@ def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
             raise CorruptStateError(str(log), offset=0, expected="whole frames", found="a part of one")
 
     monkeypatch.setattr(sqlite_database, "check_log", refuses_half_a_frame)
-    workload = Workload(
-        ("a",), CursorConfig(), (Step(StepKind.ACK, "a", Position(1, 3), 2), Step(StepKind.PERSIST, "a"))
-    )
+    workload = Workload(("a",), CursorConfig(), (Step(StepKind.ACK, 0, Position(1, 3), 2), Step(StepKind.PERSIST, 0)))
     failure = examine_sqlite(workload).failure
     assert failure.broken.promise is Promise.I10
     assert "the log ends at" in failure.disk[0]

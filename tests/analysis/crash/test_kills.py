@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from itertools import islice, pairwise
-from random import Random
+from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import lives, workload
+from ackstate.analysis.crash import lives
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layers.kills import Kills, kills
@@ -20,7 +19,6 @@ from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
-from ackstate.analysis.trace.entry_set import EntrySet
 
 SMALL = RunSize(4, 60)
 
@@ -274,46 +272,6 @@ def test_the_layer_by_the_name_of_its_subject():
     layer.close()
     with pytest.raises(ValueError, match="nobody"):
         kills(1, subject="nobody")
-
-
-class TestWorkload:
-    @pytest.mark.parametrize("shape", workload.Shape)
-    def test_a_life_is_decided_by_its_seed_and_any_length(self, shape):
-        log = workload.ledgers(Random(4))
-        lives = [workload.operations(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
-        assert [len(life) for life in lives] == [0, 50, 500]
-        assert lives[2][:50] == lives[1]
-        assert [operation.number for operation in lives[2]] == list(range(500))
-        for operation in lives[2]:
-            if operation.kind is not OperationKind.PERSIST:
-                assert operation.entry_id < log[operation.ledger_id]
-
-    def test_a_log_has_entries_and_its_ledgers_rise(self):
-        for seed in range(200):
-            log = workload.ledgers(Random(seed))
-            assert sum(log.values()) > 0
-            assert all(lower < higher for lower, higher in pairwise(log))
-
-    def test_no_mark_delete_is_one_that_a_cursor_refuses(self):
-        """Below it everything is acked already, so none goes back, also after a recovery."""
-        seen = 0
-        for seed in range(40):
-            log = workload.ledgers(Random(seed))
-            known = EntrySet()
-            for ledger_id, count in log.items():
-                known.add_run(ledger_id, 0, count // 2)
-            acked = {(ledger_id, entry_id) for ledger_id, first, end in known.runs() for entry_id in range(first, end)}
-            every = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
-            for operation in workload.operations(Random(seed), log, length=150, known=known):
-                entry = (operation.ledger_id, operation.entry_id)
-                if operation.kind is OperationKind.ACK:
-                    acked.add(entry)
-                elif operation.kind is OperationKind.MARK_DELETE:
-                    seen += 1
-                    first_unacked = next((each for each in every if each not in acked), every[-1])
-                    assert entry >= first_unacked
-                    acked.update(each for each in every if each <= entry)
-        assert seen > 100
 
 
 def test_subjects_are_found_by_name():

@@ -13,13 +13,13 @@ from ackstate.analysis.crash.layers.crash_states.workload import (
     BATCH_SIZE,
     NUMBERING,
     TOPIC,
-    StepKind,
     message_log,
     view_of,
 )
 from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.crash.promises import PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
+from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor import ManagedCursor, persist_all
 from ackstate.cursor.outcome import Route
 from ackstate.cursor.store import StoreError
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.analysis.crash.acked_set import AckedSet
-    from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Expected
+    from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
 
@@ -166,11 +167,12 @@ class Execution:
         known.look()
 
     def _do(self, step: Step) -> None:
-        known = self._known[step.subscription]
+        subscription = self._workload.subscriptions[step.cursor]
+        known = self._known[subscription]
         match step.kind:
             case StepKind.REOPEN:
                 self._close_cursor(known)
-                self._open_cursors([step.subscription])
+                self._open_cursors([subscription])
             case StepKind.REOPEN_STORE:
                 for other in self._known.values():
                     self._close_cursor(other)
@@ -219,7 +221,8 @@ class Execution:
         assert cursor is not None
         match step.kind:
             case StepKind.ACK:
-                ledger_id, entry_ids = step.position.ledger_id, step.entry_ids()
+                ledger_id, _ = step.position
+                entry_ids = step.entry_ids(NUMBERING.ledgers[ledger_id])
                 receipt = cursor.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
                 known.accept(receipt, NUMBERING.runs((ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids))
             case StepKind.ACK_BATCH:

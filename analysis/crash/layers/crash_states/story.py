@@ -12,8 +12,9 @@ from ackstate.analysis.crash.shrink import Failing, shortest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.analysis.crash.layers.crash_states.workload import Step, Workload
+    from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Broken
+    from ackstate.analysis.workloads.step import Step
 
 
 class Failure(NamedTuple):

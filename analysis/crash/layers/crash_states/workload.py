@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ackstate import LedgerMap, Position
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.oracle import State
+from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.outcome import Source
@@ -28,60 +28,6 @@ NUMBERING = Numbering(_LEDGERS, batch_size=BATCH_SIZE)
 """Of the log that the cursors stand in."""
 
 
-class StepKind(Enum):
-    """What a workload does next."""
-
-    ACK = "ack"
-    ACK_BATCH = "ack of a batch"
-    MARK_DELETE = "mark-delete"
-    PERSIST = "persist"
-    PERSIST_ALL = "persist all cursors with one sync"
-    FALL_BACK = "persist while no ledger can be appended to"
-    RESET = "reset"
-    PROPERTIES = "set the cursor properties"
-    REOPEN = "close the cursor and open it again"
-    REOPEN_STORE = "close the store and open it again"
-    KILL = "be killed"
-
-
-class Step(NamedTuple):
-    """One step; steps may be left out and the others still make sense.
-
-    Attributes:
-        kind: What is done.
-        subscription: To which cursor.
-        position: ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: where to.
-        amount: ACK: how many entries from there on, every `stride`-th. ACK_BATCH: the messages, one bit each.
-            PROPERTIES: the value. KILL: after so many calls of the disk.
-        stride: See above.
-    """
-
-    kind: StepKind
-    subscription: str
-    position: Position = Position(-1, -1)
-    amount: int = 0
-    stride: int = 1
-
-    def __str__(self) -> str:
-        return _TOLD.get(self.kind, "{0}: {1}").format(self.subscription, self.kind.value, *self[2:])
-
-    def entry_ids(self) -> range:
-        """Return the entries that an ACK is for."""
-        last = min(self.position.entry_id + self.amount * self.stride, _LEDGERS[self.position.ledger_id])
-        return range(self.position.entry_id, last, self.stride)
-
-
-# What a step is told by, if not by the subscription (0) and the kind (1): position (2), amount (3) and stride (4).
-_TOLD = {
-    StepKind.ACK: "{0}: ack {3} entries from {2} on, {4} apart",
-    StepKind.ACK_BATCH: "{0}: ack messages {3:04b} of the batch {2}",
-    StepKind.MARK_DELETE: "{0}: {1} to {2}",
-    StepKind.RESET: "{0}: {1} to {2}",
-    StepKind.PROPERTIES: "{0}: {1} to {3}",
-    StepKind.PERSIST_ALL: "{1}",
-    StepKind.REOPEN_STORE: "{1}",
-    StepKind.KILL: "persist, close and start again, but be killed after {3} calls of the disk; start again",
-}
 _WEIGHTS = {
     StepKind.ACK: 10,
     StepKind.ACK_BATCH: 2,
@@ -139,12 +85,12 @@ def draw_workload(random: Random, *, step_count: int) -> Workload:
         range_count_max=random.choice((4, 8)) if format_ is Format.NATIVE and random.random() < 0.15 else None,
     )
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
-    steps = [_draw_step(random, kind, subscriptions) for kind in random.choices(kinds, weights, k=step_count)]
+    steps = [_draw_step(random, kind, len(subscriptions)) for kind in random.choices(kinds, weights, k=step_count)]
     return Workload(subscriptions, config, tuple(steps))
 
 
-def _draw_step(random: Random, kind: StepKind, subscriptions: tuple[str, ...]) -> Step:
-    subscription = random.choice(subscriptions)
+def _draw_step(random: Random, kind: StepKind, cursor_count: int) -> Step:
+    cursor = random.randrange(cursor_count)
     ledger_id = random.choice([ledger_id for ledger_id, count in _LEDGERS.items() if count])
     position, amount, stride = Position(ledger_id, random.randrange(_LEDGERS[ledger_id])), 0, 1
     match kind:
@@ -160,7 +106,7 @@ def _draw_step(random: Random, kind: StepKind, subscriptions: tuple[str, ...]) -
             amount = random.randrange(1000)
         case StepKind.KILL:
             amount = random.randrange(24)
-    return Step(kind, subscription, position, amount, stride)
+    return Step(kind, cursor, position, amount, stride)
 
 
 def message_log() -> LedgerMap:

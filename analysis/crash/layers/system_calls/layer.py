@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.layers.system_calls.attempt import Attempt
-    from ackstate.analysis.crash.layers.system_calls.script import Script, Step
+    from ackstate.analysis.crash.layers.system_calls.script import Script
     from ackstate.analysis.crash.layers.system_calls.shim import FaultShim
+    from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.store import Store
 
     OpenStore = Callable[[Path], Store]

@@ -28,9 +28,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, STEP_MS, Setting, StepKind
+from ackstate.analysis.crash.layers.system_calls.script import BATCH_SIZE, LEDGERS, STEP_MS, Setting
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
 from ackstate.cursor.outcome import Route
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ackstate.analysis.crash.layers.system_calls.script import Script, Step
+    from ackstate.analysis.crash.layers.system_calls.script import Script
+    from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
     from ackstate.position import Position
@@ -219,7 +221,7 @@ class FaultedProgram:
         match step.kind:
             case StepKind.REOPEN:
                 self._close()
-                self._setting = step.setting
+                self._setting = self._setting if step.setting is None else Setting(step.setting)
             case StepKind.PERSIST_ALL:
                 self._persist_all()
             case StepKind.PERSIST:
@@ -229,7 +231,7 @@ class FaultedProgram:
             case StepKind.RESET:
                 self._reset(self._opened[step.cursor], step)
             case StepKind.PROPERTIES:
-                self._name(self._opened[step.cursor], {"n": str(step.value)})
+                self._name(self._opened[step.cursor], {"n": str(step.amount)})
             case _:
                 self._ack(self._opened[step.cursor], step)
 
@@ -254,11 +256,11 @@ class FaultedProgram:
         match step.kind:
             case StepKind.ACK:
                 return cursor.ack(position, now_ms=now_ms)
-            case StepKind.BATCH:
+            case StepKind.ACK_BATCH:
                 self._line(counted="batch acks")
-                return cursor.ack_batch(position, [step.value], now_ms=now_ms)
+                return cursor.ack_batch(position, [~step.amount & (1 << BATCH_SIZE) - 1], now_ms=now_ms)
             case _:
-                properties = {"n": step.value} if step.value else None
+                properties = {"n": step.amount} if step.amount else None
                 return cursor.mark_delete(position, properties=properties, now_ms=now_ms)
 
     def _persist_all(self) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
 
+from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format
 from ackstate.position import Position
 
 LEDGERS = {1: 40, 2: 0, 4: 30}
 """The message log: the number of entries of each ledger, by id."""
+BATCH_SIZE = 4
+"""Messages of each batch."""
 STEP_MS = 1_000
 """How much later each step of a script comes than the one before."""
 # Compacted all the time, in ledgers that are short: each of these is met by a fault.
@@ -41,53 +43,6 @@ _CONFIGS = {
 }
 
 
-class StepKind(Enum):
-    """What a step does."""
-
-    ACK = "ack"
-    BATCH = "ack some messages of the batch"
-    MARK_DELETE = "mark-delete"
-    PERSIST = "persist"
-    PERSIST_ALL = "persist all"
-    RESET = "reset to"
-    PROPERTIES = "set the cursor's properties"
-    REOPEN = "reopen"
-
-
-class Step(NamedTuple):
-    """A step of a script.
-
-    Attributes:
-        kind: What.
-        cursor: Of which cursor, 0 or 1; no matter to PERSIST_ALL and REOPEN.
-        position: ACK, BATCH, MARK_DELETE, RESET: of what.
-        value: BATCH: the messages left unacked, as bits. MARK_DELETE: a property that it carries, 0 for none.
-            PROPERTIES: the text of one.
-        setting: REOPEN: with what from then on.
-    """
-
-    kind: StepKind
-    cursor: int = 0
-    position: Position = Position(-1, -1)
-    value: int = 0
-    setting: Setting = Setting.NATIVE
-
-    def __str__(self) -> str:
-        """In words."""
-        match self.kind:
-            case StepKind.REOPEN:
-                return f"{self.kind.value}: {self.setting.value}"
-            case StepKind.PERSIST_ALL:
-                return str(self.kind.value)
-            case StepKind.PERSIST:
-                return f"cursor {self.cursor}: {self.kind.value}"
-            case StepKind.PROPERTIES:
-                return f"cursor {self.cursor}: {self.kind.value}: {self.value}"
-        ledger_id, entry_id = self.position
-        carried = f" with {self.value}" if self.value else ""
-        return f"cursor {self.cursor}: {self.kind.value} {ledger_id}:{entry_id}{carried}"
-
-
 @dataclass(frozen=True, slots=True)
 class Script:
     """What a program does.
@@ -107,7 +62,7 @@ class Script:
 
 _WEIGHTS = {
     StepKind.ACK: 40,
-    StepKind.BATCH: 8,
+    StepKind.ACK_BATCH: 8,
     StepKind.MARK_DELETE: 10,
     StepKind.PERSIST: 24,
     StepKind.PERSIST_ALL: 16,
@@ -139,13 +94,13 @@ def _step(chance: random.Random, kind: StepKind, cursor: int, reached: int) -> S
     match kind:
         case StepKind.ACK | StepKind.RESET:
             return Step(kind, cursor, _entry(chance))
-        case StepKind.BATCH:
-            # Few entries, so that one comes again: the messages that both leave are none.
-            return Step(kind, cursor, Position(4, chance.randrange(3)), chance.choice((0b0101, 0b1010)))
+        case StepKind.ACK_BATCH:
+            # Few entries, so that one comes again: both ack all messages.
+            return Step(kind, cursor, Position(4, chance.randrange(3)), chance.choice((0b1010, 0b0101)))
         case StepKind.MARK_DELETE:
             return Step(kind, cursor, Position(1, chance.randrange(min(LEDGERS[1], 8 * reached))), chance.randrange(3))
         case StepKind.PROPERTIES:
-            return Step(kind, cursor, value=chance.randrange(100))
+            return Step(kind, cursor, amount=chance.randrange(100))
         case StepKind.REOPEN:
             return Step(kind, setting=chance.choice(tuple(Setting)))
         case _:

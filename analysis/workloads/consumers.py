@@ -1,4 +1,4 @@
-"""Seeded lives of a subscription: the ledgers of its log, and what is asked in which order.
+"""What the consumers of one subscription do, by seed: the ledgers of its log, and what is acked in which order.
 
 The shapes of acking are named as in the benchmarks, after the situations that make them.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.subject import Operation, OperationKind
+from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from random import Random
 
-    from ackstate.analysis.crash.acked_set import AckedSet
+    Runs = Iterable[tuple[int, int, int]]
 
 _STUCK_EVERY = 10
 _KEY_SHARED_CONSUMERS = 4
@@ -41,31 +42,31 @@ def ledgers(chance: Random) -> dict[int, int]:
     return counts if any(counts.values()) else {**counts, ledger_id + 1: 1}
 
 
-def operations(
-    chance: Random, log: Mapping[int, int], *, length: int, known: AckedSet | None = None, shape: Shape | None = None
-) -> list[Operation]:
-    """Return what one life is asked, numbered from 0.
+def steps(
+    chance: Random, log: Mapping[int, int], *, length: int, known: Runs = (), shape: Shape | None = None
+) -> list[Step]:
+    """Return acks, mark-deletes and persists of one cursor.
 
     No mark-delete is below one that was before it, nor below what acks alone moved it to; some entries are acked again.
 
     Args:
         chance: Decides everything that is left open.
         log: The number of entries of each ledger, by id in order; at least one entry.
-        length: How many operations.
-        known: What is acked when the life starts.
+        length: How many steps.
+        known: Runs of entries that are acked at first, as ``(ledger_id, first, end)``.
         shape: How consumers ack; None for any.
     """
     consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(Shape)))
     mark_delete_share, persist_share = chance.choice(_MARK_DELETE_SHARES), chance.choice(_PERSIST_SHARES)
     found = []
-    for number in range(length):
+    for _ in range(length):
         toss = chance.random()
         if toss < persist_share:
-            found.append(Operation(number, OperationKind.PERSIST))
+            found.append(Step(StepKind.PERSIST))
         elif toss < persist_share + mark_delete_share:
-            found.append(Operation(number, OperationKind.MARK_DELETE, *consumers.mark_delete()))
+            found.append(Step(StepKind.MARK_DELETE, position=consumers.mark_delete()))
         else:
-            found.append(Operation(number, OperationKind.ACK, *consumers.ack()))
+            found.append(Step(StepKind.ACK, position=consumers.ack()))
     return found
 
 
@@ -73,14 +74,13 @@ def operations(
 class _Consumers:
     """Choose the next entry; entries are numbered through the log."""
 
-    def __init__(self, chance: Random, log: Mapping[int, int], *, known: AckedSet | None, shape: Shape) -> None:
+    def __init__(self, chance: Random, log: Mapping[int, int], *, known: Runs, shape: Shape) -> None:
         self._chance = chance
-        self._entries = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
-        index_of = {entry: index for index, entry in enumerate(self._entries)}
-        runs = () if known is None else known.runs()
+        self._entries = [Position(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
+        index_of: dict[tuple[int, int], int] = {entry: index for index, entry in enumerate(self._entries)}
         self._acked = {
             index_of[ledger_id, entry_id]
-            for ledger_id, first, end in runs
+            for ledger_id, first, end in known
             for entry_id in range(first, end)
             if (ledger_id, entry_id) in index_of
         }
@@ -94,12 +94,12 @@ class _Consumers:
             Shape.RANDOM: self._any,
         }[shape]
 
-    def ack(self) -> tuple[int, int]:
+    def ack(self) -> Position:
         index = self._any() if self._chance.random() < _AGAIN_SHARE else self._next_of_shape()
         self._acked.add(index)
         return self._entries[index]
 
-    def mark_delete(self) -> tuple[int, int]:
+    def mark_delete(self) -> Position:
         """Return an entry not below the first unacked one, where a cursor's mark-delete position cannot be yet."""
         index = min(self._first() + int(self._chance.expovariate(0.2)), len(self._entries) - 1)
         self._acked.update(range(self._first_unacked, index + 1))

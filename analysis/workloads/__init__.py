@@ -1,0 +1,1 @@
+"""Seeded workloads: what programs and consumers do that use cursors."""

@@ -1,0 +1,57 @@
+"""Seeded workloads of one subscription."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from ackstate.analysis.workloads import consumers
+from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.position import Position
+
+
+@pytest.mark.parametrize("shape", consumers.Shape)
+def test_steps_are_decided_by_the_seed_and_of_any_length(shape):
+    log = consumers.ledgers(Random(4))
+    found = [consumers.steps(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
+    assert [len(each) for each in found] == [0, 50, 500]
+    assert found[2][:50] == found[1]
+    for step in found[2]:
+        if step.kind is not StepKind.PERSIST:
+            assert step.position.entry_id < log[step.position.ledger_id]
+
+
+def test_a_log_has_entries_and_its_ledgers_rise():
+    for seed in range(200):
+        log = consumers.ledgers(Random(seed))
+        assert sum(log.values()) > 0
+        assert all(lower < higher for lower, higher in pairwise(log))
+
+
+def test_no_mark_delete_is_one_that_a_cursor_refuses():
+    """Below it everything is acked already, so none goes back, also after a recovery."""
+    seen = 0
+    for seed in range(40):
+        log = consumers.ledgers(Random(seed))
+        known = [(ledger_id, 0, count // 2) for ledger_id, count in log.items()]
+        acked = {(ledger_id, entry_id) for ledger_id, first, end in known for entry_id in range(first, end)}
+        every = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
+        for step in consumers.steps(Random(seed), log, length=150, known=known):
+            if step.kind is StepKind.ACK:
+                acked.add(step.position)
+            elif step.kind is StepKind.MARK_DELETE:
+                seen += 1
+                first_unacked = next((each for each in every if each not in acked), every[-1])
+                assert step.position >= first_unacked
+                acked.update(each for each in every if each <= step.position)
+    assert seen > 100
+
+
+def test_an_ack_is_of_entries_that_the_ledger_has():
+    step = Step(StepKind.ACK, position=Position(1, 3), amount=4, stride=3)
+    assert list(step.entry_ids(100)) == [3, 6, 9, 12]
+    assert list(step.entry_ids(10)) == [3, 6, 9]
+    assert list(step._replace(amount=0).entry_ids(10)) == [3]
+    assert str(step) == "cursor 0: ack 4 entries from 1:3 on, 3 apart"
