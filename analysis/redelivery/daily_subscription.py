@@ -49,7 +49,7 @@ class Days(NamedTuple):
 class DailySubscription:
     """One subscription, from its state at the end of the day before, if it was there.
 
-    What it passes on of sums is what they have grown by, so that all runs add up to what one would have found.
+    It passes on by how much sums have grown, so that all runs add up to what one run would have found.
 
     Args:
         key: Topic and subscription.
@@ -123,6 +123,8 @@ class DailySubscription:
             peak, peak_ts_ms, *sums = self._sums(policy)
             before = self._before[policy][2:]
             grown = [(now or 0) - (then or 0) for now, then in zip(sums, before, strict=True)]
+            # Of `Costs.blocked_ms` results have the most, not the sum.
+            grown[-1] = sums[-1] or 0
             yield from self._histogram(policy, narrow_sums([peak, peak_ts_ms, *grown]))
         if self._is_published:
             self._replay.forget_complete()

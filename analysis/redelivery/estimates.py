@@ -73,8 +73,8 @@ def estimates(
         number that holds for that share of the time; ``max, max_ts_ms``: the most, and when first, null if it is 0: of
         a subscription at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges,
         cut_by_bytes, cut_by_route``: expected by cause; they add up to it, and as recorded are told by the trace;
-        ``write_count, bytes_written, bytes_kept, bytes_kept_max, blocked_ms``: as `Costs`, summed up; ``duration_ms``:
-        of the trace; ``duplicates_per_day``.
+        ``write_count, bytes_written, bytes_kept, bytes_kept_max``: as `Costs`, summed up; ``blocked_ms``: of the
+        subscription for which dispatch stood still longest; ``duration_ms``: of the trace; ``duplicates_per_day``.
     """
     span = source.span()
     if not span.chunk_count:

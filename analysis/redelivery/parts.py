@@ -188,7 +188,10 @@ class _Result:
         self._histogram.add(part.first, part.second)
         if part.sums is not None:
             peak, peak_ts_ms, *sums = whole_sums(part.sums)
+            longest_ms = max(self._sums[-1], sums[-1] or 0)
             self._sums = [before + (more or 0) for before, more in zip(self._sums, sums, strict=True)]
+            # Subscriptions wait at the same time, so their waits do not add up.
+            self._sums[-1] = longest_ms
             # Where nothing ever comes back there is no time at which most does.
             if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
                 self._peak = (-peak, peak_ts_ms)

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from replay_runs import by_days, goes_on
 
 from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.gated_replay import GatedReplay
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.redelivery.waiting_line import TimesKept
 from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.store import StoreError
@@ -360,6 +364,20 @@ def test_dispatch_is_not_blocked_for_longer_than_the_trace(last_ms):
     # Another day goes on where it was left.
     replay.end(last_ms + 500)
     assert replay.curves[0].costs.blocked_ms == last_ms - 500
+
+
+def test_no_result_is_blocked_for_longer_than_the_trace(tmp_path):
+    """Two subscriptions wait at the same time, one of them for half of it."""
+    policy = Policy.from_mapping({"max_unpersisted_ack_record_bytes": 40, "flush_interval_ms": 10_000})
+    frames = [
+        Frame("persistent://a/b/t", name, [Event(begin_ms, EventKind.DELIVER, 3, each, each) for each in range(9)])
+        for name, begin_ms in (("s", 1_000), ("r", 2_000))
+    ]
+    frames.append(Frame("persistent://a/b/t", "idle", [Event(3_000, EventKind.DELIVER, 3, 0, 0)]))
+    parquet.write_trace(frames, tmp_path / "trace")
+    rows = estimates(LocalSource.of(tmp_path / "trace"), [policy]).collect()
+    found = {row["subscription"] or row["scope"]: row["blocked_ms"] for row in rows}
+    assert found == {"s": 2_000, "r": 1_000, "idle": 0, "topic": 2_000, "namespace": 2_000, "total": 2_000}
 
 
 def test_an_ack_without_a_delivery_is_delivered_when_it_is_acked():
