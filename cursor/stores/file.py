@@ -50,8 +50,9 @@ class FileStore:
 
     Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes what is alive
     to a new one. The log's file is laid out in advance, and stays so when it is closed: it may be twice as large as the
-    log, by 260 KiB at most. Opening reads it once. In memory are 16 bytes an entry, some 500 bytes a ledger and 200
-    more for an owner of its own, and the values with some 200 bytes each.
+    log, by 260 KiB at most. The new log needs as much free room as the live bytes take, while the old one is still
+    there; on a disk that never has it the store fills up. Opening reads the log once. In memory are 16 bytes an entry,
+    some 500 bytes a ledger and 200 more for an owner of its own, and the values with some 200 bytes each.
 
     A forked child has no part in it: there every call is refused, and the parent's store stays as it is.
 
