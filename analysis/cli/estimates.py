@@ -106,7 +106,7 @@ def _source(
     if engine is Engine.LOCAL:
         from ackstate.analysis.redelivery.trace_source import LocalSource
 
-        # What a replayed cursor logs is no news of a live one; in Spark it stays with the workers.
+        # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
         progress.add_task("computing every instant", total=None)
         yield LocalSource.of(trace, covered)

@@ -1,4 +1,4 @@
-"""Steps on the rows of a trace: each row is a chunk of events as lists, is checked, and gives what a replay takes."""
+"""First steps of a replay: they check the chunks of a trace and turn them into the rows that a replay takes."""
 
 from __future__ import annotations
 
@@ -129,10 +129,10 @@ def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
 
 
 def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield, in rows of `LEDGERS`, how far each ledger goes that chunks name, maybe in several rows.
+    """Yield rows of `LEDGERS`: the highest entries of each ledger that chunks name, possibly in several rows.
 
-    ``entry_count``, ``published`` and ``acked`` are one above the highest entry that any event, a PUBLISH, and an ACK
-    or MARK_DELETE names; 0 if there is none. Every subscription has a row, with ledger -1 if it names none.
+    ``entry_count`` is one above the highest entry that any event names, ``published`` that a PUBLISH names, and
+    ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription also has a row with ledger -1.
 
     Args:
         batches: Chunks, with `LEDGER_COLUMNS`.

@@ -1,7 +1,7 @@
-"""Rows of Arrow that one step after another works on: in this process, or (`spark_rows`) in the workers of Spark.
+"""Rows of Arrow data that pass through steps, in this process or in Spark's workers (`spark_rows`).
 
-A pipeline is written once, against `Rows`. A step is a function from record batches to record batches, and sees rows
-with equal keys side by side where it was given rows that were brought `together`.
+A pipeline is written once, against `Rows`. A step is a function from record batches to record batches. After
+`together`, a step sees rows with equal keys next to each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-# Rows are copied so many at a time into their order.
+# Sorted rows are copied in pieces of this many.
 _ROWS_AT_ONCE = 10_000
 
 
@@ -24,11 +24,11 @@ class Rows(Protocol):
     """Rows, computed when they are collected."""
 
     def through(self, step: Step, schema: pa.Schema) -> Self:
-        """Return what a step makes of them; it may be called several times, each time for some of the rows.
+        """Return the rows that a step yields; the step may be called several times, each time for some of the rows.
 
         Args:
             step: Takes batches and yields batches.
-            schema: Of what it yields.
+            schema: The schema of the rows that it yields.
         """
         ...
 
@@ -50,11 +50,11 @@ class Rows(Protocol):
 
 @final
 class LocalRows:
-    """Rows in this process, which holds those that are brought together in memory.
+    """Rows in this process; those that are brought together are in memory.
 
     Args:
         batches: Returns the rows; called once for each collection.
-        schema: Of the rows.
+        schema: The schema of the rows.
     """
 
     def __init__(self, batches: Callable[[], Iterable[pa.RecordBatch]], schema: pa.Schema) -> None:

@@ -1,7 +1,7 @@
-"""Brings the chunks of each subscription together, in order, and checks what makes a replay wrong.
+"""Brings the chunks of each subscription together, in order, and refuses traces that a replay would get wrong.
 
-What is checked: that the chunks follow one another, and that no ack goes beyond what its topic published. Single events
-inside of chunks are checked against each other by `ackstate trace check` only.
+It checks that chunks follow one another and that no ack goes beyond what its topic published. Only `ackstate trace
+check` compares single events inside of chunks.
 """
 
 from __future__ import annotations

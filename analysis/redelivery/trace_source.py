@@ -1,4 +1,4 @@
-"""Where the chunks of a replay come from: the files of a trace, read here or in the workers of Spark."""
+"""Reads the files of a trace for a replay, in this process or in Spark's workers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TraceSource(Protocol):
         ...
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
-        """Return what a step makes of some columns of the chunks, which it sees in any order.
+        """Return the rows that a step makes of some columns of the chunks, in any order.
 
         Args:
             columns: Of `ackstate.analysis.trace.events`.
             step: Takes batches of a few chunks.
-            schema: Of what it yields.
+            schema: The schema of the rows that it yields.
         """
         ...
 
@@ -64,7 +64,7 @@ class LocalSource(NamedTuple):
         return self.covered
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:
-        """See `TraceSource`; threads read shares of the files: most of the work is done outside of Python's lock."""
+        """See `TraceSource`; threads read shares of the files, mostly outside of Python's global lock."""
         cores = os.cpu_count() or 1
         shares = min(-(-_SHARES_PER_CORE * cores // len(self.files)), self.covered.row_groups_max)
 
