@@ -32,7 +32,7 @@ from ackstate.analysis.crash.oracle import State
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
-from ackstate.analysis.crash.subject_trace import Lived, entries
+from ackstate.analysis.crash.subject_trace import Lived
 from ackstate.analysis.workloads import consumers
 from ackstate.analysis.workloads.step import Step, StepKind
 
@@ -258,7 +258,7 @@ class Lives:
         self._counts["recoveries"] += 1
         acked = self._life.state(report).acked
         if self._life.operations:
-            self.lived.append(Lived(self._log, self._steps, self._died_ms, entries(report.acked)))
+            self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
         holds = f"it is open, and holds {acked}"
         self._judge(report, holds)
         self._life, self._steps, self._story = Life(self._log, acked), [], [holds]

@@ -56,7 +56,7 @@ class Broken(NamedTuple):
     entry_count: int = 0
 
 
-class Counts(TypedDict):
+class EntryCounts(TypedDict):
     """As of `RunOutcome`."""
 
     lost_durable: int
@@ -125,7 +125,7 @@ def told(broken: Iterable[Broken], story: tuple[str, ...] = ()) -> tuple[BrokenP
     return tuple(BrokenPromise(each.promise, each.found, story) for each in broken)
 
 
-def counts(broken: Iterable[Broken]) -> Counts:
+def counts(broken: Iterable[Broken]) -> EntryCounts:
     """Return how many entries were lost or invented, and whether the gauge was wrong."""
     entries, wrong = {Promise.I1: 0, Promise.I2: 0}, 0
     for promise, _, entry_count in broken:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Promise(StrEnum):
@@ -27,6 +31,11 @@ class Promise(StrEnum):
     ERRORS = "nothing fails by itself, and a fault causes one of our errors"
     CONVERSATION = "a program that is not crashed goes on, and says what the conversation allows"
     REPAIRS = "a repair that is offered works, and gives up what it says and no more"
+
+
+def gravest(promises: Iterable[Promise]) -> Promise:
+    """Return the first of some promises in the order of the numbers: of several it is the one to report."""
+    return min(promises, key=list(Promise).index)
 
 
 class PromiseBrokenError(AssertionError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ackstate.analysis.crash.promises import gravest
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.analysis.crash.subject_trace import SubjectTrace
 
@@ -43,12 +45,23 @@ class LivesLayer(Protocol):
         """
         ...
 
-    def lived(self, seed: int) -> Lives:
-        """Return the lives of a seed's run, over."""
+    @property
+    def size(self) -> RunSize:
+        """Of a run."""
         ...
 
-    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
-        """Return what became of a run that broke a promise, with the shortest story that was found."""
+    @property
+    def shrink_tries(self) -> int:
+        """How often a run that broke a promise is repeated at most, to find a shorter story."""
+        ...
+
+    @property
+    def shrink_seconds(self) -> float:
+        """No repeat begins later."""
+        ...
+
+    def lived(self, seed: int, size: RunSize) -> Lives:
+        """Return the lives of a seed's run of a size, over."""
         ...
 
 
@@ -67,12 +80,22 @@ def runs_of_lives(layer: LivesLayer, first_seed: int, recording: Path | None) ->
     with nullcontext() if recording is None else SubjectTrace(recording) as trace:
         layer.check_beginning()
         for seed in count(first_seed):
-            lives = layer.lived(seed)
+            lives = layer.lived(seed, layer.size)
             if trace is not None:
                 for lived in lives.lived:
                     trace.record(f"{layer.run_name}-{seed}", lived)
             outcome = lives.outcome()
-            yield layer.shrunk(outcome) if outcome.broken else outcome
+            yield replace(outcome, broken=_shortened(layer, outcome)) if outcome.broken else outcome
+
+
+def _shortened(layer: LivesLayer, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
+    return shorter_run(
+        outcome.broken,
+        layer.size,
+        lambda size: layer.lived(outcome.seed, size).broken,
+        tries=layer.shrink_tries,
+        seconds=layer.shrink_seconds,
+    )
 
 
 def live_through(lives: Lives, life_count: int, *, length: Callable[[], int], chance: Random) -> Lives:
@@ -103,7 +126,7 @@ def shorter_run(
     tries: int,
     seconds: float,
 ) -> tuple[BrokenPromise, ...]:
-    """Repeat a run that broke promises with fewer lives and operations; return what the shortest one broke.
+    """Repeat a run with fewer lives and operations while it breaks its gravest promise; return what the shortest broke.
 
     Args:
         broken: By the run.
@@ -116,7 +139,8 @@ def shorter_run(
     def attempt(steps: tuple[str, ...]) -> Failing[str, tuple[BrokenPromise, ...]] | None:
         smaller = RunSize(steps.count("life"), steps.count("operation"))
         again = repeat(smaller) if all(smaller) else ()
-        return Failing(steps, again) if again else None
+        return Failing(steps, again) if any(each.promise is promise for each in again) else None
 
+    promise = gravest(each.promise for each in broken)
     steps = ("life",) * size.lives + ("operation",) * size.operations
     return shortest(Failing(steps, broken), attempt, tries=tries, seconds=seconds).evidence

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Attempt = Callable[[tuple["Step", ...]], "Failing[Step, Evidence] | None"]
+    Repeat = Callable[[tuple["StepT", ...]], "Failing[StepT, EvidenceT] | None"]
 
-Step = TypeVar("Step")
-Evidence = TypeVar("Evidence")
+StepT = TypeVar("StepT")
+EvidenceT = TypeVar("EvidenceT")
 
 
-class Failing(NamedTuple, Generic[Step, Evidence]):
+class Failing(NamedTuple, Generic[StepT, EvidenceT]):
     """Steps that break a promise.
 
     Attributes:
@@ -25,18 +25,18 @@ class Failing(NamedTuple, Generic[Step, Evidence]):
         evidence: What was found broken.
     """
 
-    steps: tuple[Step, ...]
-    evidence: Evidence
+    steps: tuple[StepT, ...]
+    evidence: EvidenceT
 
 
 def shortest(
-    failing: Failing[Step, Evidence],
-    attempt: Attempt[Step, Evidence],
+    failing: Failing[StepT, EvidenceT],
+    attempt: Repeat[StepT, EvidenceT],
     *,
     tries: float = float("inf"),
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
-) -> Failing[Step, Evidence]:
+) -> Failing[StepT, EvidenceT]:
     """Return the shortest steps found that still fail: many neighbours are left out first, then one step at a time.
 
     Args:

@@ -17,18 +17,19 @@ from __future__ import annotations
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
+from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.conversation import Accepted, Durable
+from ackstate.analysis.crash.life import entries_of
 from ackstate.analysis.crash.subject import Operation, OperationKind
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.conversation import Answer
-    from ackstate.analysis.crash.subject import EntryRun
 
 TOPIC_PREFIX = "persistent://crash/"
 SUBSCRIPTION = "subject"
@@ -48,7 +49,7 @@ class Lived(NamedTuple):
     log: Mapping[int, int]
     steps: Sequence[tuple[int, Operation | Answer]]
     died_ms: int
-    recovered: EntrySet
+    recovered: AckedSet
 
 
 @final
@@ -64,7 +65,7 @@ class SubjectTrace:
 
     def __init__(self, directory: Path) -> None:
         self._recorder = Recorder(directory)
-        self._accepted: dict[str, EntrySet] = {}
+        self._accepted: dict[str, AckedSet] = {}
         self._last_ms = 0
 
     def record(self, topic: str, lived: Lived) -> None:
@@ -74,11 +75,8 @@ class SubjectTrace:
             topic: Lives of one topic follow one another: each begins with what the one before has recovered.
             lived: The life.
         """
-        before = self._accepted.pop(topic, EntrySet())
         timeline = _Timeline(lived)
-        accepted = before.copy()
-        for run in timeline.runs():
-            accepted.add_run(*run)
+        accepted = timeline.accepted() | self._accepted.pop(topic, timeline.numbering.nothing)
         again = accepted - lived.recovered
         self._recorder.record(f"{TOPIC_PREFIX}{topic}", SUBSCRIPTION, self._in_time([
             *timeline.events(),
@@ -117,16 +115,16 @@ class _Timeline:
 
     def __init__(self, lived: Lived) -> None:
         self._lived = lived
+        self.numbering = Numbering(lived.log)
         self._rows: list[_Row] = []
         self._positions: list[int] = []  # of the operations in the rows
         self._seen: set[int] = set()
         self._gather()
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the entries of every accepted operation, as (ledger, first, end)."""
-        for row in self._rows:
-            if row.operation is not None:
-                yield from _runs(row.operation, self._lived.log)
+    def accepted(self) -> AckedSet:
+        """Return the entries of every accepted operation."""
+        operations = [row.operation for row in self._rows if row.operation is not None]
+        return self.numbering.runs(run for operation in operations for run in self._entries(operation).runs())
 
     def events(self) -> Iterator[Event]:
         """Yield what happened until the crash."""
@@ -135,7 +133,7 @@ class _Timeline:
         ends = {end: number for number, (_, end) in enumerate(persists, start=1)}
         for index, (ts_ms, operation, _) in enumerate(self._rows):
             if operation is not None:
-                for ledger_id, first, end in _runs(operation, self._lived.log):
+                for ledger_id, first, end in self._entries(operation).runs():
                     yield Event(ts_ms, _KINDS[operation.kind], ledger_id, first, end - 1, 0)
             if index in ends:
                 yield Event(ts_ms, EventKind.PERSIST_ENDED, number=ends[index])
@@ -205,26 +203,8 @@ class _Timeline:
         return begin
 
     def _is_recovered(self, operation: Operation) -> bool:
-        left = EntrySet()
-        for run in _runs(operation, self._lived.log):
-            left.add_run(*run)
-        return len(left) > 0 and len(left - self._lived.recovered) == 0
+        own = self._entries(operation)
+        return bool(own) and own <= self._lived.recovered
 
-
-def entries(runs: Iterable[EntryRun]) -> EntrySet:
-    """Return the entries of some runs."""
-    found = EntrySet()
-    for run in runs:
-        found.add_run(*run)
-    return found
-
-
-def _runs(operation: Operation, log: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the entries of an operation, as (ledger, first, end)."""
-    if operation.kind is OperationKind.ACK:
-        yield operation.ledger_id, operation.entry_id, operation.entry_id + 1
-    elif operation.kind is OperationKind.MARK_DELETE:
-        for ledger_id, entry_count in log.items():
-            if ledger_id < operation.ledger_id and entry_count:
-                yield ledger_id, 0, entry_count
-        yield operation.ledger_id, 0, operation.entry_id + 1
+    def _entries(self, operation: Operation) -> AckedSet:
+        return entries_of(operation, self.numbering)

@@ -9,12 +9,12 @@ killed doing so; where nothing was asked in between, the next must recover the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shorter_run
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -84,9 +84,9 @@ class Kills:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
         self._recording = recording
         self._parent = directory
-        self._size = size
+        self.size = size
         self._settings = LivesSettings(early_s=plan.early_s, patience_s=patience_s)
-        self._shrink_tries = shrink_tries
+        self.shrink_tries, self.shrink_seconds = shrink_tries, _SHRINK_S
         self._plan = plan
 
     @property
@@ -108,9 +108,8 @@ class Kills:
             with scratch_directory(self.run_name, self._parent) as directory:
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def lived(self, seed: int, size: RunSize | None = None) -> Lives:
-        """See `LivesLayer`; in another size, if one is given."""
-        size = self._size if size is None else size
+    def lived(self, seed: int, size: RunSize) -> Lives:
+        """See `LivesLayer`."""
         launch = self._launches[seed % len(self._launches)]
         chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
         with scratch_directory(self.run_name, self._parent) as directory:
@@ -121,17 +120,6 @@ class Kills:
                 length=lambda: max(size.operations // chance.choice(self._plan.shares), 1),
                 chance=chance,
             )
-
-    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
-        """See `LivesLayer`: of the shortest of some repeats that break a promise, too; no kill hits the same again."""
-        broken = shorter_run(
-            outcome.broken,
-            self._size,
-            lambda size: self.lived(outcome.seed, size).broken,
-            tries=self._shrink_tries,
-            seconds=_SHRINK_S,
-        )
-        return replace(outcome, broken=broken)
 
 
 def kills(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Iterator[RunOutcome]:

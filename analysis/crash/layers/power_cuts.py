@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,7 +25,7 @@ from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, load
 from ackstate.analysis.crash.lives import Lives, LivesSettings, check_beginning
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives, shorter_run
+from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -57,8 +56,6 @@ SIZE = RunSize(lives=6, operations=100)
 """Of a run."""
 _ANOTHER_SYNCS_SHARE = 0.3
 _EARLY_S = 0.02
-_SHRINK_TRIES = 24
-_SHRINK_S = 15.0
 _READ_S = 1.0
 
 
@@ -86,10 +83,11 @@ class PowerCuts:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
         self._recording = recording
         self._mount_options = mount_options
-        self._size = size
+        self.size = size
         self._settings = LivesSettings(early_s=_EARLY_S, patience_s=patience_s)
 
     run_name = "power-cuts"
+    shrink_tries, shrink_seconds = 24, 15.0
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
@@ -117,9 +115,8 @@ class PowerCuts:
                 directory.mkdir()
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def lived(self, seed: int, size: RunSize | None = None) -> Lives:
-        """See `LivesLayer`; in another size, if one is given."""
-        size = self._size if size is None else size
+    def lived(self, seed: int, size: RunSize) -> Lives:
+        """See `LivesLayer`."""
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
         launch = self._launches[seed % len(self._launches)]
         with LoopDisk(chance.choice(self._mount_options)) as disk:
@@ -129,17 +126,6 @@ class PowerCuts:
             sync_path(disk.directory)
             lives = Lives(launch, directory, seed, PowerCut(disk, chance), self._settings)
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
-
-    def shrunk(self, outcome: RunOutcome) -> RunOutcome:
-        """See `LivesLayer`: of the smallest run that breaks a promise, too; no cut hits the same again."""
-        broken = shorter_run(
-            outcome.broken,
-            self._size,
-            lambda size: self.lived(outcome.seed, size).broken,
-            tries=_SHRINK_TRIES,
-            seconds=_SHRINK_S,
-        )
-        return replace(outcome, broken=broken)
 
 
 def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Generator[RunOutcome]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackstate.analysis.crash.layer import BrokenPromise
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
 from ackstate.analysis.crash.model.story import Failure, failure_of, told
@@ -66,10 +67,12 @@ def test_what_does_not_fail_again_is_told_as_it_was():
 
 def test_a_run_becomes_as_small_as_breaks_a_promise():
     def repeat(size):
-        return (size,) if size.lives >= 3 and size.operations >= 11 else ()
+        is_lost = size.lives >= 3 and size.operations >= 11
+        return (BrokenPromise(Promise.I2 if is_lost else Promise.I3, "found", size),)
 
     size = RunSize(lives=10, operations=120)
-    assert shorter_run((size,), size, repeat, tries=60, seconds=60) == (RunSize(3, 11),)
+    broken = (BrokenPromise(Promise.I3, "found"), *repeat(size))
+    assert shorter_run(broken, size, repeat, tries=60, seconds=60)[-1].story == RunSize(3, 11)
 
 
 def test_a_setting_that_another_one_needs_stays_with_it(monkeypatch):

@@ -6,12 +6,13 @@ from itertools import islice
 
 import pytest
 
+from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.conversation import Accepted, Durable
 from ackstate.analysis.crash.layers.kills import Kills
 from ackstate.analysis.crash.runs_of_lives import RunSize
-from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind
+from ackstate.analysis.crash.subject import Operation, OperationKind
 from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace, entries
+from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace
 from ackstate.analysis.trace.entry_set import SubscriptionHistory
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Frame, read_recording
@@ -26,7 +27,7 @@ def asked(number, entry_id, kind=OperationKind.ACK, ledger_id=3):
 
 def recorded(tmp_path, steps, *recovered, died_ms=99):
     """What a life becomes, as (time, kind, first entry or number of the persist)."""
-    acked = entries([EntryRun(3, entry_id, entry_id + 1) for entry_id in recovered])
+    acked = Numbering(LOG).runs([(3, entry_id, entry_id + 1) for entry_id in recovered])
     with SubjectTrace(tmp_path) as trace:
         trace.record("t", Lived(LOG, steps, died_ms, acked))
     (frame,) = read_recording(tmp_path)
@@ -106,7 +107,7 @@ def test_a_mark_delete_is_one_event_for_each_ledger_that_has_entries(tmp_path):
     steps = [(1, asked(0, 4, OperationKind.MARK_DELETE, 6)), (1, asked(1, -1, OperationKind.PERSIST, -1))]
     steps += [(2, Accepted(0)), (2, Accepted(1))]
     with SubjectTrace(tmp_path) as trace:
-        trace.record("t", Lived(LOG, steps, 9, entries([])))
+        trace.record("t", Lived(LOG, steps, 9, Numbering(LOG).nothing))
     (frame,) = read_recording(tmp_path)
     assert [event[2:5] for event in frame.events if event.kind is EventKind.MARK_DELETE] == [(3, 0, 9), (6, 0, 4)]
     assert [event[2:5] for event in frame.events if event.kind is EventKind.REDELIVER] == [(3, 0, 9), (6, 0, 4)]
@@ -173,5 +174,5 @@ def test_spark_predicts_what_came_back(tmp_path, spark):
 def test_a_recording_is_gone_on_with(tmp_path):
     for _ in range(2):
         with SubjectTrace(tmp_path) as trace:
-            trace.record("t", Lived(LOG, four((2, Accepted(0))), 9, entries([])))
+            trace.record("t", Lived(LOG, four((2, Accepted(0))), 9, Numbering(LOG).nothing))
     assert len(list(read_recording(tmp_path))) == 2

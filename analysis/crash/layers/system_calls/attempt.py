@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.layers.system_calls.program import (
     FaultedProgram,
-    entries_up_to,
     held,
     open_cursor,
     runs_of,
 )
-from ackstate.analysis.crash.layers.system_calls.script import LEDGERS
+from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, NUMBERING
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
 from ackstate.analysis.crash.layers.system_calls.witness import Witness
 from ackstate.analysis.crash.promises import Promise
@@ -220,7 +219,7 @@ def _check_recovery(witness: Witness, stage: Stage, cursor_count: int) -> None:
         if ledger_count != cursor_count:
             witness.breaks(Promise.I11, f"{ledger_count} ledgers of {cursor_count} cursors")
         for number, state in enumerate(_recover(stage, cursor_count)):
-            if state["acked"] != runs_of(entries_up_to(_LAST)):
+            if state["acked"] != runs_of(NUMBERING.up_to(*_LAST)):
                 witness.breaks(Promise.I5, f"cursor {number} is closed: {state}")
     except (CorruptStateError, UnsupportedVersionError) as error:
         witness.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")

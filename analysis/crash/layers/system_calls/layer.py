@@ -32,7 +32,7 @@ from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortun
 from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from ackstate.analysis.crash.oracle import counts, told
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.promises import Promise, gravest
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.stores.file import FileStore
@@ -179,8 +179,7 @@ class _Run:
         """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
         if not tried.witness.broken:
             return ()
-        # Of several the one that is told is the lowest: acks that are invented or lost.
-        promise = min((found.promise for found in tried.witness.broken), key=list(Promise).index)
+        promise = gravest(found.promise for found in tried.witness.broken)
         met = tried.met
 
         def attempt(steps: tuple[Step, ...]) -> Failing[Step, Attempt] | None:

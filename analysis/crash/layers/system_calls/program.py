@@ -28,9 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.analysis.crash.layers.system_calls.script import BATCH_SIZE, LEDGERS, STEP_MS, Setting
+from ackstate.analysis.crash.layers.system_calls.script import BATCH_SIZE, LEDGERS, NUMBERING, STEP_MS, Setting
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.journal_format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.layers.system_calls.script import Script
     from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
-    from ackstate.position import Position
 
     Runs = list[list[int]]
     Held = dict[str, Any]
@@ -88,10 +87,8 @@ def held(cursor: ManagedCursor) -> Held:
         ``batch``: ledger, entry and unacked words of each partly acked batch; ``properties``: of the mark-delete;
         ``names``: the cursor's.
     """
-    marked = entries_up_to(cursor.mark_delete_position)
-    acked = marked.copy()
-    for run in cursor.deleted.runs():
-        acked.add_run(*run)
+    marked = NUMBERING.up_to(*cursor.mark_delete_position)
+    acked = marked | NUMBERING.runs(cursor.deleted.runs())
     return {
         "acked": runs_of(acked),
         "marked": runs_of(marked),
@@ -101,18 +98,9 @@ def held(cursor: ManagedCursor) -> Held:
     }
 
 
-def entries_up_to(position: Position) -> EntrySet:
-    """Return the entries of the log up to a position, included."""
-    entries = EntrySet()
-    for ledger_id, count in LEDGERS.items():
-        if ledger_id <= position.ledger_id:
-            entries.add_run(ledger_id, 0, count if ledger_id < position.ledger_id else position.entry_id + 1)
-    return entries
-
-
-def runs_of(entries: EntrySet) -> Runs:
+def runs_of(acked: AckedSet) -> Runs:
     """Return entries as JSON has them."""
-    return [list(run) for run in entries.runs()]
+    return [list(run) for run in acked.runs()]
 
 
 @dataclass(slots=True)
@@ -240,7 +228,7 @@ class FaultedProgram:
         if step.kind is StepKind.MARK_DELETE and position <= cursor.mark_delete_position:
             return  # An earlier one went further; how far depends on what was lost since.
         if step.kind is StepKind.MARK_DELETE:
-            entries = runs_of(entries_up_to(position))
+            entries = runs_of(NUMBERING.up_to(*position))
         else:
             entries = [[position.ledger_id, position.entry_id, position.entry_id + 1]]
         self._line(asked=str(step), entries=entries)
@@ -297,8 +285,8 @@ class FaultedProgram:
 
     def _reset(self, each: _Open, step: Step) -> None:
         self._about = each.number
-        before = step.position._replace(entry_id=step.position.entry_id - 1)
-        entries = runs_of(entries_up_to(before))
+        ledger_id, entry_id = step.position
+        entries = runs_of(NUMBERING.up_to(ledger_id, entry_id - 1))
         self._line(resetting={"acked": entries, "marked": entries, "batch": [], "properties": {}}, to=str(step))
         each.cursor.reset(step.position, now_ms=self._now_ms)
         each.waiting = []

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format
@@ -13,6 +14,7 @@ from ackstate.position import Position
 
 LEDGERS = {1: 40, 2: 0, 4: 30}
 """The message log: the number of entries of each ledger, by id."""
+NUMBERING = Numbering(LEDGERS)
 BATCH_SIZE = 4
 """Messages of each batch."""
 STEP_MS = 1_000

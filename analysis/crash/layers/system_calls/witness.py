@@ -6,8 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.analysis.crash.acked_set import Numbering
-from ackstate.analysis.crash.layers.system_calls.script import LEDGERS
+from ackstate.analysis.crash.layers.system_calls.script import NUMBERING
 from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.layers.system_calls.program import Held
 
-_NUMBERING = Numbering(LEDGERS)
 _NOTHING: Held = {"acked": [], "marked": [], "batch": [], "properties": {}}
 
 
@@ -111,4 +109,4 @@ def _state(held: Held) -> State:
 
 
 def _acked(runs: Iterable[Iterable[int]]) -> AckedSet:
-    return _NUMBERING.runs(runs)
+    return NUMBERING.runs(runs)
