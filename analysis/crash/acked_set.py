@@ -21,6 +21,8 @@ class Numbering:
         batch_size: Messages of each entry; 0 where no entry is acked in parts.
 
     Attributes:
+        entry_count: How many entries the log has.
+        every_entry: Their bits.
         nothing: The empty set.
     """
 
@@ -31,6 +33,7 @@ class Numbering:
         for ledger_id, count in ledgers.items():
             self._first[ledger_id] = self.entry_count
             self.entry_count += count
+        self.every_entry = (1 << self.entry_count) - 1
         self.nothing = AckedSet(self)
 
     def runs(self, runs: Iterable[Iterable[int]]) -> AckedSet:
@@ -114,8 +117,8 @@ class AckedSet:
     @property
     def entry_count(self) -> int:
         """How many entries are in it."""
-        inside = self.bits & (1 << self.numbering.entry_count) - 1
-        return inside.bit_count() + sum(end - first for _, first, end in self.elsewhere)
+        inside = (self.bits & self.numbering.every_entry).bit_count()
+        return inside + sum(end - first for _, first, end in self.elsewhere) if self.elsewhere else inside
 
     @property
     def message_count(self) -> int:
