@@ -1,5 +1,6 @@
 """A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
 
+from ackstate.checkout import alias
 from ackstate.cursor.auto_age import AUTO, AutoAge
 from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from ackstate.cursor.config import CursorConfig
@@ -93,3 +94,6 @@ __all__ = [
     "VersionMismatchError",
     "persist_all",
 ]
+
+if __name__ == "cursor":
+    alias(__name__)

@@ -1,5 +1,6 @@
 """Which delayed messages are due? One index for a topic, one view of it for each subscription; no clock."""
 
+from ackstate.checkout import alias
 from ackstate.delay.buckets.index import BucketedDelayIndex
 from ackstate.delay.buckets.recovery import BucketRecoveryReport
 from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
@@ -23,3 +24,6 @@ __all__ = [
     "SubscriptionDelayView",
     "TopicDelayIndex",
 ]
+
+if __name__ == "delay":
+    alias(__name__)

@@ -1,5 +1,6 @@
 """May the dispatcher send more, may a message be published so? Numbers in, a verdict out; no cursor, no clock."""
 
+from ackstate.checkout import alias
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.policies import (
@@ -31,3 +32,6 @@ __all__ = [
     "check_topic_settable",
     "effective",
 ]
+
+if __name__ == "limits":
+    alias(__name__)
