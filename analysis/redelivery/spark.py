@@ -175,7 +175,9 @@ def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
         session = SparkSession.getActiveSession()
         advice = hint(reason, (session and session.sparkContext.master) or "local")
         if own := _OWN_ERROR.fullmatch(reason):
-            raise TraceError(f"{what}: {own[1]}{advice}") from error
+            # An error of a file names it.
+            where = "" if own[1].startswith(f"{what}/") else f"{what}: "
+            raise TraceError(f"{where}{own[1]}{advice}") from error
         if unread := _UNREAD_FILE.fullmatch(reason):
             raise TraceError(f"{unread[1]}: not a readable Parquet file, {unread[2]}{advice}") from error
         if _NO_ROOM in reason:

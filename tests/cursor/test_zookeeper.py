@@ -831,7 +831,7 @@ def test_what_was_appended_survives_kills_in_order_and_whole(server, open_store)
 
 @pytest.mark.slow
 def test_a_call_waits_for_a_server_that_comes_back(server, open_store):
-    store = open_store(session_timeout_s=20, call_timeout_s=20)
+    store = open_store(session_timeout_s=20, call_timeout_s=80)
     ledger_id = store.ledgers.create("back")
     session_id = store._session._client.client_id
     server.kill()
@@ -840,7 +840,7 @@ def test_a_call_waits_for_a_server_that_comes_back(server, open_store):
     waiting.start()
     wait_until(lambda: not store._session._client.connected)
     server.start()
-    waiting.join(timeout=60)
+    waiting.join(timeout=100)
     assert ids == [-1]
     assert store.ledgers.append(ledger_id, b"x") == 0
     assert store._session._client.client_id == session_id

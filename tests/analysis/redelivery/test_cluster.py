@@ -172,7 +172,7 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
     assert json.loads(answer or "null") == local_answer(spark, trace), done.stderr
     assert statuses.split() == ["0", "status", "2"]
     (line,) = done.stderr.splitlines()
-    assert line.startswith("ackstate: /proc/self/cwd/trace: Spark cannot read it, ")
+    assert line.startswith("ackstate: /proc/self/cwd/trace/part-00000.parquet: not a readable Parquet file, ")
     assert line.endswith("the workers cannot see it: put it on storage that all of them mount at this path")
 
 
