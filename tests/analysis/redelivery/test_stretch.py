@@ -137,7 +137,7 @@ def taken(monkeypatch):
 def test_what_is_taken_at_once_is_as_taken_by_itself(taken):
     counts = []
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(TRACES, GRIDS, SIZES)
     def agree(trace, grid, sizes):
         counts.append(assert_same(taken, trace, grid, sizes))
