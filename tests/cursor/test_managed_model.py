@@ -287,7 +287,10 @@ class CursorMachine(RuleBasedStateMachine):
         self.accepted &= kept
         self.possible = [state._replace(acked=state.acked & kept) for state in self.possible]
         self.possible_resets = [state._replace(acked=state.acked & kept) for state in self.possible_resets]
-        self.receipts = [(receipt, positions & kept, batch) for receipt, positions, batch in self.receipts]
+        self.receipts = [
+            (receipt, positions & kept, batch if batch and batch[0] in kept else None)
+            for receipt, positions, batch in self.receipts
+        ]
 
     @rule()
     def clear_backlog(self):
