@@ -36,6 +36,7 @@ class _FolderNames:
         self.folder = folder
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Return a spec that loads the module of `ackstate`; None for other names and for modules that are missing."""
         del path, target
         if not name.startswith(f"{self.folder}."):
             return None
@@ -47,12 +48,14 @@ class _FolderNames:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module of `ackstate` itself."""
         module = import_module(f"{__package__}.{spec.name}")
         # The import system gives the module the new spec, and `exec_module` the old one back.
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is: it was executed under its own name."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 

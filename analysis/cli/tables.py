@@ -41,8 +41,8 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return redelivery if crashed, a row for each subscription of one topic.
 
     Args:
-        rows: Columns as `ackstate.analysis.redelivery.estimate.summary` has them, and ``crashes`` as `crashes` there
-        has them.
+        rows: ``subscription, expected, p50, p99, max`` as of `Estimate`, and ``crashes``: rows as of
+            `ackstate.analysis.redelivery.crashes.crashes`.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
     for row in rows:

@@ -152,7 +152,7 @@ def read_unchecked(spark: SparkSession, path: Path) -> DataFrame:
 
 @contextmanager
 def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
-    """Turn what Spark raises into a `TraceError` of one line.
+    """Turn what Spark raises into a `TraceError` of one line, and put the trace into one that does not name it.
 
     Args:
         what: The trace that is read, or written.

@@ -6,7 +6,8 @@ times as long as the replay. What leaves a worker here are chunks as bytes, made
 
 from __future__ import annotations
 
-from functools import partial
+import gc
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pyspark.sql import functions as F
@@ -16,7 +17,7 @@ from ackstate.analysis.redelivery.trace_source import names_of_files, row_groups
 from ackstate.analysis.trace.parquet import Span, check_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -79,11 +80,22 @@ class SparkSource(NamedTuple):
         shares = min(-(-tasks // len(self.files)), self.covered.row_groups_max)
         read = partial(row_groups, files=self.files, shares=shares, columns=columns)
         numbers = self.spark.range(0, len(self.files) * shares, numPartitions=min(tasks, len(self.files) * shares))
-        return SparkRows(numbers).through(lambda batches: step(read(batches)), schema)
+
+        def of_shares(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            _settle()
+            return step(read(batches))
+
+        return SparkRows(numbers).through(of_shares, schema)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         """See `TraceSource`."""
         return made_by(self.spark)
+
+
+@cache
+def _settle() -> None:
+    """Take the imports of a worker out of the garbage collection, of 40 ms, that Spark has it do after each task."""
+    gc.freeze()
 
 
 def made_by(spark: SparkSession) -> tuple[tuple[str, str], ...]:

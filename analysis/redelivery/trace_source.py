@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import pyarrow as pa
@@ -93,7 +91,6 @@ def row_groups(
     batches: Iterable[pa.RecordBatch], *, files: Sequence[str], shares: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield, a few chunks at a time, some columns of shares of files: share ``n % shares`` of file ``n // shares``."""
-    _settle()
     for batch in batches:
         for number in batch.column(0).to_pylist():
             file = files[number // shares]
@@ -104,12 +101,6 @@ def row_groups(
                         yield from parquet.iter_batches(_CHUNKS_AT_ONCE, row_groups=list(mine), columns=list(columns))
             except (pa.ArrowException, OSError) as error:
                 raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
-
-
-@cache
-def _settle() -> None:
-    """Take what a worker has imported out of the garbage collection that Spark has it do after each task, in 40 ms."""
-    gc.freeze()
 
 
 def _opened(file: str) -> pq.ParquetFile:
