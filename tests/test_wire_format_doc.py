@@ -11,7 +11,8 @@ import google_crc32c
 import pytest
 from pyroaring import BitMap
 
-from ackstate.analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder
 
 ROOT = Path(__file__).parents[1]
@@ -208,8 +209,12 @@ def test_the_fields_of_a_table_leave_no_gap(words, end):
 
 
 def test_the_columns_and_kinds_of_a_trace_are_all_there():
-    names = [(row[0].strip("`"), row[1]) for row in table_after("## Parquet trace, version 2")]
-    assert names == [*SCALAR_COLUMNS.items(), *((name, f"list of {kind}") for name, kind in LIST_COLUMNS.items())]
+    names = [(row[0].strip("`"), row[1]) for row in table_after("## Parquet trace, version 3")]
+    assert names == [
+        *SCALAR_COLUMNS.items(), ("event_count", "int32"),
+        *((name, f"packed {kind}") for name, kind in EVENT_COLUMNS.items()), ("ledgers", "list of structs"),
+    ]  # fmt: skip
+    assert [name for name, _ in names] == TRACE_SCHEMA.names
     kinds = {int(row[0]): row[1] for row in table_after("The kinds of events")}
     assert kinds == {kind.value: kind.name for kind in EventKind}
     assert f"{CHUNK_EVENTS:,} consecutive events" in TEXT

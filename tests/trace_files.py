@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, events_of, named_entries
+from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.packed_numbers import pack
+
+SCHEMAS = {2: LIST_SCHEMA, 3: TRACE_SCHEMA}
+_LEDGERS = ("ledger_id", "entry_count", "published", "acked")
 
 
 def lines_of(rows):
@@ -21,7 +28,7 @@ def write(path, rows):
 def read_back(path):
     """Return every subscription's events, having made sure that chunks and seqs follow one another."""
     events = {}
-    rows = pq.read_table(path).to_pylist()
+    rows = read_rows(path)
     for row in sorted(rows, key=lambda row: (row["topic"], row["subscription"], row["chunk"])):
         mine = events.setdefault((row["topic"], row["subscription"]), [])
         assert row["first_seq"] == len(mine)
@@ -29,3 +36,38 @@ def read_back(path):
         mine += [Event(ts, EventKind(kind), *rest) for ts, kind, *rest in zip(*columns, strict=True)]
         assert (row["first_ts_ms"], row["last_ts_ms"]) == (row["ts_ms"][0], row["ts_ms"][-1])
     return events
+
+
+def read_rows(trace):
+    """Return the rows of a trace, each a mapping whose events are lists of numbers."""
+    table = pq.read_table(trace).combine_chunks()
+    rows = table.select(list(SCALAR_COLUMNS)).to_pylist()
+    (batch,) = table.to_batches()
+    offsets, columns = events_of(batch, list(EVENT_COLUMNS))
+    for row, begin, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        row |= {name: column[begin:end].tolist() for name, column in zip(EVENT_COLUMNS, columns, strict=True)}
+    return rows
+
+
+def table_of_rows(rows, *, version=3):
+    """Return rows as `read_rows` has them as those of a version; its `event_count` and `ledgers` stay."""
+    if version < 3:
+        return pa.Table.from_pylist(rows, LIST_SCHEMA)
+    return pa.Table.from_pylist([_packed(row) for row in rows], TRACE_SCHEMA)
+
+
+def write_rows(rows, file, *, version=3):
+    """Write rows as the only Parquet file of an older trace, which does not say that it is."""
+    pq.write_table(table_of_rows(rows, version=version), file)
+
+
+def _packed(row):
+    columns = {name: np.array(row[name], np.int64) for name in EVENT_COLUMNS}
+    named = named_entries(*(columns[name] for name in ("kind", "ledger_id", "last_entry")))
+    ledgers = [dict(zip(_LEDGERS, each, strict=True)) for each in named.T.tolist()]
+    columns["last_entry"] = columns["last_entry"] - columns["first_entry"]
+    plain = {name: row[name] for name in SCALAR_COLUMNS}
+    told = {"event_count": len(row["kind"]), "ledgers": ledgers}
+    return plain | told | {name: row.get(name) for name in told if name in row} | {
+        name: pack(column) for name, column in columns.items()
+    }  # fmt: skip

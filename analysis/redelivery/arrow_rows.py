@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.redelivery.acked import Chunk
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.redelivery.acked import Int64s
-
-
-def chunk_at(batch: pa.RecordBatch, index: int) -> Chunk:
-    """Return a row's events; the columns are those of `Chunk`, each a list."""
-    return Chunk(*(array_at(batch[name], index) for name in Chunk._fields))
 
 
 def array_at(column: pa.Array, index: int) -> Int64s:

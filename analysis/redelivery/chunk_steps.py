@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +10,26 @@ import pyarrow as pa
 
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.thinning import packed, thinned
-from ackstate.analysis.trace.events import NAMES_ENTRIES, EventKind, TraceError
+from ackstate.analysis.trace.chunk_rows import (
+    check_ledgers,
+    damaged,
+    events_of,
+    is_packed,
+    ledgers_told,
+    named_entries,
+    packed_columns,
+    pieces,
+    refuse,
+)
+from ackstate.analysis.trace.events import NAMES_ENTRIES, EventKind
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.redelivery.acked import Bools, Int64s
+    import numpy.typing as npt
+
+    from ackstate.analysis.redelivery.acked import Int64s
 
 LOG = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))
 """A message log, rising."""
@@ -30,10 +43,9 @@ LEDGERS = pa.schema([
     ("published", pa.int64()), ("acked", pa.int64()),
 ])  # fmt: skip
 _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
-CHUNK_COLUMNS = (*_BOUNDS, *Chunk._fields)
-BOUND_COLUMNS = (*_BOUNDS, "kind")
-LEDGER_COLUMNS = ("topic", "subscription", "chunk", "kind", "ledger_id", "last_entry")
-DEATH_COLUMNS = ("chunk", "ts_ms", "kind")
+_NAMES = ("topic", "subscription", "chunk")
+_LEDGERS = ("kind", "ledger_id", "last_entry")
+_DEATHS = ("ts_ms", "kind")
 DEATHS = pa.schema([("ts_ms", pa.int64())])
 _NAMING = tuple(NAMES_ENTRIES)
 # So many events of a subscription are made small together: of more, sorting them takes longer than it saves.
@@ -41,19 +53,41 @@ _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
 
 
+def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `packed_chunks` needs of a trace, whose events are bytes or lists."""
+    more = ("ledgers",) if is_packed else ()
+    return (*_BOUNDS, *packed_columns(Chunk._fields, is_packed=is_packed), *more)
+
+
+def bound_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `chunk_bounds` needs of a trace."""
+    return (*_BOUNDS, "event_count" if is_packed else "kind")
+
+
+def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `ledgers` needs of a trace."""
+    return (*_NAMES, *(("event_count", "ledgers") if is_packed else _LEDGERS))
+
+
+def death_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `deaths` needs of a trace."""
+    return ("chunk", *packed_columns(_DEATHS, is_packed=is_packed))
+
+
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
 
     Args:
-        batches: Chunks, with `CHUNK_COLUMNS`.
+        batches: Chunks, with `chunk_columns`.
         is_counted: Whether all policies only count, so that chunks are made small; see `thinned`.
 
     Raises:
         TraceError: A chunk is damaged.
     """
-    for batch in batches:
-        offsets, lists = _sound_lists(batch, Chunk._fields)
-        _check_events(batch, offsets, Chunk(*lists))
+    for batch in chain.from_iterable(map(pieces, batches)):
+        starts, columns = _sound_events(batch, Chunk._fields)
+        _check_events(batch, starts, Chunk(*columns))
+        offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
         subscriptions = batch["subscription"].to_pylist()
         rows: list[bytes | None] = []
@@ -61,7 +95,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Ite
             if not subscriptions[run[0]]:
                 rows.append(None)
                 continue
-            chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in lists))
+            chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
             rows.append(packed(thinned(chunk) if is_counted else chunk))
         yield _packed_batch(batch, offsets, runs, rows)
 
@@ -70,14 +104,14 @@ def chunk_bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield where the chunks begin and end, in rows of `PACKED` without events.
 
     Args:
-        batches: Chunks, with `BOUND_COLUMNS`.
+        batches: Chunks, with `bound_columns`.
 
     Raises:
         TraceError: A chunk is damaged.
     """
     for batch in batches:
-        offsets, _ = _sound_lists(batch, ("kind",))
-        yield _packed_batch(batch, offsets, [[row] for row in range(batch.num_rows)], [None] * batch.num_rows)
+        starts, _ = events_of(batch, () if is_packed(batch.schema) else ("kind",))
+        yield _packed_batch(batch, starts.tolist(), [[row] for row in range(batch.num_rows)], [None] * batch.num_rows)
 
 
 def _packed_batch(
@@ -135,24 +169,20 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription also has a row with ledger -1.
 
     Args:
-        batches: Chunks, with `LEDGER_COLUMNS`.
+        batches: Chunks, with `ledger_columns`.
 
     Raises:
         TraceError: A chunk is damaged.
     """
     found: dict[tuple[str, str, int], list[int]] = {}
     for batch in batches:
-        offsets, (kind, ledger_id, last) = _sound_lists(batch, ("kind", "ledger_id", "last_entry"))
-        published = kind == EventKind.PUBLISH
-        acked = (kind == EventKind.ACK) | (kind == EventKind.MARK_DELETE)
+        offsets, named = _ledgers_of(batch)
         keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
         for topic, subscription, (begin, end) in keys:
             found.setdefault((topic, subscription, -1), [0, 0, 0])
-            for at, chosen in enumerate((None, published, acked)):
-                mine = slice(begin, end) if chosen is None else begin + np.flatnonzero(chosen[begin:end])
-                for each, count in _counts(ledger_id[mine], last[mine]).items():
-                    highest = found.setdefault((topic, subscription, each), [0, 0, 0])
-                    highest[at] = max(highest[at], count)
+            for each, *counts in named[:, begin:end].T.tolist():
+                highest = found.setdefault((topic, subscription, each), [0, 0, 0])
+                highest[:] = map(max, highest, counts)
         if len(found) > _LEDGERS_AT_ONCE:
             yield _ledger_batch(found)
             found.clear()
@@ -160,28 +190,28 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _ledger_batch(found)
 
 
-def _counts(ledger_id: Int64s, last: Int64s) -> dict[int, int]:
-    """Return by ledger one above the highest entry; what names no ledger is left out."""
-    found: dict[int, int] = {}
-    runs = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
-    counts = np.maximum.reduceat(last, runs) + 1 if len(runs) else runs
-    for each, count in set(zip(ledger_id[runs].tolist(), counts.tolist(), strict=True)):
-        if each >= 0:
-            found[each] = max(found.get(each, 0), count)
-    return found
+def _ledgers_of(batch: pa.RecordBatch) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Return where each row's ledgers begin, and those of all rows as `named_entries` has them."""
+    if is_packed(batch.schema):
+        offsets, told = ledgers_told(batch)
+        return offsets.tolist(), told
+    starts, columns = _sound_events(batch, _LEDGERS)
+    bounds = pairwise(starts.tolist())
+    named = [named_entries(*(column[begin:end] for column in columns)) for begin, end in bounds]
+    return [0, *accumulate(each.shape[1] for each in named)], np.concatenate(named, axis=1)
 
 
 def deaths(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield, in rows of `DEATHS`, when processes died, once for each subscription.
 
     Args:
-        batches: Chunks, with `DEATH_COLUMNS`.
+        batches: Chunks, with `death_columns`.
 
     Raises:
         TraceError: A chunk is damaged.
     """
-    for batch in batches:
-        _, (ts_ms, kind) = _sound_lists(batch, ("ts_ms", "kind"))
+    for batch in chain.from_iterable(map(pieces, batches)):
+        _, (ts_ms, kind) = _sound_events(batch, _DEATHS)
         yield pa.RecordBatch.from_arrays([pa.array(ts_ms[kind == EventKind.CRASH], pa.int64())], schema=DEATHS)
 
 
@@ -192,48 +222,22 @@ def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.Rec
     )
 
 
-def _sound_lists(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[list[int], list[Int64s]]:
-    """Return where each row's lists begin, and all rows' values.
-
-    Raises:
-        TraceError: A row's lists do not belong together: not equally long, empty, with nulls or of an unknown kind.
-    """
-    columns = [batch[name] for name in names]
-    offsets = columns[0].offsets.to_numpy() - columns[0].offsets[0].as_py()
-    sound = np.append(np.diff(offsets) > 0, True)
-    for column in columns:
-        if column.flatten().null_count:
-            _mark(sound, offsets, column.flatten().is_null().to_numpy(zero_copy_only=False))
-        if column.null_count:
-            sound[:-1] &= column.is_valid().to_numpy(zero_copy_only=False)
-        theirs = column.offsets.to_numpy() - column.offsets[0].as_py()
-        sound[:-1] &= np.diff(theirs) == np.diff(offsets)
-    if sound.all() and "kind" in names:
-        kinds = batch["kind"].flatten().to_numpy()
-        _mark(sound, offsets, (kinds < min(EventKind)) | (kinds > max(EventKind)))
-    _check_sound(batch, sound)
-    return offsets.tolist(), [column.flatten().to_numpy() for column in columns]
+def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
+    """Return what `events_of` does of events whose kinds this release knows; `names` has ``kind``."""
+    offsets, columns = events_of(batch, names)
+    kind = columns[names.index("kind")]
+    refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of no known kind")
+    return offsets, columns
 
 
-def _check_events(batch: pa.RecordBatch, offsets: Sequence[int], events: Chunk) -> None:
-    """Raise `TraceError` if a row says another time than its events, or one of them names no entries that it must."""
-    begins, ends = np.array(offsets[:-1], np.int64), np.array(offsets[1:], np.int64) - 1
-    sound = np.ones(len(offsets), np.bool_)
-    sound[:-1] &= batch["first_ts_ms"].to_numpy() == events.ts_ms[begins]
-    sound[:-1] &= batch["last_ts_ms"].to_numpy() == events.ts_ms[ends]
+def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: Chunk) -> None:
+    """Raise `TraceError` if a row says other times or ledgers than its events, or one names no entries that it must."""
+    for name, ends in (("first_ts_ms", offsets[:-1]), ("last_ts_ms", offsets[1:] - 1)):
+        for row in np.flatnonzero(batch[name].to_numpy() != events.ts_ms[ends])[:1].tolist():
+            damaged(batch, row, f"{name!r} is not the time of its event")
     is_naming = events.is_any_of(_NAMING)
     is_wrong = (events.ledger_id < 0) | (events.first_entry < 0) | (events.last_entry > ENTRY_ID_MAX)
-    _mark(sound, offsets, (is_naming & is_wrong) | (events.last_entry < events.first_entry))
-    _check_sound(batch, sound)
-
-
-def _mark(sound: Bools, offsets: Sequence[int] | Int64s, is_wrong: Bools) -> None:
-    """Note that the rows are damaged in which some values are wrong."""
-    sound[np.searchsorted(offsets, np.flatnonzero(is_wrong), "right") - 1] = False
-
-
-def _check_sound(batch: pa.RecordBatch, sound: Bools) -> None:
-    if not sound.all():
-        row = int(np.argmin(sound))
-        keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
-        raise TraceError(f"not a trace, damaged chunk {' of '.join(str(each) for each in keys if each != '')}")
+    refuse(
+        batch, offsets, (is_naming & is_wrong) | (events.last_entry < events.first_entry), "an event names no entries"
+    )
+    check_ledgers(batch, offsets, events.kind, events.ledger_id, events.last_entry)

@@ -18,7 +18,7 @@ from ackstate.analysis.redelivery.fold import Folded, RedeliveryFold
 from ackstate.analysis.redelivery.policy import AS_RECORDED
 from ackstate.analysis.redelivery.sorted_chunks import by_subscription, sorted_chunks
 from ackstate.analysis.redelivery.spark_rows import SparkRows
-from ackstate.analysis.redelivery.spark_source import FrameSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def curve(trace: DataFrame | TraceSource) -> DataFrame:
         ``at_crash_if_written``, ``persisting_at_crash``: if the process died here, what the crash brings back, what it
         would had the persist under way been written, and whether there was one; else null.
     """
-    rows = sorted_chunks(FrameSource(trace) if isinstance(trace, DataFrame) else trace, [AS_RECORDED])
+    rows = sorted_chunks(SparkSource(trace) if isinstance(trace, DataFrame) else trace, [AS_RECORDED])
     assert isinstance(rows, SparkRows)
     return rows.frame.mapInArrow(_replay, CURVE_SCHEMA)
 

@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.arrow_rows import chunk_at
 from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, RESTART, Checkpoint, claimed, keep, settings_of
-from ackstate.analysis.redelivery.chunk_steps import LEDGER_COLUMNS, LEDGERS, LOG, ledgers
+from ackstate.analysis.redelivery.chunk_steps import (
+    LEDGERS,
+    LOG,
+    PACKED,
+    chunk_columns,
+    ledger_columns,
+    ledgers,
+    packed_chunks,
+)
 from ackstate.analysis.redelivery.curve_changes import (
     CHANGES,
     CRASHES_MAX,
@@ -36,10 +42,11 @@ from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN,
 from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, add_slices, merge, put_together
 from ackstate.analysis.redelivery.slices import Slices
 from ackstate.analysis.redelivery.sorted_chunks import check_chunks
-from ackstate.analysis.redelivery.spark import literal_url, read_unchecked, readable_failures, sound_rows
-from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
+from ackstate.analysis.redelivery.spark import parquet_frame, readable_failures
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.state_fields import CheckpointError
 from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.thinning import unpacked
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
 
@@ -57,6 +64,10 @@ _KEY = ("topic", "subscription")
 _CHUNKS_PER_SLICE = 64
 _RUN, _PART, _CHANGES, _ESTIMATE = map(from_arrow_schema, (RUN, PART, CHANGES, ESTIMATE))
 _LOG = from_arrow_type(LOG)
+_STATES = StructType([StructField(name, StringType()) for name in (*_KEY, "state")])
+_LEDGERS = StructType([
+    StructField("topic", StringType()), StructField("ledger_id", LongType()), StructField("entry_count", LongType()),
+])  # fmt: skip
 # `seq` of a day is less than this, so that days can be put one after the other.
 _DAY_SEQ = 2**44
 
@@ -146,8 +157,8 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
             source = SparkSource.of(spark, day)
             with readable_failures(day):
                 check_chunks(source)
-            spans[day.name] = source.covered
-            traces.append(sound_rows(read_unchecked(spark, day)))
+            spans[day.name] = source.span()
+            traces.append(source)
     begin_ms, slices, chunks = _span(spans, before) if spans else _no_span(before, directory)
     broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
     if before is not None:
@@ -155,7 +166,8 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     for curve in broker.curves:
         curve.widen_until(slices.end_ms)
     days = Days(begin_ms, slices, _plotted(begin_ms, slices, broker.curves[0].width_ms, chunks))
-    _go_on(spark, _in_order(traces), before, unfinished, policies, days, broker)
+    named = reduce(_union, map(_ledgers, traces)) if traces else None
+    _go_on(spark, _in_order(traces), named, before, unfinished, policies, days, broker)
     for each in prints.values():
         broker.days_digest = hashlib.sha256((broker.days_digest + each).encode()).hexdigest()
     day_count = (before.day_count if before else 0) + len(new)
@@ -214,22 +226,27 @@ def _plotted(begin_ms: int, slices: Slices, width_ms: int, chunks: int) -> Slice
     return Slices(first_ms, slices.end_ms, width_ms, -(-span_ms // width_ms))
 
 
-def _in_order(traces: Sequence[DataFrame]) -> DataFrame | None:
-    """Put days one after the other: the numbers of later events are higher."""
+def _in_order(traces: Sequence[SparkSource]) -> DataFrame | None:
+    """Put the chunks of days one after the other: the numbers of later events are higher."""
     numbered = [
-        trace.withColumn("first_seq", F.col("first_seq") + F.lit(number * _DAY_SEQ))
+        _packed(trace).withColumn("first_seq", F.col("first_seq") + F.lit(number * _DAY_SEQ))
         for number, trace in enumerate(traces)
     ]
     return reduce(_union, numbered) if numbered else None
 
 
+def _packed(trace: SparkSource) -> DataFrame:
+    pack = partial(packed_chunks, is_counted=False)
+    return trace.read(chunk_columns(is_packed=trace.is_packed), pack, PACKED).frame
+
+
 def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
-    spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, unfinished: Path,
+    spark: SparkSession, trace: DataFrame | None, named: DataFrame | None, before: Checkpoint | None, unfinished: Path,
     policies: Sequence[Policy | None], days: Days, broker: BrokerState,
 ) -> None:  # fmt: skip
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    new = None if trace is None else _highest(_ledgers(trace)).cache()
+    new = None if named is None else _highest(named).cache()
     known = [] if new is None else [new]
     if before is not None:
         known.append(_kept_ledgers(spark, before.path))
@@ -241,14 +258,14 @@ def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
     replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
     if new is not None:
         new.unpersist()
-    rows = spark.read.schema(StructType([*_RUN, StructField("row", StringType())])).parquet(literal_url(staged))
+    rows = parquet_frame(spark, StructType([*_RUN, StructField("row", StringType())]), staged)
     states = rows.where("row = 'state'").select(*_KEY, "state")
     states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
     parts = rows.where("row = 'part'").drop("state", "row")
     by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
     found = by_slice.mapInArrow(partial(add_slices, slices=days.slices), _PART)
     if before is not None:
-        found = found.unionByName(spark.read.schema(_PART).parquet(literal_url(before.path / "results")))
+        found = found.unionByName(parquet_frame(spark, _PART, before.path / "results"))
     by_key = found.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
     merged = by_key.mapInArrow(merge, _PART)
     merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
@@ -286,8 +303,8 @@ def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
     broker.death_count += times.count()
 
 
-def _ledgers(trace: DataFrame) -> DataFrame:
-    return FrameSource(trace).read(LEDGER_COLUMNS, ledgers, LEDGERS).frame.where("ledger_id >= 0")
+def _ledgers(trace: SparkSource) -> DataFrame:
+    return trace.read(ledger_columns(is_packed=trace.is_packed), ledgers, LEDGERS).frame.where("ledger_id >= 0")
 
 
 def _highest(ledgers: DataFrame) -> DataFrame:
@@ -296,14 +313,11 @@ def _highest(ledgers: DataFrame) -> DataFrame:
 
 
 def _kept_ledgers(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    ledgers = spark.read.schema("topic string, ledger_id bigint, entry_count bigint")
-    return ledgers.parquet(literal_url(checkpoint / "logs"))
+    return parquet_frame(spark, _LEDGERS, checkpoint / "logs")
 
 
 def _states(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    return spark.read.schema("topic string, subscription string, state string").parquet(
-        literal_url(checkpoint / "states")
-    )
+    return parquet_frame(spark, _STATES, checkpoint / "states")
 
 
 def _with_states(
@@ -316,14 +330,13 @@ def _with_states(
     """
     rows: list[DataFrame] = []
     if trace is not None:
-        chunks = trace.where(F.col("subscription") != "").select(*_KEY, "first_seq", *Chunk._fields)
+        chunks = trace.where(F.col("subscription") != "").select(*_KEY, "first_seq", "events")
         rows.append(chunks.withColumn("state", F.lit(None).cast("string")))
     if before is not None:
         rows.append(_states(spark, before.path).withColumn("first_seq", F.lit(-1).cast("bigint")))
     together = reduce(lambda some, others: some.unionByName(others, allowMissingColumns=True), rows)
-    for name in Chunk._fields:
-        if name not in together.columns:
-            together = together.withColumn(name, F.lit(None).cast("array<bigint>"))
+    if "events" not in together.columns:
+        together = together.withColumn("events", F.lit(None).cast("binary"))
     if trace is None or new is None:
         together = together.withColumn("log", F.lit(None).cast(_LOG)).withColumn("is_published", F.lit(False))
     else:
@@ -363,13 +376,13 @@ def _replay(
                     continue
             elif batch["state"][index].is_valid:
                 raise CheckpointError(f"{states}: subscription {key[1]!r} of {key[0]} is there twice; {RESTART}")
-            yield from open_one.take(chunk_at(batch, index))
+            yield from open_one.take(unpacked(memoryview(batch["events"][index].as_buffer())))
     if open_one is not None:
         yield from open_one.end()
 
 
 def _rows(spark: SparkSession, checkpoint: Path, duration_ms: int, crashes_per_day: float) -> list[dict[str, Any]]:
-    results = spark.read.schema(_PART).parquet(literal_url(checkpoint / "results"))
+    results = parquet_frame(spark, _PART, checkpoint / "results")
     by_key = results.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
     make = partial(put_together, duration_ms=duration_ms, crashes_per_day=crashes_per_day)
     return [row.asDict() for row in by_key.mapInArrow(make, _ESTIMATE).collect()]

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ackstate.analysis.redelivery.chunk_steps import (
-    BOUND_COLUMNS,
-    CHUNK_COLUMNS,
-    LEDGER_COLUMNS,
     LEDGERS,
     PACKED,
+    bound_columns,
     chunk_bounds,
+    chunk_columns,
+    ledger_columns,
     ledgers,
     packed_chunks,
 )
@@ -52,7 +52,7 @@ def sorted_chunks(source: TraceSource, policies: Sequence[Policy | None]) -> Row
         comes before those of each subscription and has it; all others have none.
     """
     packed = partial(packed_chunks, is_counted=all(map(is_counted, policies)))
-    chunks = source.read(CHUNK_COLUMNS, packed, PACKED)
+    chunks = source.read(chunk_columns(is_packed=source.is_packed), packed, PACKED)
     return chunks.plus(topic_logs(source, policies)).together(_KEY, ("first_seq",))
 
 
@@ -62,7 +62,7 @@ def check_chunks(source: TraceSource) -> None:
     Raises:
         TraceError: Chunks do not follow one another, or an ack goes beyond what its topic published.
     """
-    bounds = source.read(BOUND_COLUMNS, chunk_bounds, PACKED)
+    bounds = source.read(bound_columns(is_packed=source.is_packed), chunk_bounds, PACKED)
     bounds.plus(topic_logs(source)).together(_KEY, ("first_seq",)).through(_checked, PACKED).collect()
 
 
@@ -80,7 +80,8 @@ def topic_logs(source: TraceSource, policies: Sequence[Policy | None] = ()) -> R
     Entries that are missing in between are found by `ackstate trace check`.
     """
     heads = partial(_heads, is_log_needed=any(policy is not None for policy in policies))
-    return source.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",)).through(heads, PACKED)
+    named = source.read(ledger_columns(is_packed=source.is_packed), ledgers, LEDGERS)
+    return named.together(("topic",)).through(heads, PACKED)
 
 
 def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, dict[int, int], Iterator[Chunk]]]:

@@ -23,13 +23,14 @@ from ackstate.analysis.redelivery.cluster import (
     is_on_loopback,
     ship_package,
 )
-from ackstate.analysis.trace.events import LIST_COLUMNS, EventKind, TraceError
+from ackstate.analysis.trace.events import TraceError
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
     from rich.progress import Progress, TaskID
 
 CLASS_ARCHIVE = Path(sys.prefix, "share", "ackstate", "spark-classes.jsa")
@@ -44,11 +45,10 @@ _PROGRESS_SECONDS = 0.3
 # What one of our workers refused, at the end of its traceback.
 _OWN_ERROR = re.compile(r"ackstate\.[\w.]+: (.*)")
 # Of a file that Spark reads itself, with the error at the root.
-_UNREAD_FILE = re.compile(r"Encountered error while reading file (?:file://)?(.+?): (.*)")
+_UNREAD_FILE = re.compile(r"Encountered error while reading file (?:file://)?(.+?)(?:: |\. (?=File ))(.*)")
 # Java's and Python's text of ENOSPC.
 _NO_ROOM = "No space left on device"
 _WRITTEN = re.compile(r"writing rows to (?:file:)?(.+?): ")
-_REPLAYED = tuple(name for name in LIST_COLUMNS if name != "number")
 
 
 class SparkUnavailableError(AckStateError):
@@ -118,36 +118,6 @@ def open_session(master: str | None = None) -> SparkSession:
             reason = _reason(error) if isinstance(error, Py4JError) else _complaint(told) or _reason(error)
             raise SparkUnavailableError(f"Spark does not start: {reason}") from error
     return spark
-
-
-def read_trace(spark: SparkSession, path: Path) -> DataFrame:
-    """Return a trace, a file or a directory, as a DataFrame with columns as in `ackstate.analysis.trace.events`.
-
-    What the files alone tell is checked at once, what stands in their rows while Spark reads them.
-
-    Raises:
-        TraceError: It is no trace, as `ackstate.analysis.trace.parquet.check_trace`.
-        UnsupportedVersionError: A newer release wrote it.
-    """
-    from ackstate.analysis.trace.parquet import check_trace
-
-    check_trace(path)
-    return sound_rows(read_unchecked(spark, path))
-
-
-def sound_rows(rows: DataFrame) -> DataFrame:
-    """Return the rows of a trace; Spark raises where one is damaged, when it reads it."""
-    from pyspark.sql import functions as F
-
-    complaint = F.raise_error(F.concat(F.lit("not a trace, damaged chunk "), F.col("chunk").cast("string")))
-    return rows.where(F.when(_is_sound(), F.lit(True)).otherwise(complaint.cast("boolean")))
-
-
-def read_unchecked(spark: SparkSession, path: Path) -> DataFrame:
-    """Return what `read_trace` does, rows that are damaged included."""
-    from ackstate.analysis.trace.parquet import trace_files
-
-    return spark.read.parquet(*map(literal_url, trace_files(path)))
 
 
 @contextmanager
@@ -274,23 +244,16 @@ def _interrupts_held_back() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _is_sound() -> Column:
-    """Whether a row's lists belong together: equally long, without nulls, and of kinds that this release knows."""
-    from pyspark.sql import functions as F
+def parquet_frame(spark: SparkSession, schema: StructType, *paths: Path) -> DataFrame:
+    """Return Parquet files as a DataFrame.
 
-    first, *others = _REPLAYED
-    sound = (F.size(first) > 0) & F.array_min("kind").between(min(EventKind), max(EventKind))
-    sound &= F.array_max("kind").between(min(EventKind), max(EventKind))
-    for name in others:
-        sound &= F.size(name) == F.size(first)
-    for name in _REPLAYED:
-        sound &= ~F.exists(name, F.isnull)
-    return F.coalesce(sound, F.lit(False))
-
-
-def literal_url(file: Path) -> str:
-    """Return a file's path for Spark, which would take brackets and stars in it for a pattern, and `a:b` for a URL."""
-    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(file.absolute()))
+    Args:
+        spark: The session.
+        schema: Of the files; Spark would start a job to find out.
+        paths: Files or directories; brackets and stars in their names are no patterns.
+    """
+    reader = spark.read.schema(schema).option("__globPaths__", "false")
+    return reader.parquet(*(f"file://{path.absolute()}" for path in paths))
 
 
 def _reason(error: Exception) -> str:

@@ -1,20 +1,18 @@
-"""A trace as rows in Spark, whose workers read the files themselves.
-
-Spark takes lists apart and puts them together again, value by value, on the way to a Python worker: that takes several
-times as long as the replay. What leaves a worker here are chunks as bytes, made small where the policies allow it.
-"""
+"""A trace as rows in Spark, which reads the files itself, wherever they are."""
 
 from __future__ import annotations
 
 import gc
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from ackstate.analysis.redelivery.spark import parquet_frame
 from ackstate.analysis.redelivery.spark_rows import SparkRows
-from ackstate.analysis.redelivery.trace_source import names_of_files, row_groups
-from ackstate.analysis.trace.parquet import Span, check_trace
+from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, is_packed
+from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,39 +23,21 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.redelivery.rows import Step
 
-_TASKS_PER_CORE = 4
-
-
-class FrameSource(NamedTuple):
-    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`."""
-
-    trace: DataFrame
-
-    def span(self) -> Span:
-        """See `TraceSource`."""
-        begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
-        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
-        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"])
-
-    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
-        """See `TraceSource`."""
-        return SparkRows(self.trace.select(*columns)).through(step, schema)
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `TraceSource`."""
-        return made_by(self.trace.sparkSession)
-
 
 class SparkSource(NamedTuple):
-    """A trace whose files every worker sees by their paths, and reads a row group at a time."""
+    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
 
-    spark: SparkSession
-    files: tuple[str, ...]
-    covered: Span
+    Attributes:
+        trace: The DataFrame; of versions 1 and 2 its events are lists, which takes several times as long.
+        covered: What `check_trace` returned of it; None to have Spark find it.
+    """
+
+    trace: DataFrame
+    covered: Span | None = None
 
     @classmethod
     def of(cls, spark: SparkSession, path: Path, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory.
+        """Find the files of a trace, a file or a directory; what the files alone tell is checked at once.
 
         Args:
             spark: The session.
@@ -68,28 +48,35 @@ class SparkSource(NamedTuple):
             TraceError: It is no trace, as `check_trace`.
             UnsupportedVersionError: A newer release wrote it.
         """
-        return cls(spark, names_of_files(path), check_trace(path) if covered is None else covered)
+        covered = check_trace(path) if covered is None else covered
+        schema = from_arrow_schema(TRACE_SCHEMA if covered.is_packed else LIST_SCHEMA)
+        return cls(parquet_frame(spark, schema, *trace_files(path)), covered)
+
+    @property
+    def is_packed(self) -> bool:
+        """See `TraceSource`."""
+        return is_packed(self.trace.schema)
 
     def span(self) -> Span:
         """See `TraceSource`."""
-        return self.covered
+        if self.covered is not None:
+            return self.covered
+        begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
+        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
+        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], is_packed=self.is_packed)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
-        """See `TraceSource`; the row groups of all files are read on all cores, also those of a single file."""
-        tasks = _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
-        shares = min(-(-tasks // len(self.files)), self.covered.row_groups_max)
-        read = partial(row_groups, files=self.files, shares=shares, columns=columns)
-        numbers = self.spark.range(0, len(self.files) * shares, numPartitions=min(tasks, len(self.files) * shares))
+        """See `TraceSource`."""
 
-        def of_shares(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             _settle()
-            return step(read(batches))
+            return step(batches)
 
-        return SparkRows(numbers).through(of_shares, schema)
+        return SparkRows(self.trace.select(*columns)).through(settled, schema)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         """See `TraceSource`."""
-        return made_by(self.spark)
+        return made_by(self.trace.sparkSession)
 
 
 @cache

@@ -12,6 +12,7 @@ import numpy as np
 
 from ackstate.analysis.redelivery.acked import AckedFold, Chunk, NewRuns, Thinned, by_position
 from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.packed_numbers import pack, unpack
 
 if TYPE_CHECKING:
     from ackstate.analysis.redelivery.acked import Int64s
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
 _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
-# Of what numbers are packed as, the first that holds all of a column, told by its place here.
-_KINDS: tuple[type[np.integer], ...] = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64)
 _NOTHING = np.zeros(1, np.int64)
 
 
@@ -58,19 +57,18 @@ def _welded(runs: NewRuns) -> NewRuns:
 
 def packed(chunk: Chunk) -> bytes:
     """Return a chunk, thinned or not, as bytes, which a cluster moves faster than arrays."""
-    kind = chunk.kind.astype(np.int8).tobytes()
     if not isinstance(chunk, Thinned):
-        columns = (*_steps(chunk.ts_ms), chunk.ledger_id, *_steps(chunk.first_entry), *_steps(chunk.last_entry))
-        return b"".join((_HEADER.pack(len(kind), -1, 0), *map(_narrow, columns), kind))
+        columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
+        return b"".join((_HEADER.pack(len(chunk.kind), -1, 0), *map(pack, columns)))
     news = chunk.news
     begins = np.flatnonzero(np.diff(news.ledger_id, prepend=-1))
     # How far each run begins behind the one before it in its ledger.
     gaps = news.first - np.concatenate((_NOTHING, news.end))[: len(news.end)]
     gaps[begins] = 0
-    header = _HEADER.pack(len(kind), len(news.event), len(begins))
+    header = _HEADER.pack(len(chunk.kind), len(news.event), len(begins))
     in_ledgers = (begins, news.ledger_id[begins], news.first[begins])
     runs = (news.event, gaps, news.end - news.first - 1)
-    return b"".join((header, *map(_narrow, (*_steps(chunk.ts_ms), *in_ledgers, *runs)), kind))
+    return b"".join((header, *map(pack, (chunk.ts_ms, chunk.kind, *in_ledgers, *runs))))
 
 
 def unpacked(data: memoryview) -> Chunk:
@@ -80,39 +78,19 @@ def unpacked(data: memoryview) -> Chunk:
 
     def column(count: int) -> Int64s:
         nonlocal at
-        found = np.frombuffer(data, _KINDS[data[at]], count, at + 1)
-        at += 1 + found.nbytes
-        return found.astype(np.int64)
-
-    def stepped(count: int) -> Int64s:
-        begin = column(1)
-        return begin + np.cumsum(column(count))
-
-    def kinds() -> Int64s:
-        return np.frombuffer(data, np.int8, events, at).astype(np.int64)
+        found, at = unpack(data, count, at)
+        return found
 
     if runs < 0:
-        ts_ms, ledger_id, first, last = stepped(events), column(events), stepped(events), stepped(events)
-        return Chunk(ts_ms, kinds(), ledger_id, first, last)
-    ts_ms = stepped(events)
+        ts_ms, kind, ledger_id, first, further = (column(events) for _ in Chunk._fields)
+        return Chunk(ts_ms, kind, ledger_id, first, first + further)
+    ts_ms, kind = column(events), column(events)
     begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
     event, gaps, further = (column(runs) for _ in range(3))
     none = np.full(events, -1)
-    small = Thinned(ts_ms, kinds(), none, none, none)
+    small = Thinned(ts_ms, kind, none, none, none)
     counts = np.diff(np.append(begins, runs))
     ends = np.cumsum(gaps + further + 1)
     ends += np.repeat(starts - np.concatenate((_NOTHING, ends))[begins], counts)
     small.news = NewRuns(event, np.repeat(ledger_ids, counts), ends - further - 1, ends)
     return small
-
-
-def _steps(column: Int64s) -> tuple[Int64s, Int64s]:
-    """Return where a column begins, and how far each value is from the one before it."""
-    return column[:1], np.diff(column, prepend=column[:1])
-
-
-def _narrow(column: Int64s) -> bytes:
-    """Return numbers as bytes, all as narrow as the widest needs it, after one that says how narrow."""
-    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
-    number = next(at for at, kind in enumerate(_KINDS) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
-    return bytes((number,)) + column.astype(_KINDS[number]).tobytes()

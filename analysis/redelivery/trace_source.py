@@ -1,4 +1,4 @@
-"""Reads the files of a trace for a replay, in this process or in Spark's workers."""
+"""Where a replay takes a trace from: files that this process reads, or Spark (`spark_source`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ import pyarrow.parquet as pq
 from ackstate.analysis.redelivery.rows import LocalRows
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
+from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ackstate.analysis.redelivery.rows import Rows, Step
 
-# A worker holds so many chunks of a file at once.
-_CHUNKS_AT_ONCE = 64
 _SHARES_PER_CORE = 4
 
 
 class TraceSource(Protocol):
     """A trace that can be replayed."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its events are bytes, as from version 3 of a trace on."""
+        ...
 
     def span(self) -> Span:
         """Return what it covers; without chunks the times are 0."""
@@ -49,13 +53,18 @@ class TraceSource(Protocol):
 class LocalSource(NamedTuple):
     """A trace whose files this process reads."""
 
-    files: tuple[str, ...]
+    files: tuple[Path, ...]
     covered: Span
 
     @classmethod
     def of(cls, path: Path, covered: Span | None = None) -> Self:
         """Find the files of a trace, a file or a directory; arguments and errors as of `SparkSource.of`."""
-        return cls(names_of_files(path), check_trace(path) if covered is None else covered)
+        return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
+
+    @property
+    def is_packed(self) -> bool:
+        """See `TraceSource`."""
+        return self.covered.is_packed
 
     def span(self) -> Span:
         """See `TraceSource`."""
@@ -67,8 +76,8 @@ class LocalSource(NamedTuple):
         shares = min(-(-_SHARES_PER_CORE * cores // len(self.files)), self.covered.row_groups_max)
 
         def of_share(number: int) -> list[pa.RecordBatch]:
-            numbers = pa.RecordBatch.from_arrays([pa.array([number])], names=["number"])
-            return list(step(row_groups([numbers], files=self.files, shares=shares, columns=columns)))
+            file, share = divmod(number, shares)
+            return list(step(_row_groups(self.files[file], columns, share, shares)))
 
         def batches() -> Iterator[pa.RecordBatch]:
             with ThreadPoolExecutor(cores) as pool:
@@ -82,27 +91,13 @@ class LocalSource(NamedTuple):
         return ()
 
 
-def names_of_files(path: Path) -> tuple[str, ...]:
-    """Return the files of a trace by their absolute paths."""
-    return tuple(str(file.absolute()) for file in trace_files(path))
-
-
-def row_groups(
-    batches: Iterable[pa.RecordBatch], *, files: Sequence[str], shares: int, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield, a few chunks at a time, some columns of shares of files: share ``n % shares`` of file ``n // shares``."""
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            file = files[number // shares]
-            try:
-                with _opened(file) as parquet:
-                    mine = range(number % shares, parquet.num_row_groups, shares)
-                    if mine:
-                        yield from parquet.iter_batches(_CHUNKS_AT_ONCE, row_groups=list(mine), columns=list(columns))
-            except (pa.ArrowException, OSError) as error:
-                raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
-
-
-def _opened(file: str) -> pq.ParquetFile:
-    # Damage inside a page may decompress to other numbers.
-    return pq.ParquetFile(file, page_checksum_verification=True)
+def _row_groups(file: Path, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
+    """Yield, a few chunks at a time, some columns of each row group ``n`` of a file with ``n % shares == share``."""
+    try:
+        # Opened here, because Arrow takes no name whose bytes are not text. Damage may decompress to other numbers.
+        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            mine = list(range(share, parquet.num_row_groups, shares))
+            if mine:
+                yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=mine, columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{file}: not a readable Parquet file, {error}") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.redelivery.chunk_steps import DEATH_COLUMNS, DEATHS, deaths
+from ackstate.analysis.redelivery.chunk_steps import DEATHS, death_columns, deaths
 from ackstate.analysis.redelivery.curve_changes import (
     CHANGES,
     CRASHES_MAX,
@@ -123,7 +123,7 @@ def curves(trace: TraceSource, policies: Sequence[Policy | None], *, subscriptio
 
 def crash_times(trace: TraceSource) -> CrashTimes:
     """Return when processes died; subscriptions that died in the same millisecond died together."""
-    times = trace.read(DEATH_COLUMNS, deaths, DEATHS).together(())
+    times = trace.read(death_columns(is_packed=trace.is_packed), deaths, DEATHS).together(())
     found = times.through(_crash_times, _CRASH_TIMES).collect()
     return CrashTimes(tuple(found[0]["ts_ms"]), found[0]["count"]) if found else CrashTimes((), 0)
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
-from ackstate.analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
+from ackstate.analysis.trace.chunk_rows import check_ledgers, events_of, pieces
+from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
 from ackstate.analysis.trace.order import EventOrder
 from ackstate.analysis.trace.parquet import check_trace, trace_files
 from ackstate.analysis.trace.published import PublishedEntries
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ackstate.analysis.trace.rows import Int64s, Mask
+    from ackstate.analysis.trace.rows import Mask
 
 _KEY = ("topic", "subscription", "chunk")
 _KINDS = np.array(sorted(EventKind))
 _NAMING = np.array(sorted(NAMES_ENTRIES))
+_EVENTS = tuple(EVENT_COLUMNS)
+_LEDGERS = ("kind", "ledger_id", "last_entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,22 +232,17 @@ def _chunks(path: Path) -> Iterator[_Chunk]:
 
 
 def _chunks_of(file: Path, batch: pa.RecordBatch) -> Iterator[_Chunk]:
-    for row in range(batch.num_rows):
-        topic, subscription, number, first_seq, first_ms, last_ms = (
-            batch[name][row].as_py() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms")
-        )
-        where = f"chunk {number} of {subscription or 'the topic'} of {topic}"
-        columns = {name: _numbers(file, where, name, batch[name][row]) for name in LIST_COLUMNS}
-        if len({len(column) for column in columns.values()}) > 1 or not len(columns["kind"]):
-            raise TraceError(f"{file}: {where} is damaged: its lists are empty or not equally long")
-        yield _Chunk((topic, subscription), number, first_seq, (first_ms, last_ms), Events(**columns))
-
-
-def _numbers(file: Path, where: str, name: str, cell: pa.ListScalar) -> Int64s:
-    if cell.values is None or cell.values.null_count:
-        raise TraceError(f"{file}: {where} is damaged: {name!r} has nulls")
-    numbers: Int64s = cell.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
+    try:
+        for piece in pieces(batch):
+            offsets, columns = events_of(piece, _EVENTS)
+            bounds = offsets.tolist()
+            rows = (piece[name].to_pylist() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms"))
+            for row, (topic, subscription, number, first_seq, *times) in enumerate(zip(*rows, strict=True)):
+                events = Events(*(column[bounds[row] : bounds[row + 1]] for column in columns))
+                yield _Chunk((topic, subscription), number, first_seq, (times[0], times[1]), events)
+            check_ledgers(piece, offsets, *(columns[_EVENTS.index(name)] for name in _LEDGERS))
+    except TraceError as error:
+        raise TraceError(f"{file}: {error}") from None
 
 
 def _time(ts_ms: int) -> str:

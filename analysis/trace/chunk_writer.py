@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.events import LIST_COLUMNS
-from ackstate.analysis.trace.parquet import ONLY_FILE_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS
+from ackstate.analysis.trace.chunk_rows import ONLY_FILE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +35,7 @@ class ChunkWriter:
         self._sink = file.open("wb")
         self._writer = pq.ParquetWriter(self._sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS)
         self._begun: dict[tuple[str, str], tuple[int, int]] = {}
-        self._rows: list[tuple[tuple[str, str], int, int, Events]] = []
+        self._rows: list[ChunkRow] = []
         self._waiting = 0
 
     def write(self, key: tuple[str, str], events: Events) -> None:
@@ -47,7 +45,7 @@ class ChunkWriter:
             return
         chunk, first_seq = self._begun.get(key, (0, 0))
         self._begun[key] = chunk + 1, first_seq + count
-        self._rows.append((key, chunk, first_seq, events))
+        self._rows.append(ChunkRow(key, chunk, first_seq, events))
         self.events += count
         self._waiting += count
         if self._waiting >= _EVENTS_PER_ROW_GROUP or len(self._rows) >= _CHUNKS_PER_ROW_GROUP:
@@ -55,10 +53,10 @@ class ChunkWriter:
 
     def close(self) -> None:
         """Write what waits, and the footer."""
-        if self._rows:
-            self._write_row_group()
-        self._writer.close()
-        self._sink.close()
+        with self._sink:
+            if self._rows:
+                self._write_row_group()
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -74,19 +72,6 @@ class ChunkWriter:
             self._sink.close()
 
     def _write_row_group(self) -> None:
-        keys, chunks, first_seqs, chunk_events = zip(*self._rows, strict=True)
-        topics, subscriptions = zip(*keys, strict=True)
-        ends = np.cumsum([len(events.kind) for events in chunk_events])
-        offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
-        columns: list[pa.Array] = [
-            pa.array(topics), pa.array(subscriptions), pa.array(chunks, pa.int32()), pa.array(first_seqs, pa.int64()),
-            pa.array([events.ts_ms[0] for events in chunk_events], pa.int64()),
-            pa.array([events.ts_ms[-1] for events in chunk_events], pa.int64()),
-        ]  # fmt: skip
-        for name in LIST_COLUMNS:
-            values = np.concatenate([getattr(events, name) for events in chunk_events])
-            field = TRACE_SCHEMA.field(name)
-            columns.append(pa.ListArray.from_arrays(offsets, pa.array(values).cast(field.type.value_type), field.type))
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=TRACE_SCHEMA))
+        self._writer.write_table(table_of(self._rows))
         self._rows.clear()
         self._waiting = 0

@@ -1,26 +1,32 @@
 """What happened, event by event: the trace's schema, as a Python type and as Parquet, side by side.
 
-A trace is chunked: one Parquet row holds up to `CHUNK_EVENTS` consecutive events of one subscription in parallel lists,
-so that Spark moves and sorts chunks instead of events and a worker sees whole arrays.
+A trace is chunked: one Parquet row holds up to `CHUNK_EVENTS` consecutive events of one subscription, so that Spark
+moves and sorts chunks instead of events and a worker sees whole arrays.
 
-==============  ===============  ===================================================================================
-column          type             meaning
-==============  ===============  ===================================================================================
-topic           string           the topic
-subscription    string           the subscription; empty for events of the topic itself (PUBLISH)
-chunk           int32            number of the chunk in its subscription, from 0
-first_seq       int64            `seq` of the first event; `seq` counts a subscription's events from 0, without gaps
-first_ts_ms     int64            time of the first event
-last_ts_ms      int64            time of the last event
-ts_ms           list<int64>      when, ms since the epoch; never falls inside a subscription
-kind            list<int8>       an `EventKind`
-ledger_id       list<int64>      ledger of the entries concerned; -1 without any
-first_entry     list<int64>      first entry concerned; -1 without any
-last_entry      list<int64>      last entry concerned, included; -1 without any
-number          list<int64>      what the kind says, else -1
-==============  ===============  ===================================================================================
+==============  ================  ==================================================================================
+column          type              meaning
+==============  ================  ==================================================================================
+topic           string            the topic
+subscription    string            the subscription; empty for events of the topic itself (PUBLISH)
+chunk           int32             number of the chunk in its subscription, from 0
+first_seq       int64             `seq` of the first event; `seq` counts a subscription's events from 0, without gaps
+first_ts_ms     int64             time of the first event
+last_ts_ms      int64             time of the last event
+event_count     int32             how many events the chunk has
+ts_ms           packed int64      when, ms since the epoch; never falls inside a subscription
+kind            packed int8       an `EventKind`
+ledger_id       packed int64      ledger of the entries concerned; -1 without any
+first_entry     packed int64      first entry concerned; -1 without any
+last_entry      packed int64      last entry concerned, included; -1 without any; packed as how far above the first
+number          packed int64      what the kind says, else -1
+ledgers         list of structs   for each ledger that the events name, rising: ``ledger_id``; one above the highest
+                                  entry that any event names (``entry_count``), that a PUBLISH names (``published``),
+                                  and that an ACK or MARK_DELETE names (``acked``), all int64, 0 if there is none
+==============  ================  ==================================================================================
 
-Version 2 has the kinds from `HELD_BACK` on, and entries of `RECOVER`; otherwise it is version 1.
+Packed is a binary value with `event_count` numbers, as `ackstate.analysis.trace.packed_numbers` has them. Versions 1
+and 2 have lists of numbers instead, and neither `event_count` nor `ledgers`; version 1 lacks the kinds from `HELD_BACK`
+on, and entries of `RECOVER`.
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ from typing import NamedTuple
 
 from ackstate.errors import AckStateError
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
 
@@ -42,7 +48,7 @@ SCALAR_COLUMNS = {
     "first_ts_ms": "int64",
     "last_ts_ms": "int64",
 }
-LIST_COLUMNS = {
+EVENT_COLUMNS = {
     "ts_ms": "int64",
     "kind": "int8",
     "ledger_id": "int64",

@@ -15,51 +15,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from ackstate.analysis.trace.events import (
-    CHUNK_EVENTS,
-    LIST_COLUMNS,
-    SCALAR_COLUMNS,
-    TRACE_VERSION,
-    VERSION_KEY,
-    Event,
-    TraceError,
-)
-from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, ONLY, SEVERAL, check_files, check_names
-from ackstate.analysis.trace.row_limit import check_row_groups
+from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, is_packed
+from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.events import CHUNK_EVENTS, TRACE_VERSION, VERSION_KEY, Event, TraceError
+from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names
+from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
+from ackstate.analysis.trace.rows import Events
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.entry_bitmap import run_end
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ackstate.analysis.trace.recorder import Frame
 
-TRACE_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.type_for_alias(kind), nullable=False) for name, kind in SCALAR_COLUMNS.items()),
-        *(pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in LIST_COLUMNS.items()),
-    ],
-    metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
-)
-ONLY_FILE_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: ONLY})
-"""Of a Parquet file that is a trace by itself."""
-SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
-"""Of a Parquet file that is one of several."""
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
-_RISING = ("ts_ms", "first_entry", "last_entry")
-# Neighbours differ by little. Of a key-shared trace: 1.6 bytes an event, 4.4 without it, and read three times as fast.
-# Spark checks the checksums too: damage inside a page is noticed, not computed with.
-WRITE_OPTIONS = {
-    "compression": "zstd",
-    "write_page_checksum": True,
-    "column_encoding": {f"{name}.list.element": "DELTA_BINARY_PACKED" for name in _RISING},
-    "use_dictionary": ["topic", "subscription"]
-    + [f"{name}.list.element" for name in LIST_COLUMNS if name not in _RISING],
-}
-"""How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
-_CHUNKS_PER_ROW_GROUP = 64
+_PACKED_FROM = 3
 _SUFFIX = ".parquet"
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark passes files by whose names begin so: they are its own notes.
@@ -79,10 +52,11 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
         OSError: The disk is full or failed; what stood at `path` still stands.
     """
     with new_trace(path) as directory:
-        events = _write_chunks(frames, directory / FIRST_FILE)
-        if not events:
+        with ChunkWriter(directory / FIRST_FILE) as writer:
+            _write_chunks(frames, writer)
+        if not writer.events:
             raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
-    return events
+    return writer.events
 
 
 @contextmanager
@@ -174,12 +148,14 @@ class Span(NamedTuple):
         end_ms: Its last.
         chunk_count: How many chunks it has.
         row_groups_max: How many row groups the file with most has.
+        is_packed: Whether its events are bytes, as from version 3 on.
     """
 
     begin_ms: int
     end_ms: int
     chunk_count: int
     row_groups_max: int = 1
+    is_packed: bool = True
 
 
 def check_trace(path: Path, *, is_timed: bool = True) -> Span:
@@ -203,8 +179,10 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     files = trace_files(path)
     listed = check_names(path, files)
     stated: dict[Path, bytes | None] = {}
+    packed: dict[bool, Path] = {}
     for file in files:
         rows, row_groups, stated[file] = _scalars(file)
+        packed[is_packed(rows.schema)] = file
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
             _check_times(file, rows, clock)
@@ -221,13 +199,17 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
             chunks.add(chunk)
     if not found:
         raise TraceError(f"{path}: the trace is empty")
+    if len(packed) > 1:
+        raise TraceError(
+            f"{packed[False]}: its version is below 3, that of {packed[True].name} is not: convert it anew"
+        )
     check_files(path, stated, listed)
     for (topic, subscription), chunks in found.items():
         missing = run_end(chunks, 0) if 0 in chunks else 0
         if missing < len(chunks):
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
-    return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max)
+    return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max, is_packed=True in packed)
 
 
 def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
@@ -237,12 +219,14 @@ def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
     try:
         # Opened here, because Arrow takes no name whose bytes are not text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            _check_schema(file, parquet)
+            schema = _check_schema(file, parquet)
             check_row_groups(file, parquet)
-            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES])
+            more = ["event_count"] if is_packed(schema) else []
+            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, *more])
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
+        check_rows(file, rows)
         return rows, parquet.num_row_groups, (parquet.metadata.metadata or {}).get(FILES_KEY)
     # Arrow meets damage with errors of many kinds.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -260,7 +244,8 @@ def _check_times(file: Path, rows: pa.Table, clock: TraceClock) -> None:
         raise TraceError(f"{file}: row {row + 1}, {where}: {clock.wrong(ts_ms)}")
 
 
-def _check_schema(file: Path, parquet: pq.ParquetFile) -> None:
+def _check_schema(file: Path, parquet: pq.ParquetFile) -> pa.Schema:
+    """Return the columns that a file has, which are those of its version."""
     version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
     if not version.isdigit():
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
@@ -269,19 +254,25 @@ def _check_schema(file: Path, parquet: pq.ParquetFile) -> None:
             f"{file}: trace of version {int(version)}; this release reads up to {TRACE_VERSION}"
         )
     found = parquet.schema_arrow
-    for field in TRACE_SCHEMA:
+    expected = TRACE_SCHEMA if int(version) >= _PACKED_FROM else LIST_SCHEMA
+    for field in expected:
         matching = found.get_all_field_indices(field.name)
         if len(matching) != 1:
             many = "there several times" if matching else "missing"
             raise TraceError(f"{file}: not a trace, column {field.name!r} is {many}")
         kind = found.field(matching[0]).type
-        if _shape(kind) != _shape(field.type):
+        if not _is_alike(kind, field.type):
             raise TraceError(f"{file}: not a trace, column {field.name!r} is {kind}, expected {field.type}")
+    return expected
 
 
-def _shape(kind: pa.DataType) -> tuple[bool, pa.DataType]:
-    """A list's element may be named in several ways; what counts is its type."""
-    return (True, kind.value_type) if pa.types.is_list(kind) else (False, kind)
+def _is_alike(kind: pa.DataType, expected: pa.DataType) -> bool:
+    """Compare types; a list's element may be named in several ways, and each number may say that it can be missing."""
+    if pa.types.is_list(kind) and pa.types.is_list(expected):
+        return _is_alike(kind.value_type, expected.value_type)
+    if pa.types.is_struct(kind) and pa.types.is_struct(expected):
+        return [(each.name, each.type) for each in kind] == [(each.name, each.type) for each in expected]
+    return bool(kind == expected)
 
 
 def _first_line(error: BaseException) -> str:
@@ -312,51 +303,22 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
         aside.unlink()
 
 
-def _write_chunks(frames: Iterable[Frame], file: Path) -> int:
-    events = 0
-    with file.open("wb") as sink, pq.ParquetWriter(sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS) as writer:
-        rows: list[dict[str, object]] = []
-        for row, count in _chunks(frames):
-            events += count
-            rows.append(row)
-            if len(rows) == _CHUNKS_PER_ROW_GROUP:
-                writer.write_table(pa.Table.from_pylist(rows, TRACE_SCHEMA))
-                rows.clear()
-        if rows:
-            writer.write_table(pa.Table.from_pylist(rows, TRACE_SCHEMA))
-    return events
-
-
-def _chunks(frames: Iterable[Frame]) -> Iterator[tuple[dict[str, object], int]]:
-    """Cut each subscription's events into chunks, in order; yield each row with its number of events."""
-    open_chunks: dict[tuple[str, str], list[Event]] = {}
-    begun: dict[tuple[str, str], int] = {}
+def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
+    """Cut each subscription's events into chunks, in order."""
+    open_chunks: dict[tuple[str, str], list[Event]] = defaultdict(list)
     clock = TraceClock()
     for topic, subscription, events in frames:
         key = (topic, subscription)
         ts_ms = np.array([event.ts_ms for event in events], np.int64)
         for at in np.flatnonzero(clock.judge(ts_ms))[:1].tolist():
             raise TraceError(f"an event of {' of '.join(filter(None, reversed(key)))}: {clock.wrong(int(ts_ms[at]))}")
-        pending = open_chunks.setdefault(key, [])
-        pending += events
-        while len(pending) >= CHUNK_EVENTS:
-            full, open_chunks[key] = pending[:CHUNK_EVENTS], pending[CHUNK_EVENTS:]
-            pending = open_chunks[key]
-            yield _row(key, begun.get(key, 0), full), len(full)
-            begun[key] = begun.get(key, 0) + 1
+        open_chunks[key] += events
+        while len(open_chunks[key]) >= CHUNK_EVENTS:
+            writer.write(key, _arrays(open_chunks[key][:CHUNK_EVENTS]))
+            del open_chunks[key][:CHUNK_EVENTS]
     for key, rest in open_chunks.items():
-        if rest:
-            yield _row(key, begun.get(key, 0), rest), len(rest)
+        writer.write(key, _arrays(rest))
 
 
-def _row(key: tuple[str, str], chunk: int, events: list[Event]) -> dict[str, object]:
-    columns = dict(zip(Event._fields, zip(*events, strict=True), strict=True))
-    return {
-        "topic": key[0],
-        "subscription": key[1],
-        "chunk": chunk,
-        "first_seq": chunk * CHUNK_EVENTS,
-        "first_ts_ms": events[0].ts_ms,
-        "last_ts_ms": events[-1].ts_ms,
-        **columns,
-    }
+def _arrays(events: Sequence[Event]) -> Events:
+    return Events(*np.array(events, np.int64).reshape(len(events), len(Event._fields)).T)

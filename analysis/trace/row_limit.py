@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.trace.events import LIST_COLUMNS, TraceError
+import numpy as np
+
+from ackstate.analysis.trace.events import EVENT_COLUMNS, TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 ROWS_AT_ONCE = 64
 OPTION = "ACKSTATE_TRACE_ROW_EVENTS_MAX"
 """The environment variable that sets the limit."""
 _DEFAULT = 65_536  # Four times what we write.
+_ROW_BYTES = 64  # Of a packed column beside its numbers: how long it is, and how wide they are.
 
 
 def row_events_max() -> int:
@@ -45,8 +49,32 @@ def check_row_groups(file: Path, parquet: pq.ParquetFile) -> None:
         allowed = most * min(max(group.num_rows, 1), ROWS_AT_ONCE)
         for index in range(group.num_columns):
             column = group.column(index)
-            if column.path_in_schema.split(".")[0] in LIST_COLUMNS and column.num_values > allowed:
+            if column.path_in_schema.split(".")[0] not in EVENT_COLUMNS:
+                continue
+            # Packed events are one value a row, of up to 8 bytes an event.
+            is_large = column.total_uncompressed_size > 8 * allowed + _ROW_BYTES * group.num_rows
+            if column.num_values > allowed or (column.num_values == group.num_rows and is_large):
                 raise TraceError(
-                    f"{file}: row group {number} has {column.num_values} events in {group.num_rows} rows; a row must "
-                    f"have at most {most}, or set {OPTION}"
+                    f"{file}: row group {number} has {column.num_values} values of {column.total_uncompressed_size} "
+                    f"bytes in {group.num_rows} rows; a row must have at most {most} events, or set {OPTION}"
                 )
+
+
+def check_rows(file: Path, rows: pa.Table) -> None:
+    """Refuse rows that say that they have too many events, or none.
+
+    Args:
+        file: Where they stand.
+        rows: Of a trace; without `event_count` they are of an earlier version, and `check_row_groups` knows them.
+
+    Raises:
+        TraceError: One has.
+    """
+    if "event_count" not in rows.column_names:
+        return
+    most = row_events_max()
+    counts = rows["event_count"].to_numpy()
+    for row in np.flatnonzero((counts < 1) | (counts > most))[:1].tolist():
+        raise TraceError(
+            f"{file}: row {row + 1} has {counts[row]} events; a row must have 1 to {most}, or set {OPTION}"
+        )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
-from ackstate.analysis.trace.events import LIST_COLUMNS, NAMES_ENTRIES, EventKind
+from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Events(NamedTuple):
     last_entry: Int64s
     number: Int64s
 
-    def where(self, chosen: Int64s | Mask) -> Events:
-        """Return the events at some indexes, or where a mask is true."""
+    def where(self, chosen: Int64s | Mask | slice) -> Events:
+        """Return the events at some indexes, where a mask is true, or of a slice."""
         return Events(*(column[chosen] for column in self))
 
 
@@ -220,4 +220,4 @@ def _empty(table: pa.Table, name: str) -> Mask:
     return np.asarray(pc.fill_null(pc.equal(table[name].cast(pa.string()), ""), fill_value=True).to_numpy(), np.bool_)
 
 
-assert set(Events._fields) == set(LIST_COLUMNS)
+assert set(Events._fields) == set(EVENT_COLUMNS)

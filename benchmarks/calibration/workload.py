@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
-    from ackstate.analysis.trace.generate.columns import Columns
+    from ackstate.analysis.trace.rows import Events
 
 SUBSCRIPTION = "calibrated"
 _EVENTS = 3_000
@@ -147,7 +147,7 @@ def _is_own(event: Event) -> bool:
     return event.kind is not EventKind.PUBLISH and event.ledger_id >= 0
 
 
-def _events(columns: Columns) -> Iterator[Event]:
+def _events(columns: Events) -> Iterator[Event]:
     """Yield those that can be played, cut where a ledger ends."""
     for ts_ms, kind, ledger_id, first, last, number in zip(*(column.tolist() for column in columns), strict=True):
         if kind not in _PLAYED:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ackstate.analysis.trace.rows import Events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,31 +18,16 @@ ENTRIES_PER_LEDGER = 51_200
 _LEDGER_FIRST = 1_000
 
 
-class Columns(NamedTuple):
-    """Events as parallel arrays, columns as in the trace."""
-
-    ts_ms: Int64s
-    kind: Int64s
-    ledger_id: Int64s
-    first_entry: Int64s
-    last_entry: Int64s
-    number: Int64s
-
-    def cut(self, begin: int, end: int) -> Columns:
-        """Return the events from `begin` (included) to `end` (excluded)."""
-        return Columns(*(column[begin:end] for column in self))
-
-
-def columns_of(ts_ms: Int64s, kinds: Int64s, first: Int64s, length: Int64s, number: Int64s) -> Columns:
+def columns_of(ts_ms: Int64s, kinds: Int64s, first: Int64s, length: Int64s, number: Int64s) -> Events:
     """Split entries counted over all ledgers, -1 for none, into ledger and entry."""
     is_none = first < 0
     ledgers = first // ENTRIES_PER_LEDGER
     entries = np.where(is_none, -1, first - ledgers * ENTRIES_PER_LEDGER)
     ledger_ids = np.where(is_none, -1, _LEDGER_FIRST + ledgers)
     lasts = np.where(is_none, -1, entries + length - 1)
-    return Columns(ts_ms, kinds, ledger_ids, entries, lasts, number)
+    return Events(ts_ms, kinds, ledger_ids, entries, lasts, number)
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def joined(parts: Sequence[Events]) -> Events:
     """Return events one after the other."""
-    return Columns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

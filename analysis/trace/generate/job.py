@@ -12,21 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from ackstate.analysis.trace.events import CHUNK_EVENTS, LIST_COLUMNS
+from ackstate.analysis.trace.chunk_rows import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.events import CHUNK_EVENTS
 from ackstate.analysis.trace.generate.plan import PIECE_CHUNKS, PIECE_EVENTS, TracePlan
 from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.manifest import write_manifest
-from ackstate.analysis.trace.parquet import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, WRITE_OPTIONS, new_trace
+from ackstate.analysis.trace.parquet import new_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.trace.generate.columns import Columns
     from ackstate.analysis.trace.generate.outages import Outage
     from ackstate.analysis.trace.generate.plan import Piece
     from ackstate.analysis.trace.generate.series import SubscriptionSeries
+    from ackstate.analysis.trace.rows import Events
 
 # A piece takes 2 to 5 MB.
 _PIECES_PER_FILE = 64
@@ -63,7 +64,7 @@ class _Chunks(NamedTuple):
     topic: str
     subscription: str
     first: int
-    events: Sequence[Columns]
+    events: Sequence[Events]
 
 
 def make_trace(spark: SparkSession, plan: TracePlan, out: Path) -> Made:
@@ -164,21 +165,9 @@ def _bounds(begin: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _table(chunks: _Chunks) -> pa.Table:
-    count = len(chunks.events)
-    numbers = np.arange(chunks.first, chunks.first + count)
-    offsets = pa.array(np.cumsum([0, *(len(each.kind) for each in chunks.events)]).astype(np.int32))
-    values = zip(*chunks.events, strict=True)
-    lists = (
-        pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(column), pa.type_for_alias(kind)))
-        for column, kind in zip(values, LIST_COLUMNS.values(), strict=True)
-    )
-    columns = [
-        pa.array([chunks.topic] * count),
-        pa.array([chunks.subscription] * count),
-        pa.array(numbers.astype(np.int32)),
-        pa.array(numbers * CHUNK_EVENTS),
-        pa.array([each.ts_ms[0] for each in chunks.events], pa.int64()),
-        pa.array([each.ts_ms[-1] for each in chunks.events], pa.int64()),
-        *lists,
-    ]
-    return pa.Table.from_arrays(columns, schema=TRACE_SCHEMA)
+    key = (chunks.topic, chunks.subscription)
+    numbers = range(chunks.first, chunks.first + len(chunks.events))
+    return table_of([
+        ChunkRow(key, number, number * CHUNK_EVENTS, events)
+        for number, events in zip(numbers, chunks.events, strict=True)
+    ])  # fmt: skip

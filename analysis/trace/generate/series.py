@@ -15,7 +15,7 @@ import numpy as np
 
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.generate.clock import Int64s, scattered
-from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, Columns, columns_of, joined
+from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, columns_of, joined
 from ackstate.analysis.trace.generate.outages import RECOVERY_MS, wall_ms
 from ackstate.analysis.trace.generate.turns import Turns
 from ackstate.analysis.trace.generate.workloads import UNACKED_MAX
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.generate.outages import Flushes, Outage
     from ackstate.analysis.trace.generate.turns import Classes
     from ackstate.analysis.trace.generate.workloads import Workload
+    from ackstate.analysis.trace.rows import Events
 
 _PUBLISHED_AT_ONCE = 64
 _NEVER = 2**55
@@ -138,18 +139,18 @@ class SubscriptionSeries:
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return low
 
-    def cut_into(self, seqs: Int64s) -> list[Columns]:
+    def cut_into(self, seqs: Int64s) -> list[Events]:
         """Return the events between each two neighbours of `seqs`, which rise; the last one is excluded."""
         slots = self.slots_of(seqs)
         starts = self.before(slots)
         return [
-            self._between(int(slots[at]), int(slots[at + 1]) + 1).cut(
-                int(seqs[at] - starts[at]), int(seqs[at + 1] - starts[at])
+            self._between(int(slots[at]), int(slots[at + 1]) + 1).where(
+                slice(int(seqs[at] - starts[at]), int(seqs[at + 1] - starts[at]))
             )
             for at in range(len(seqs) - 1)
         ]
 
-    def _between(self, first: int, end: int) -> Columns:
+    def _between(self, first: int, end: int) -> Events:
         """Return the events from those right at slot `first` to those right before slot `end`'s own."""
         bounds_ns = self.arrivals.at_ns(np.array([first, end]))
         delivered, acked = self._delivered(first, end), self._acked(first, end)
@@ -169,15 +170,15 @@ class SubscriptionSeries:
         died = np.searchsorted(self.outages_ns, bounds_ns, side="right").tolist()
         return self._with_outages(events, at_ns, range(*died))
 
-    def _with_outages(self, events: Columns, at_ns: Int64s, outages: range) -> Columns:
+    def _with_outages(self, events: Events, at_ns: Int64s, outages: range) -> Events:
         begin, parts = 0, []
         for outage in outages:
             end = int(np.searchsorted(at_ns, self.outages_ns[outage]))
-            parts += [events.cut(begin, end), self._outage(outage)]
+            parts += [events.where(slice(begin, end)), self._outage(outage)]
             begin = end
-        return joined([*parts, events.cut(begin, len(at_ns))]) if parts else events
+        return joined([*parts, events.where(slice(begin, len(at_ns)))]) if parts else events
 
-    def _outage(self, index: int) -> Columns:
+    def _outage(self, index: int) -> Events:
         """Return what an outage adds: the death, the recovery, and what was acked and not persisted, all over again."""
         lost = self._acked(*self._lost[index])
         died_ms = int(self._wall_ms(self.outages_ns[index : index + 1])[0]) - RECOVERY_MS
@@ -262,11 +263,11 @@ class TopicSeries:
         """Count the events before a slot."""
         return -(-end_slot // (2 * self._at_once))
 
-    def cut_into(self, seqs: Int64s) -> list[Columns]:
+    def cut_into(self, seqs: Int64s) -> list[Events]:
         """Return the events between each two neighbours of `seqs`, which rise; the last one is excluded."""
         return [self._between(*pair) for pair in zip(seqs[:-1].tolist(), seqs[1:].tolist(), strict=True)]
 
-    def _between(self, first: int, end: int) -> Columns:
+    def _between(self, first: int, end: int) -> Events:
         entries = np.arange(first, end) * self._at_once
         series = self.subscription
         at_ns = series.arrivals.at_ns(2 * entries)

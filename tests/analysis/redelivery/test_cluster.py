@@ -24,6 +24,7 @@ from ackstate.analysis.redelivery.package import SCRIPT, write_package
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import _class_archive
 from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 
@@ -117,11 +118,10 @@ def bare_python(tmp_path_factory):
 def local_answer(spark, trace):
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark import read_trace
-    from ackstate.analysis.redelivery.spark_source import FrameSource
+    from ackstate.analysis.redelivery.spark_source import SparkSource
 
     policies = [Policy.from_mapping(dict([POLICY.split("=")]))]
-    rows = estimates(FrameSource(read_trace(spark, trace)), policies).collect()
+    rows = estimates(SparkSource.of(spark, trace), policies).collect()
     return SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=1.0).to_json()
 
 
@@ -182,8 +182,7 @@ def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, m
     from pyspark.sql.classic.dataframe import DataFrame
 
     from ackstate.analysis.redelivery.estimates import estimates
-    from ackstate.analysis.redelivery.spark import read_trace
-    from ackstate.analysis.redelivery.spark_source import FrameSource
+    from ackstate.analysis.redelivery.spark_source import SparkSource
 
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
     collected, collect = [], DataFrame.collect
@@ -198,7 +197,7 @@ def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, m
     for length in (100, 2_000):
         collected.clear()
         trace = some_trace(tmp_path / str(length), length=length)
-        estimates(FrameSource(read_trace(spark, trace)), [None, Policy()]).collect()
+        estimates(SparkSource.of(spark, trace), [None, Policy()]).collect()
         seen.append(list(collected))
     # Of each policy: 6 subscriptions, 2 topics, a namespace and all.
     assert seen[0] == seen[1]
@@ -312,7 +311,7 @@ def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):
     good = parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, 0, 0)])], tmp_path / "good")
     assert good == 1
     row = pq.read_table(tmp_path / "good" / parquet.FIRST_FILE).to_pylist()[0]
-    table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], parquet.TRACE_SCHEMA)
+    table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], TRACE_SCHEMA)
     pq.write_table(table, tmp_path / "bad.parquet")
     with pytest.raises(TraceError, match=said):
         parquet.check_trace(tmp_path / "bad.parquet")

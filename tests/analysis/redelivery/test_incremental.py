@@ -28,7 +28,7 @@ from ackstate.analysis.redelivery.persistable import persistable
 from ackstate.analysis.redelivery.policy import Policy, PolicyError
 from ackstate.analysis.redelivery.schedule import Schedule
 from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.state_fields import CheckpointError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -347,7 +347,7 @@ def found(spark, directory, state, **options):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp_path):
-    from ackstate.analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.spark_source import SparkSource
 
     write_days(tmp_path / "all", story(), count=2)
     directory, state = tmp_path / "days", tmp_path / "state"
@@ -365,8 +365,8 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp
     frames = [Frame(KEY[0], "", [Event(1, EventKind.PUBLISH, each, 0, 19) for each in range(1, 7)])]
     frames += [Frame(*key, events) for key, events in story().items()]
     parquet.write_trace(frames, tmp_path / "one")
-    trace = read_trace(spark, tmp_path / "one").where("subscription <> ''")
-    direct = sorted(at_once.estimates(FrameSource(trace), POLICIES).collect(), key=str)
+    trace = SparkSource.of(spark, tmp_path / "one").trace.where("subscription <> ''")
+    direct = sorted(at_once.estimates(SparkSource(trace), POLICIES).collect(), key=str)
     assert direct == by_days
 
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from trace_files import read_rows, write_rows
 
 import montecarlo
 from ackstate.analysis.redelivery import acked, chunk_steps, thinning
@@ -16,10 +17,10 @@ from ackstate.analysis.redelivery.curve_sum import Histogram
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import readable_failures
-from ackstate.analysis.redelivery.spark_source import FrameSource, SparkSource
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 from ackstate.analysis.redelivery.trace_source import LocalSource
-from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace import chunk_writer, parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from chunks import chunk_of
@@ -210,19 +211,20 @@ def events_of(shift):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_workers_that_read_files_themselves_find_the_same(spark, tmp_path, monkeypatch):
+def test_spark_and_this_process_find_the_same_in_bytes_and_in_lists(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 40)
-    monkeypatch.setattr(parquet, "_CHUNKS_PER_ROW_GROUP", 2)
+    monkeypatch.setattr(chunk_writer, "_CHUNKS_PER_ROW_GROUP", 2)
     frames = [Frame(topic, name, events_of(shift)) for topic in "tu" for shift, name in ((5, "a"), (9, "b"))]
     parquet.write_trace([*frames, Frame("t", "", [Event(0, EventKind.PUBLISH, 3, 0, 299)])], tmp_path / "trace")
-    frame = spark.read.parquet(str(tmp_path / "trace"))
+    write_rows(read_rows(tmp_path / "trace"), tmp_path / "lists.parquet", version=2)
     grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
     found = [
         sorted(tuple(row.values()) for row in estimates(each, grid).collect())
-        for each in (SparkSource.of(spark, tmp_path / "trace"), FrameSource(frame), LocalSource.of(tmp_path / "trace"))
+        for path in (tmp_path / "trace", tmp_path / "lists.parquet")
+        for each in (SparkSource.of(spark, path), LocalSource.of(path), SparkSource(spark.read.parquet(str(path))))
     ]
     assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.spark
@@ -231,9 +233,9 @@ def test_a_chunk_whose_lists_do_not_belong_together_is_named(spark, tmp_path):
     parquet.write_trace([Frame("t", "a", events_of(5))], tmp_path / "trace")
     (file,) = (tmp_path / "trace").glob("*.parquet")
     table = pq.read_table(file)
-    lists = table["kind"].to_pylist()
+    cells = table["kind"].to_pylist()
     at = table.column_names.index("kind")
-    damaged = table.set_column(at, table.schema.field("kind"), pa.array([lists[0][:-1]], pa.list_(pa.int8())))
+    damaged = table.set_column(at, table.schema.field("kind"), pa.array([cells[0][:-1]]))
     pq.write_table(damaged, file)
     with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
         estimates(SparkSource.of(spark, tmp_path / "trace"), [None]).collect()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from trace_files import read_rows, write_rows
 
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
@@ -91,7 +90,7 @@ def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypat
     published = [Event(entry, PUBLISH, 1, entry, entry) for entry in range(6)]
     parquet.write_trace([Frame("t", "", published), Frame("t", "s", acks)], tmp_path / "sound")
     WAYS[way](source_of(tmp_path / "sound"))
-    table = pq.read_table(tmp_path / "sound")
+    sound = read_rows(tmp_path / "sound")
     covered = parquet.check_trace(tmp_path / "sound")
     for name, subscription, chunk, change, said in (
         ("repeats", "s", 1, first_seq(1), "chunk 1 of s of t repeats a seq"),
@@ -100,11 +99,8 @@ def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypat
         ("time", "s", 2, earlier(11), "chunk 2 of s of t begins before the one before it ended"),
         ("topic", "", 2, first_seq(5), "chunk 2 of t comes after a gap in seq"),
     ):
-        rows = [
-            change(row) if (row["subscription"], row["chunk"]) == (subscription, chunk) else row
-            for row in table.to_pylist()
-        ]
+        rows = [change(row) if (row["subscription"], row["chunk"]) == (subscription, chunk) else row for row in sound]
         (tmp_path / name).mkdir()
-        pq.write_table(pa.Table.from_pylist(rows, table.schema), tmp_path / name / "part-00000.parquet")
+        write_rows(rows, tmp_path / name / "part-00000.parquet")
         told = refused(source_of(tmp_path / name, covered), way, tmp_path / name)
         assert f"{said}: ackstate trace check says more" in told

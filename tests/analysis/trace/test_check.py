@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from trace_files import SCHEMAS, read_rows, table_of_rows, write_rows
 
 from ackstate.analysis import cli
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.bad_rows import Wrong
 from ackstate.analysis.trace.check import check_events, trace_hash
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.parquet import TRACE_SCHEMA, write_trace
+from ackstate.analysis.trace.events import EVENT_COLUMNS, Event, EventKind, TraceError
+from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 
 ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
@@ -36,16 +36,12 @@ def trace(tmp_path, monkeypatch):
     return tmp_path / "trace"
 
 
-def rows_of(trace):
-    return pq.read_table(trace).to_pylist()
-
-
-def rewrite(trace, rows):
+def rewrite(trace, rows, *, version=3):
     """Write a trace's rows anew, a file for each, in the order given."""
     for file in trace.iterdir():
         file.unlink()
     for number, row in enumerate(rows):
-        pq.write_table(pa.Table.from_pylist([row], TRACE_SCHEMA), trace / f"part-{number:05}.parquet")
+        write_rows([row], trace / f"part-{number:05}.parquet", version=version)
 
 
 def test_a_trace_says_what_it_holds(trace):
@@ -64,7 +60,7 @@ def test_a_trace_says_what_it_holds(trace):
 
 def test_chunks_may_lie_in_any_order(trace):
     before = check_events(trace)
-    rewrite(trace, reversed(rows_of(trace)))
+    rewrite(trace, reversed(read_rows(trace)))
     found = check_events(trace)
     assert found.to_json() | {"sha256": ""} == before.to_json() | {"sha256": ""}
 
@@ -91,10 +87,11 @@ def with_columns(row, index, **values):
         (Wrong.NEVER_PUBLISHED, 2, {"last_entry": 500}),
     ],
 )
-def test_an_event_that_cannot_be_right_is_named(trace, wrong, index, values):
-    rows = rows_of(trace)
+@pytest.mark.parametrize("version", SCHEMAS)
+def test_an_event_that_cannot_be_right_is_named(trace, version, wrong, index, values):
+    rows = read_rows(trace)
     (at,) = [at for at, row in enumerate(rows) if (row["topic"], row["subscription"], row["chunk"]) == ("t", "a", 0)]
-    rewrite(trace, [*rows[:at], with_columns(rows[at], index, **values), *rows[at + 1 :]])
+    rewrite(trace, [*rows[:at], with_columns(rows[at], index, **values), *rows[at + 1 :]], version=version)
     with pytest.raises(TraceError) as caught:
         check_events(trace)
     assert f"{wrong.value}: " in str(caught.value)
@@ -105,7 +102,7 @@ def test_an_event_that_cannot_be_right_is_named(trace, wrong, index, values):
 
 @pytest.mark.parametrize(("first_seq", "wrong"), [(5, Wrong.SEQ_GAP), (3, Wrong.SEQ_AGAIN)])
 def test_seqs_that_do_not_follow_are_named(trace, first_seq, wrong):
-    rows = [row | {"first_seq": first_seq} if row["first_seq"] == 4 else row for row in rows_of(trace)]
+    rows = [row | {"first_seq": first_seq} if row["first_seq"] == 4 else row for row in read_rows(trace)]
     rewrite(trace, rows)
     with pytest.raises(TraceError, match=wrong.value):
         check_events(trace)
@@ -114,20 +111,46 @@ def test_seqs_that_do_not_follow_are_named(trace, first_seq, wrong):
 @pytest.mark.parametrize(("change", "said"), [
     ({"kind": [3, 3]}, "not equally long"),
     ({"kind": [3, 3, None, 3]}, "'kind' has nulls"),
-    ({"kind": None}, "'kind' has nulls"),
-    ({name: [] for name in parquet.LIST_COLUMNS}, "empty"),
+    ({"kind": None}, "not equally long"),
+    ({name: [] for name in EVENT_COLUMNS}, "empty"),
 ])  # fmt: skip
 def test_a_damaged_chunk_is_named(trace, change, said):
-    rows = rows_of(trace)
-    rewrite(trace, [row | change if (row["subscription"], row["chunk"]) == ("a", 0) else row for row in rows])
-    with pytest.raises(TraceError, match=f"chunk 0 of a of [tu] is damaged.*{said}"):
+    rows = read_rows(trace)
+    rows = [row | change if (row["subscription"], row["chunk"]) == ("a", 0) else row for row in rows]
+    rewrite(trace, rows, version=2)
+    with pytest.raises(TraceError, match=f"damaged chunk 0 of a of [tu]: .*{said}"):
         check_events(trace)
 
 
-def test_a_trace_of_version_1_is_read(trace):
-    old = TRACE_SCHEMA.with_metadata({parquet.VERSION_KEY: b"1"})
-    table = pq.read_table(trace).replace_schema_metadata(old.metadata)
-    pq.write_table(table, trace / "part-00000.parquet")
+@pytest.mark.parametrize(("change", "said"), [
+    ({"event_count": 0}, "0 events; a row must have 1"),
+    ({"event_count": 3}, "damaged chunk 0 of b of t: 'ledgers' are not"),
+    ({"event_count": 5}, "damaged chunk 0 of b of t: 'ledgers' are not"),
+    ({"event_count": 2**31 - 1}, "has 2147483647 events; a row must have 1 to 65536"),
+    ({"ledgers": []}, "'ledgers' are not those of its events"),
+    ({"ledgers": [{"ledger_id": 3, "entry_count": 4, "published": 0, "acked": 5}]}, "'ledgers' are not those"),
+])  # fmt: skip
+def test_a_damaged_chunk_of_packed_events_is_named(trace, change, said):
+    rows = [row | change if (row["subscription"], row["chunk"]) == ("b", 0) else row for row in read_rows(trace)]
+    rewrite(trace, rows)
+    with pytest.raises(TraceError, match=said):
+        check_events(trace)
+
+
+def test_a_trace_of_both_forms_is_refused(trace):
+    rows = read_rows(trace)
+    for file in trace.iterdir():
+        file.unlink()
+    write_rows(rows[:3], trace / "part-00000.parquet", version=2)
+    write_rows(rows[3:], trace / "part-00001.parquet", version=3)
+    with pytest.raises(TraceError, match="its version is below 3, that of part-00001"):
+        check_events(trace)
+
+
+@pytest.mark.parametrize("version", [b"1", b"2"])
+def test_a_trace_of_lists_is_read(trace, version):
+    table = table_of_rows(read_rows(trace), version=2)
+    pq.write_table(table.replace_schema_metadata({parquet.VERSION_KEY: version}), trace / "part-00000.parquet")
     assert check_events(trace).events == 19
 
 
@@ -169,7 +192,7 @@ def test_the_command_says_it_in_text_and_in_json(trace, capsys):
 
 
 def test_the_command_refuses_in_one_line(trace, capsys):
-    rows = rows_of(trace)
+    rows = read_rows(trace)
     rewrite(trace, [with_columns(row, 0, kind=77) for row in rows])
     with pytest.raises(SystemExit) as ended:
         cli.main(["trace", "check", str(trace)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from trace_files import read_rows
 
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
 from ackstate.analysis.trace.generate import series as series_module
@@ -332,7 +332,7 @@ def test_bad_options_are_one_line_and_write_nothing(capsys, tmp_path, options, n
 
 
 def rows_of(path):
-    tables = [pq.read_table(file).to_pylist() for file in trace_files(path)]
+    tables = [read_rows(file) for file in trace_files(path)]
     return sorted((row for table in tables for row in table), key=lambda row: tuple(row.values())[:3])
 
 
@@ -359,13 +359,13 @@ def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
     from ackstate.analysis.redelivery import estimate
-    from ackstate.analysis.redelivery.spark import read_trace
+    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.trace.generate.job import make_trace
 
     rate, interval_ms = 2_000, 500
     plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
     make_trace(spark, plan, tmp_path / "trace")
-    (row,) = estimate.summary(estimate.curve(read_trace(spark, tmp_path / "trace"))).collect()
+    (row,) = estimate.summary(estimate.curve(SparkSource.of(spark, tmp_path / "trace"))).collect()
     assert row["expected"] == pytest.approx(rate * interval_ms / 1_000 / 2, rel=0.05)
 
 

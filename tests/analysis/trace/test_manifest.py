@@ -8,12 +8,14 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from trace_files import read_rows, write_rows
 
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.chunk_rows import SEVERAL_FILES_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST, write_manifest
-from ackstate.analysis.trace.parquet import SEVERAL_FILES_SCHEMA, check_trace, new_trace, write_trace
+from ackstate.analysis.trace.parquet import check_trace, new_trace, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import UnsupportedVersionError
 
@@ -100,7 +102,7 @@ def test_two_whole_traces_in_a_directory_are_refused(tmp_path):
 def test_an_older_trace_is_read_with_a_warning(tmp_path, caplog, read):
     caplog.set_level(logging.WARNING)
     file = one_file(tmp_path / "trace")
-    pq.write_table(pq.read_table(file).replace_schema_metadata({parquet.VERSION_KEY: b"2"}), file)
+    write_rows(read_rows(file), file, version=2)
     read(tmp_path / "trace")
     assert ["an older trace, which does not state" in record.message for record in caplog.records] == [True]
 

@@ -14,7 +14,7 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.redelivery import estimate
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.fold import RedeliveryFold
-from ackstate.analysis.redelivery.spark import read_trace
+from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
@@ -325,7 +325,7 @@ def test_the_commands_say_what_the_cursor_said_at_each_crash(tmp_path, spark):
     life = lived(tmp_path / "life", CONFIGS["native, young, 2 widest ranges"], 1, steps=400)
     convert([life.directory], tmp_path / "trace")
     assert check_events(tmp_path / "trace").kinds["crash"] > 1
-    found = estimate.crashes(estimate.curve(read_trace(spark, tmp_path / "trace"))).collect()
+    found = estimate.crashes(estimate.curve(SparkSource.of(spark, tmp_path / "trace"))).collect()
     events = events_of(life.directory)
     # Spark has one row for a millisecond, the last crash of it.
     crashed = {

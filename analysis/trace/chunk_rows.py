@@ -1,0 +1,275 @@
+"""The rows of a Parquet trace: a chunk of events each, packed into bytes; of earlier versions, as lists.
+
+Spark takes a list apart and puts it together again, value by value, on the way to a Python worker: that takes several
+times as long as a replay. Bytes it copies.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackstate.analysis.trace.events import (
+    EVENT_COLUMNS,
+    SCALAR_COLUMNS,
+    TRACE_VERSION,
+    VERSION_KEY,
+    EventKind,
+    TraceError,
+)
+from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, SEVERAL
+from ackstate.analysis.trace.packed_numbers import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from ackstate.analysis.trace.packed_numbers import Int64s
+    from ackstate.analysis.trace.rows import Events
+
+LEDGERS_TYPE = pa.list_(
+    pa.field("element", pa.struct([
+        pa.field(name, pa.int64(), nullable=False) for name in ("ledger_id", "entry_count", "published", "acked")
+    ]), nullable=False)
+)  # fmt: skip
+"""What the events of a chunk name in each ledger, rising; see `ackstate.analysis.trace.events`."""
+_SCALARS = [pa.field(name, pa.type_for_alias(kind), nullable=False) for name, kind in SCALAR_COLUMNS.items()]
+TRACE_SCHEMA = pa.schema(
+    [
+        *_SCALARS,
+        pa.field("event_count", pa.int32(), nullable=False),
+        *(pa.field(name, pa.binary(), nullable=False) for name in EVENT_COLUMNS),
+        pa.field("ledgers", LEDGERS_TYPE, nullable=False),
+    ],
+    metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
+)
+LIST_SCHEMA = pa.schema(
+    [*_SCALARS, *(pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in EVENT_COLUMNS.items())],
+    metadata={VERSION_KEY: b"2"},
+)
+"""Of versions 1 and 2, which are still read."""
+ONLY_FILE_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: ONLY})
+"""Of a Parquet file that is a trace by itself."""
+SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
+"""Of a Parquet file that is one of several."""
+# Spark checks the checksums too: damage inside a page is noticed, not computed with.
+WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["topic", "subscription"]}
+"""How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
+EVENTS_AT_ONCE = 1 << 20
+"""So many events are taken apart at once, unless a single chunk has more."""
+
+
+class ChunkRow(NamedTuple):
+    """A chunk that is to be written.
+
+    Attributes:
+        key: Its topic and subscription.
+        chunk: Its number in the subscription.
+        first_seq: The `seq` of its first event.
+        events: At least one.
+    """
+
+    key: tuple[str, str]
+    chunk: int
+    first_seq: int
+    events: Events
+
+
+def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
+    """Return chunks as rows of `TRACE_SCHEMA`."""
+    keys, chunks, first_seqs, events = zip(*rows, strict=True)
+    topics, subscriptions = zip(*keys, strict=True)
+    columns = {
+        "topic": topics, "subscription": subscriptions, "chunk": chunks, "first_seq": first_seqs,
+        "first_ts_ms": [int(each.ts_ms[0]) for each in events], "last_ts_ms": [int(each.ts_ms[-1]) for each in events],
+        "event_count": [len(each.kind) for each in events],
+    }  # fmt: skip
+    for name in EVENT_COLUMNS:
+        columns[name] = [pack(_written(each, name)) for each in events]
+    arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
+    return pa.Table.from_arrays([*arrays, _ledgers_of(events)], schema=TRACE_SCHEMA)
+
+
+def _written(events: Events, name: str) -> Int64s:
+    column: Int64s = np.asarray(getattr(events, name), np.int64)
+    return column - events.first_entry if name == "last_entry" else column
+
+
+def _ledgers_of(events: Sequence[Events]) -> pa.Array:
+    found = [named_entries(each.kind, each.ledger_id, each.last_entry) for each in events]
+    offsets = np.cumsum([0, *(each.shape[1] for each in found)], dtype=np.int32)
+    columns = np.concatenate(found, axis=1)
+    fields = list(LEDGERS_TYPE.value_type)
+    structs = pa.StructArray.from_arrays([pa.array(column) for column in columns], fields=fields)
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, LEDGERS_TYPE)
+
+
+def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.NDArray[np.int64]:
+    """Return which entries events name, a row each for the fields of `LEDGERS_TYPE` and a column for each ledger.
+
+    Complexity: O(events), and O(n log n) in how often the ledger changes from one event to the next.
+    """
+    begins = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
+    begins = begins[ledger_id[begins] >= 0] if len(begins) else begins
+    if not len(begins):
+        return np.empty((len(LEDGERS_TYPE.value_type), 0), np.int64)
+    ends = last_entry + 1
+    # A run of events without a ledger is added to the one before it, where its ends count as none.
+    ends[ledger_id < 0] = 0
+    acked = (kind == EventKind.ACK) | (kind == EventKind.MARK_DELETE)
+    counts = [np.maximum.reduceat(each, begins) for each in (ends, ends * (kind == EventKind.PUBLISH), ends * acked)]
+    ledgers, at = np.unique(ledger_id[begins], return_inverse=True)
+    named = np.zeros((1 + len(counts), len(ledgers)), np.int64)
+    named[0] = ledgers
+    for row, count in enumerate(counts, start=1):
+        np.maximum.at(named[row], at, count)
+    return named
+
+
+def is_packed(schema: pa.Schema) -> bool:
+    """Tell whether the events of rows are bytes, as from version 3 on."""
+    return "event_count" in schema.names
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch, a few at a time: as many as have `EVENTS_AT_ONCE` events, and at least one."""
+    if not is_packed(batch.schema):
+        if batch.num_rows:
+            yield batch
+        return
+    counts = batch["event_count"].fill_null(0).to_numpy()
+    begin, waiting = 0, 0
+    for row, count in enumerate(counts.tolist()):
+        if waiting and waiting + count > EVENTS_AT_ONCE:
+            yield batch.slice(begin, row - begin)
+            begin, waiting = row, 0
+        waiting += count
+    if batch.num_rows:
+        yield batch.slice(begin)
+
+
+def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
+    """Return where each row's events begin, and where the last one's end, and some columns of all rows' events.
+
+    Args:
+        batch: Rows of a trace of any version: `names`, what `packed_columns` adds to them, and what names a chunk.
+        names: Columns of `EVENT_COLUMNS`.
+
+    Raises:
+        TraceError: A row's columns do not belong together: not equally long, empty, or damaged.
+    """
+    return (_unpacked if is_packed(batch.schema) else _from_lists)(batch, names)
+
+
+def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
+    """Make sure that the ledgers of rows are those that their events name; earlier versions do not tell them.
+
+    Args:
+        batch: The rows, with `ledgers` if they are packed.
+        offsets: As of `events_of`, which also returns the columns.
+        kind: Of all rows' events.
+        ledger_id: The same.
+        last_entry: The same.
+
+    Raises:
+        TraceError: They are others.
+    """
+    if not is_packed(batch.schema):
+        return
+    told, columns = ledgers_told(batch)
+    for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
+        named = named_entries(kind[begin:end], ledger_id[begin:end], last_entry[begin:end])
+        if not np.array_equal(named, columns[:, told[row] : told[row + 1]]):
+            damaged(batch, row, "'ledgers' are not those of its events")
+
+
+def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
+    """Return where each row's ledgers begin, and all rows' ledgers as `named_entries` has them.
+
+    Raises:
+        TraceError: A row lacks them.
+    """
+    column = batch["ledgers"]
+    for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[:1].tolist():
+        damaged(batch, row, "it has no 'ledgers'")
+    structs = column.flatten()
+    if structs.null_count or any(each.null_count for each in structs.flatten()):
+        damaged(batch, 0, "'ledgers' has nulls")
+    offsets = column.offsets.to_numpy().astype(np.int64) - column.offsets[0].as_py()
+    return offsets, np.array([each.to_numpy(zero_copy_only=False) for each in structs.flatten()], np.int64)
+
+
+def packed_columns(names: Sequence[str], *, is_packed: bool) -> tuple[str, ...]:
+    """Return what `events_of` needs to read for some columns."""
+    if not is_packed:
+        return tuple(names)
+    more = {"first_entry"} if "last_entry" in names else set()
+    return ("event_count", *dict.fromkeys((*names, *more - set(names))))
+
+
+def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool_], what: str = "") -> None:
+    """Raise `TraceError` for the row with the first of some events that are wrong, if there are any."""
+    for at in np.flatnonzero(is_wrong)[:1].tolist():
+        damaged(batch, int(np.searchsorted(offsets, at, "right")) - 1, what)
+
+
+def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
+    """Raise `TraceError` for a row.
+
+    Raises:
+        TraceError: In any case.
+    """
+    keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
+    chunk = " of ".join(str(each) for each in keys if each not in {"", None})
+    raise TraceError(f"not a trace, damaged chunk {chunk}{what and f': {what}'}")
+
+
+def _unpacked(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
+    counts = batch["event_count"].fill_null(0).to_numpy()
+    for row in np.flatnonzero(counts < 1)[:1].tolist():
+        damaged(batch, row, "it has no events")
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+    columns = {
+        name: _joined(batch, name, counts.tolist(), int(offsets[-1]))
+        for name in packed_columns(names, is_packed=True)[1:]
+    }
+    if "last_entry" in columns:
+        columns["last_entry"] += columns["first_entry"]
+    return offsets, [columns[name] for name in names]
+
+
+def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int) -> Int64s:
+    joined = np.empty(total, np.int64)
+    begin = 0
+    for row, (cell, count) in enumerate(zip(batch[name], counts, strict=True)):
+        try:
+            data = memoryview(cell.as_buffer() or b"")
+            numbers, end = unpack(data, count)
+            if end != len(data):
+                raise ValueError(f"{len(data) - end} bytes are too many")
+        except ValueError as error:
+            damaged(batch, row, f"{name!r}: {error}")
+        joined[begin : begin + count] = numbers
+        begin += count
+    return joined
+
+
+def _from_lists(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
+    columns = [batch[name] for name in names]
+    offsets = columns[0].offsets.to_numpy().astype(np.int64) - columns[0].offsets[0].as_py()
+    sound = np.diff(offsets) > 0
+    for column in columns:
+        if column.null_count:
+            sound &= column.is_valid().to_numpy(zero_copy_only=False)
+        theirs = column.offsets.to_numpy() - column.offsets[0].as_py()
+        sound &= np.diff(theirs) == np.diff(offsets)
+    for row in np.flatnonzero(~sound)[:1].tolist():
+        damaged(batch, row, "its lists are empty or not equally long")
+    for name, column in zip(names, columns, strict=True):
+        if column.flatten().null_count:
+            refuse(batch, offsets, column.flatten().is_null().to_numpy(zero_copy_only=False), f"{name!r} has nulls")
+    return offsets, [column.flatten().to_numpy().astype(np.int64, copy=False) for column in columns]

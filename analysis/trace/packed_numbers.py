@@ -1,0 +1,84 @@
+"""Whole numbers as bytes, as narrow as the widest of them needs: fast to move, to compress and to take apart again.
+
+==========  =====================  ==================================================================================
+size        type                   meaning
+==========  =====================  ==================================================================================
+1           u8                     width of what follows: 0, 1, 2, 4 or 8; plus 16 if it has steps
+8           i64                    only with steps: the first number
+8           i64                    least: of all numbers, or of all steps
+width each  unsigned               how far above the least each number is, or each step from one number to the next
+==========  =====================  ==================================================================================
+
+All is little-endian, and sums are taken modulo 2^64. How many numbers there are stands elsewhere; with steps there is
+one number more than there are steps.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+_STEPS = 16
+_WIDTHS = (0, 1, 2, 4, 8)
+_NUMBER = struct.Struct("<q")
+
+
+def pack(numbers: Int64s) -> bytes:
+    """Return numbers as bytes, in whichever form is shorter.
+
+    Complexity: O(numbers).
+    """
+    if len(numbers) < 2:
+        return _packed(0, numbers)
+    steps = np.diff(numbers)
+    if _width(steps) < _width(numbers):
+        return _packed(_STEPS, steps, _NUMBER.pack(int(numbers[0])))
+    return _packed(0, numbers)
+
+
+def unpack(data: memoryview, count: int, at: int = 0) -> tuple[Int64s, int]:
+    """Return `count` numbers that begin at a byte, and the byte after them.
+
+    Raises:
+        ValueError: There are no such numbers.
+    """
+    if at >= len(data):
+        raise ValueError("no packed numbers")
+    form = data[at]
+    has_steps, width = bool(form & _STEPS), form & ~_STEPS
+    if width not in _WIDTHS:
+        raise ValueError(f"packed numbers have the unknown form {form}")
+    begin = at + 1 + _NUMBER.size * (1 + has_steps)
+    left = max(count - has_steps, 0)
+    end = begin + width * left
+    if end > len(data):
+        raise ValueError(f"packed numbers are cut short, {len(data) - at} bytes of {end - at}")
+    (least,) = _NUMBER.unpack_from(data, begin - _NUMBER.size)
+    if width:
+        numbers = np.frombuffer(data, f"<u{width}", left, begin).astype(np.int64)
+        numbers += least
+    else:
+        numbers = np.full(left, least)
+    if not has_steps:
+        return numbers, end
+    summed = np.empty(count, np.int64)
+    summed[:1] = _NUMBER.unpack_from(data, at + 1)
+    summed[1:] = numbers
+    return np.cumsum(summed, out=summed), end
+
+
+def _packed(form: int, numbers: Int64s, first: bytes = b"") -> bytes:
+    width = _width(numbers)
+    least = int(numbers.min()) if len(numbers) else 0
+    above = (numbers - least).view(np.uint64).astype(f"<u{width}").tobytes() if width else b""
+    return b"".join((bytes((form + width,)), first, _NUMBER.pack(least), above))
+
+
+def _width(numbers: Int64s) -> int:
+    """Return how many bytes hold how far above the least the highest is."""
+    span = int(numbers.max()) - int(numbers.min()) if len(numbers) else 0
+    return next(width for width in _WIDTHS if span < 1 << 8 * width)
