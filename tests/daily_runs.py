@@ -1,19 +1,15 @@
-"""Run the estimates of some subscriptions day by day, and at once, without Spark: the steps of the jobs by hand."""
+"""Run the estimates of some subscriptions day by day, and at once, from rows as they are when they are sorted."""
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute
+from functools import partial
 
-from ackstate.analysis.redelivery import daily_subscription, incremental
-from ackstate.analysis.redelivery import estimates as at_once
-from ackstate.analysis.redelivery import parts as of_parts
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.curve_changes import SERIES, batch_of, string_together, sum_changes
-from ackstate.analysis.redelivery.curve_sum import Histogram
+import pyarrow as pa
+
+from ackstate.analysis.redelivery import incremental
+from ackstate.analysis.redelivery.chunk_steps import PACKED
+from ackstate.analysis.redelivery.curve_sum import SERIES, Histogram
 from ackstate.analysis.redelivery.daily_state import (
-    OWN_SLICES_MAX,
     BrokerState,
     DailyState,
     decoded,
@@ -21,115 +17,91 @@ from ackstate.analysis.redelivery.daily_state import (
     encoded,
     encoded_broker,
 )
-from ackstate.analysis.redelivery.daily_subscription import Days
+from ackstate.analysis.redelivery.estimates import in_slices
+from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, RUN, STATE, chosen, merge, put_together
 from ackstate.analysis.redelivery.plain_replay import PlainReplay
-from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.rows import LocalRows
+from ackstate.analysis.redelivery.slices import RESULT, Slices
+from ackstate.analysis.redelivery.subscription_parts import Wanted, replay
+from ackstate.analysis.redelivery.thinned_curve import OWN_SLICES_MAX, ThinnedCurve
 from ackstate.analysis.redelivery.thinning import packed
 from chunks import chunk_of
 
+_NOT_OF_ALL_DAYS = ("curve_ms", "curve", "crash_ms", "crashes", "crash_count")
 
-def row_of(key, first_seq, *, events=None, state=None, log=None, whole_log=None, is_published=False):
-    arrays = {name: None if events is None else getattr(chunk_of(events), name) for name in Chunk._fields}
-    names = {"topic": key[0], "subscription": key[1], "first_seq": first_seq, "chunk": 0}
+
+def rows_of(key, *, events=(), state=None, log=None, is_published=False):
+    """Return the rows of a subscription, as `sorted_chunks` has them: its state, its message log, and its chunk."""
+    names = dict.fromkeys(PACKED.names) | {"topic": key[0], "subscription": key[1]}
+    rows = [] if state is None else [names | {"first_seq": -2, "state": state}]
+    pairs = [{"ledger_id": each, "entry_count": count} for each, count in sorted((log or {}).items())]
+    rows.append(names | {"first_seq": -1, "log": pairs, "is_published": is_published})
     if events:
-        names |= {"end_seq": first_seq + len(events), "first_ts_ms": events[0].ts_ms, "last_ts_ms": events[-1].ts_ms}
-    small = None if events is None else packed(chunk_of(events))
-    logs = {"log": pairs_of(log), "whole_log": pairs_of(log if whole_log is None else whole_log)}
-    return names | arrays | logs | {"events": small, "state": state, "is_published": is_published}
+        bounds = {"end_seq": len(events), "first_ts_ms": events[0].ts_ms, "last_ts_ms": events[-1].ts_ms}
+        rows.append(names | bounds | {"first_seq": 0, "chunk": 0, "events": packed(chunk_of(events))})
+    return rows
 
 
-def pairs_of(log):
-    return None if log is None else [{"ledger_id": each, "entry_count": count} for each, count in sorted(log.items())]
+def replayed(rows, wanted):
+    """Return what comes of rows, those of one subscription after those of another."""
+    batches = [pa.RecordBatch.from_pylist([row], PACKED) for row in rows]
+    schema = RUN if wanted.keeps_states else PART
+    return pa.Table.from_batches(list(replay(batches, wanted=wanted)), schema)
+
+
+def of_table(table):
+    return LocalRows(table.to_batches, table.schema)
 
 
 def joined(log, more):
     return {each: max(log.get(each, 0), more.get(each, 0)) for each in {*log, *more}}
 
 
-_PAIRS = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))
-
-
-_ROW = pa.schema([
-    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
-    ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()),
-    *((name, pa.list_(pa.int64())) for name in Chunk._fields), ("events", pa.binary()),
-    ("state", pa.string()),
-    ("log", _PAIRS), ("whole_log", _PAIRS),
-    ("is_published", pa.bool_()),
-])  # fmt: skip
-
-
-def batches_of(rows):
-    ordered = sorted(rows, key=lambda row: (row["topic"], row["subscription"], row["first_seq"]))
-    return [pa.RecordBatch.from_pylist([row], _ROW) for row in ordered]
-
-
-def summed(parts, slices, before):
-    """Return the results as batches, as the job's later steps make them."""
-    order = sorted(parts, key=lambda part: (part.policy, part.slice, part.namespace, part.topic))
-    found = [*of_parts.parts_of(of_parts.add_slices(of_parts.batches_of(order), slices=slices)), *before]
-    found.sort(key=lambda part: tuple(getattr(part, name) for name in of_parts.RESULT_KEY))
-    return list(of_parts.parts_of(of_parts.merge(of_parts.batches_of(found))))
-
-
-def answers(results, duration_ms):
-    rows = [
-        row for batch in of_parts.put_together(of_parts.batches_of(results), duration_ms=duration_ms)
-        for row in batch.to_pylist()
-    ]  # fmt: skip
-    return sorted(rows, key=str)
+def answers(parts, duration_ms):
+    """Return the estimates, without what a run over all days gets from elsewhere."""
+    make = partial(put_together, duration_ms=duration_ms)
+    rows = parts.together(RESULT_KEY).through(make, ESTIMATE).collect()
+    return sorted(({name: row[name] for name in row if name not in _NOT_OF_ALL_DAYS} for row in rows), key=str)
 
 
 def run_at_once(events_of, logs, policies):
     begin_ms, end_ms = span(events_of)
-    slices = Slices.of(begin_ms, end_ms, 3)
-    rows = [row_of(key, 0, events=events, log=logs[key]) for key, events in events_of.items() if events]
-    parts = list(of_parts.parts_of(at_once._replay(batches_of(rows), policies=policies, slices=slices)))
-    return answers(summed(parts, slices, []), end_ms - begin_ms)
+    wanted = Wanted(tuple(policies), range(len(policies)), begin_ms, Slices.of(begin_ms, end_ms, 3))
+    rows = [row for key, events in sorted(events_of.items()) if events
+            for row in rows_of(key, events=events, log=logs[key])]  # fmt: skip
+    return answers(in_slices(of_table(replayed(rows, wanted)), wanted.slices), end_ms - begin_ms)
 
 
 def run_by_days(days_of, logs_of, policies, *, is_published):
     """Run day by day; each day is key -> events, each log what it tells."""
-    states, results, begin_ms, last_ms, broker, whole = {}, [], None, None, None, {}
+    states, results, begin_ms, last_ms, broker, whole = {}, None, None, None, None, {}
     for events_of, logs in zip(days_of, logs_of, strict=True):
         whole = {key: joined(whole.get(key, {}), log) for key, log in logs.items()}
         first_ms, end_ms = span(events_of)
         begin_ms = first_ms if begin_ms is None else begin_ms
-        slices = Slices.of(begin_ms if last_ms is None else last_ms, end_ms, 2)
-        rows = [row_of(key, -1, state=state, log=logs.get(key), is_published=is_published)
-                for key, state in states.items()]  # fmt: skip
-        rows += [row_of(key, 0, events=events, log=logs[key], whole_log=whole[key], is_published=is_published)
-                 for key, events in events_of.items() if events]  # fmt: skip
         broker = broker or BrokerState([ThinnedCurve(begin_ms, slices_max=20) for _ in policies], [], 0, "")
         for curve in broker.curves:
             curve.widen_until(end_ms)
-        read = Days(begin_ms, slices, incremental._plotted(begin_ms, slices, broker.curves[0].width_ms, 1_000))
-        found = pa.Table.from_batches(
-            list(incremental._replay(batches_of(rows), policies=policies, days=read)), daily_subscription.RUN
-        )
-        is_state = found["state"].is_valid()
-        states = {(row["topic"], row["subscription"]): row["state"] for row in found.filter(is_state).to_pylist()}
-        is_part = pa.compute.is_in(found["scope"], pa.array(of_parts.SCOPES))
-        parts = found.filter(is_part).drop_columns("state").to_batches()
-        results, last_ms = summed(list(of_parts.parts_of(parts)), slices, results), end_ms
-        follow_curves(found, read.plotted, broker)
+        width_ms = broker.curves[0].width_ms
+        slices = Slices.of(begin_ms, end_ms, 2, from_ms=last_ms, width_ms_max=width_ms)
+        wanted = Wanted(tuple(policies), range(len(policies)), begin_ms, slices, is_plotted=True, keeps_states=True)
+        rows = [
+            row for key in sorted({*states, *(key for key, events in events_of.items() if events)})
+            for row in rows_of(key, events=events_of[key], state=states.get(key), is_published=is_published,
+                               log=logs.get(key) if key in states else whole[key])
+        ]  # fmt: skip
+        found = replayed(rows, wanted)
+        states = {(row["topic"], row["subscription"]): row["state"] for row in found.to_pylist() if row["state"]}
+        parts = of_table(found.drop_columns("state")).through(partial(chosen, slices=[STATE], is_any_other=True), PART)
+        summed = in_slices(parts, slices)
+        together = (summed if results is None else summed.plus(results)).together(RESULT_KEY)
+        merged = pa.Table.from_batches(together.through(merge, PART)._batches(), PART)
+        incremental._follow(of_table(merged), broker)
+        results = of_table(pa.Table.from_batches(chosen(merged.to_batches(), slices=[RESULT]), PART))
+        last_ms = end_ms
         text = encoded_broker(broker)
         assert encoded_broker(decoded_broker(text, len(policies))) == text
     return answers(results, last_ms - begin_ms), states, broker
-
-
-def follow_curves(found, plotted, broker):
-    """Go on with the curves as the job does."""
-    changed = found.filter(pa.compute.equal(found["scope"], daily_subscription.CURVE))
-    rows = [(row["policy"], row["slice"], row["topic"], row["subscription"], np.array(row["first"], np.int64),
-             np.array(row["second"], np.int64)) for row in changed.to_pylist()]  # fmt: skip
-    sums = list(sum_changes([batch_of(sorted(rows, key=lambda row: row[:4]))], wanted=frozenset()))
-    per_point = broker.curves[0].width_ms // plotted.width_ms
-    rows = sorted((row for batch in sums for row in batch.to_pylist()), key=lambda row: (row["policy"], row["slice"]))
-    ordered = [pa.RecordBatch.from_pylist([row], sums[0].schema) for row in rows]
-    strung = string_together(ordered, per_point=per_point)
-    incremental._go_on_with(broker, [row for batch in strung for row in batch.to_pylist()])
 
 
 def drawn(states, broker, policies):

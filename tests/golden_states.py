@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-from daily_runs import batches_of, row_of
+from daily_runs import replayed, rows_of
 
-from ackstate.analysis.redelivery import daily_subscription, incremental
 from ackstate.analysis.redelivery.daily_state import BrokerState, decoded, encoded_broker
-from ackstate.analysis.redelivery.daily_subscription import Days
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.slices import Slices
 from ackstate.analysis.redelivery.state_fields import VERSION
+from ackstate.analysis.redelivery.subscription_parts import Wanted
 from ackstate.analysis.trace.events import Event, EventKind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -65,14 +63,9 @@ LOG = {1: 60, 2: 60, 3: 60}
 
 def run(name, events, *, state=None, first_ms):
     """Read some events, and return what comes out: parts of estimates, and the state."""
-    slices = Slices.of(first_ms, events[-1].ts_ms, 2)
-    rows = [row_of(KEY, 0, events=events, log=LOG, is_published=True)]
-    if state is not None:
-        rows.append(row_of(KEY, -1, state=state, log=LOG, is_published=True))
-    read = Days(1_000, slices, Slices.of(1_000, events[-1].ts_ms, 3))
-    found = pa.Table.from_batches(
-        list(incremental._replay(batches_of(rows), policies=policies_of(name), days=read)), daily_subscription.RUN
-    )
+    slices = Slices.of(1_000, events[-1].ts_ms, 2, from_ms=first_ms)
+    wanted = Wanted(policies_of(name), range(2), 1_000, slices, is_plotted=True, keeps_states=True, states="states")
+    found = replayed(rows_of(KEY, events=events, state=state, log=LOG, is_published=True), wanted)
     state = found["state"].drop_null()[0].as_py()
     return state, [row for row in found.to_pylist() if row["state"] is None]
 

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.trace_source import LocalEngine
 from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, events_of, named_entries
 from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.packed_numbers import pack
@@ -71,3 +73,15 @@ def _packed(row):
     return plain | told | {name: row.get(name) for name in told if name in row} | {
         name: pack(column) for name, column in columns.items()
     }  # fmt: skip
+
+
+def subscriptions_of(trace, policies=(None,), **options):
+    """Return the estimates of a trace's subscriptions, computed in this process."""
+    rows = estimates(LocalEngine().trace(trace), policies, **options).collect()
+    return [row for row in rows if row["scope"] == "subscription"]
+
+
+def crashes_of(row):
+    """Return the crashes of an estimate: (when, (what came back, what would if written, whether it persisted))."""
+    each = iter(row["crashes"] or ())
+    return list(zip(row["crash_ms"] or (), zip(each, each, each, strict=True), strict=True))

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.output import command
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.cli.output import ReportFiles
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import TraceSource
-    from ackstate.analysis.trace.parquet import Span
+    from ackstate.analysis.redelivery.trace_source import Engine as Runs
 
 
 class Engine(Enum):
@@ -60,9 +60,8 @@ def estimated(
     master: str | None = None,
     report: ReportFiles | None = None,
     baseline: str = "",
-    with_crashes: bool = False,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
-    """Estimate a grid, and write a report if one is wanted; also return the crashes that the trace holds, if wanted.
+    """Estimate a grid, and write a report if one is wanted; return the rows of `estimates` too.
 
     Policies that cannot be replayed are left out, and `SweepResult.refused` names them, if there are others.
 
@@ -71,7 +70,6 @@ def estimated(
         PolicyError: None of the policies can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
-    from ackstate.analysis.redelivery.crashes import crashes
     from ackstate.analysis.redelivery.estimates import estimates
     from ackstate.analysis.redelivery.persistable import persistable
     from ackstate.analysis.redelivery.results import SweepResult
@@ -83,40 +81,41 @@ def estimated(
     covered = check_trace(trace)
     policies, refused = persistable(policies)
     inputs = None if report is None else report.read_inputs()
-    with (
-        console.progress() as progress,
-        readable_failures(trace),
-        _source(trace, covered, engine, master, progress) as source,
-    ):
-        rows = estimates(source, policies, crashes_per_day=crashes_per_day).collect()
+    with console.progress() as progress, readable_failures(trace), started(engine, master, progress) as where:
+        found = estimates(
+            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None
+        )
+        rows = found.collect()
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(
             str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
         ).compared_with(baseline)
         if report is not None and inputs is not None:
-            report.write(source, trace, result, inputs)
-        return result, crashes(source) if with_crashes else []
+            from ackstate.analysis.redelivery_report.making import make_contents
+
+            made_by = where.made_by()
+            report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
+        return result, rows
 
 
 @contextmanager
-def _source(
-    trace: Path, covered: Span, engine: Engine, master: str | None, progress: Progress
-) -> Iterator[TraceSource]:
+def started(engine: Engine, master: str | None, progress: Progress) -> Iterator[Runs]:
+    """Start an engine, and show how far it is while the block runs."""
     if engine is Engine.LOCAL:
-        from ackstate.analysis.redelivery.trace_source import LocalSource
+        from ackstate.analysis.redelivery.trace_source import LocalEngine
 
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
         progress.add_task("computing every instant", total=None)
-        yield LocalSource.of(trace, covered)
+        yield LocalEngine()
         return
     from ackstate.analysis.redelivery.spark import open_session, shown_stages
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.redelivery.spark_source import SparkEngine
 
     spark = open_session(master)
     with shown_stages(spark, progress):
-        yield SparkSource.of(spark, trace, covered)
+        yield SparkEngine(spark)
 
 
 def numbers_table(first: str, others: Sequence[str]) -> Table:

@@ -15,12 +15,9 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import path_argument
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.table import Table
 
-    from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import TraceSource
     from ackstate.analysis.redelivery_report.contents import Contents
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
@@ -94,22 +91,8 @@ class ReportFiles:
             calibration=self.calibration, broker_runs=self.recorded_runs, origin=self.trace_summary
         )
 
-    def write(self, source: TraceSource, trace: Path, result: SweepResult, inputs: ReportInputs) -> None:
+    def write(self, contents: Contents) -> None:
         """Write the report, whole or not at all."""
-        from ackstate.analysis.redelivery_report.making import make_contents
-
-        self._write(make_contents(source, trace, result, inputs, command=_command()))
-
-    def write_daily(
-        self, spark: SparkSession, found: DailyEstimates, result: SweepResult, inputs: ReportInputs
-    ) -> None:
-        """Write the report of all days up to now, whole or not at all."""
-        from ackstate.analysis.redelivery.spark_source import made_by
-        from ackstate.analysis.redelivery_report.making import make_daily_contents
-
-        self._write(make_daily_contents(found, result, inputs, command=_command(), engine=made_by(spark)))
-
-    def _write(self, contents: Contents) -> None:
         from ackstate.analysis.redelivery_report.page import render
 
         write_atomically(self.report, render(contents))
@@ -187,7 +170,8 @@ class Output:
         return lines
 
 
-def _command() -> str:
+def command() -> str:
+    """Return what was typed."""
     return shlex.join(["ackstate", *sys.argv[1:]])
 
 

@@ -19,6 +19,7 @@ from ackstate.analysis.cli.estimates import (
     mean_text,
     numbers_table,
     rate_text,
+    started,
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
 from ackstate.analysis.cli.output import (
@@ -29,6 +30,7 @@ from ackstate.analysis.cli.output import (
     RecordedRunsOption,
     ReportOption,
     TraceSummaryOption,
+    command,
 )
 
 if TYPE_CHECKING:
@@ -88,33 +90,46 @@ def redelivery(
     settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     if state is not None:
-        if where is not Engine.SPARK:
-            raise typer.BadParameter("--state is for --engine spark")
-        _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, master=master)
+        _daily(
+            trace, state, settings, crashes_per_day=rate, output=output, json=json, engine=where, master=master
+        )  # fmt: skip
         return
     is_plain = settings is None and crashes_per_day is None and out is None and report is None
-    result, crashes = estimated(
-        trace, [settings], crashes_per_day=rate, engine=where, master=master, report=output.report,
-        with_crashes=is_plain,
-    )  # fmt: skip
+    result, found = estimated(
+        trace, [settings], crashes_per_day=rate, engine=where, master=master, report=output.report
+    )
     answer = result.to_json()
     if is_plain:
-        rows = _subscriptions(result.policies[0], crashes)
+        rows = _subscriptions(result.policies[0], found)
         shown = [each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)]
         output.deliver(result, *shown, answer=answer | {"subscriptions": rows} if json else None)
     else:
         output.deliver(result, _estimate_table(result.policies[0]), answer=answer if json else None)
 
 
-def _subscriptions(result: PolicyResult, crashes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return for each subscription its numbers, and those at its crashes."""
-    rows = []
-    for each in result.estimates:
-        if each.scope == "subscription":
-            names = {"topic": each.topic, "subscription": each.subscription}
-            numbers = {"expected": each.expected, "p50": each.p50, "p99": each.p99, "max": each.max}
-            rows.append(names | numbers | {"crashes": [crash for crash in crashes if names.items() <= crash.items()]})
-    return rows
+    crashes = {(row["topic"], row["subscription"]): _crashes(row) for row in rows if row["scope"] == "subscription"}
+    return [
+        {
+            "topic": each.topic, "subscription": each.subscription, "expected": each.expected, "p50": each.p50,
+            "p99": each.p99, "max": each.max, "crashes": crashes[each.topic, each.subscription],
+        }
+        for each in result.estimates if each.scope == "subscription"
+    ]  # fmt: skip
+
+
+def _crashes(row: dict[str, Any]) -> list[dict[str, Any]]:
+    each = iter(row["crashes"] or ())
+    return [
+        {
+            "topic": row["topic"], "subscription": row["subscription"], "ts_ms": ts_ms, "at_crash": not_written,
+            "at_crash_if_written": written, "persisting_at_crash": bool(persisting),
+        }
+        for ts_ms, (not_written, written, persisting) in zip(
+            row["crash_ms"] or (), zip(each, each, each, strict=True), strict=True
+        )
+    ]  # fmt: skip
 
 
 def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
@@ -124,7 +139,7 @@ def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
 
 def _daily(
     directory: Path, state: Path, policy: Policy | None, *, crashes_per_day: float, output: Output,
-    json: bool, master: str | None,
+    json: bool, engine: Engine, master: str | None,
 ) -> None:  # fmt: skip
     """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
     from ackstate.analysis.redelivery.checkpoint import Checkpoint
@@ -132,7 +147,7 @@ def _daily(
     from ackstate.analysis.redelivery.incremental import daily_estimates
     from ackstate.analysis.redelivery.persistable import persistable
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark import open_session, readable_failures, shown_stages
+    from ackstate.analysis.redelivery.spark import readable_failures
     from ackstate.analysis.trace.events import TraceError
 
     # Before Spark, which takes seconds to start.
@@ -140,16 +155,17 @@ def _daily(
     unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
     inputs = None if output.report is None else output.report.read_inputs()
     with readable_failures(directory), ExitStack() as kept:
-        with console.progress() as progress:
-            spark = open_session(master)
-            with shown_stages(spark, progress):
-                daily = daily_estimates(spark, directory, state, [policy], crashes_per_day=crashes_per_day)
-                found = kept.enter_context(daily)
+        with console.progress() as progress, started(engine, master, progress) as where:
+            daily = daily_estimates(where, directory, state, [policy], crashes_per_day=crashes_per_day)
+            found = kept.enter_context(daily)
         if not found.rows:
             raise TraceError(f"{directory}: no subscription has an event")
         result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
         if output.report is not None and inputs is not None:
-            output.report.write_daily(spark, found, result, inputs)
+            from ackstate.analysis.redelivery_report.making import make_daily_contents
+
+            contents = make_daily_contents(found, result, inputs, command=command(), engine=where.made_by())
+            output.report.write(contents)
         answer = result.to_json() | {"days": found.day_count, "days_read": list(found.days_read)}
         output.deliver(result, _estimate_table(result.policies[0]), found.text, answer=answer if json else None)
 

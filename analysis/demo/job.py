@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
 from ackstate.analysis.demo.results import DemoDirectory
-from ackstate.analysis.redelivery import estimate
+from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.policy import AS_RECORDED
 from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
@@ -151,24 +152,21 @@ def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
 def _compare(
     spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: BrokerSettings
 ) -> DemoRun:
-    steps = estimate.curve(SparkSource.of(spark, trace)).cache()
-    try:
-        summaries = {row["subscription"]: row for row in estimate.summary(steps).collect()}
-        crashes = {row["subscription"]: row for row in estimate.crashes(steps).collect()}
-        points = estimate.timeline(steps, points=PLOT_POINTS).collect()
-    finally:
-        steps.unpersist()
-    outcomes = [
-        _outcome(recovered, summaries[recovered["subscription"]], crashes[recovered["subscription"]])
-        for recovered in recoveries
-    ]
-    curve = sorted((row["subscription"], row["ts_ms"], row["redelivery"], row["redelivery_max"]) for row in points)
+    rows = estimates(SparkSource.of(spark, trace), [AS_RECORDED], is_plotted=True).collect()
+    found = {row["subscription"]: row for row in rows if row["scope"] == "subscription"}
+    outcomes = [_outcome(recovered, found[recovered["subscription"]]) for recovered in recoveries]
+    curve = sorted(
+        (name, ts_ms, number, number)
+        for name, row in found.items()
+        for ts_ms, number in zip(row["curve_ms"] or (), row["curve"] or (), strict=False)
+    )
     return DemoRun(settings.seed, kill, outcomes, recoveries, curve, settings)
 
 
-def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> SubscriptionOutcome:
+def _outcome(recovered: dict[str, Any], found: dict[str, Any]) -> SubscriptionOutcome:
     observed = recovered["observed"]
-    not_written, written = crash["at_crash"], crash["at_crash_if_written"]
+    # Of the kill, which is the last crash.
+    not_written, written, is_persisting = found["crashes"][-3:]
     return SubscriptionOutcome(
         name=recovered["subscription"],
         acked=recovered["acked"],
@@ -177,11 +175,11 @@ def _outcome(recovered: dict[str, Any], summary: Any, crash: Any) -> Subscriptio
         observed=observed,
         lost=recovered["lost"],
         invented=recovered["invented"],
-        expected=None if summary["expected"] is None else round(summary["expected"], 3),
-        p50=summary["p50"],
-        p99=summary["p99"],
-        max=summary["max"],
-        kill_inside_persist=crash["persisting_at_crash"],
+        expected=None if found["expected"] is None else round(found["expected"], 3),
+        p50=found["p50"],
+        p99=found["p99"],
+        max=found["max"],
+        kill_inside_persist=bool(is_persisting),
         predicted_if_not_written=not_written,
         predicted_if_written=written,
     )

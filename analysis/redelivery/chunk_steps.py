@@ -36,17 +36,17 @@ LOG = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())
 PACKED = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
     ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()), ("events", pa.binary()),
-    ("log", LOG),
+    ("log", LOG), ("is_published", pa.bool_()), ("state", pa.string()),
 ])  # fmt: skip
+DAY_SEQ = 2**44
+"""`seq` of a day is less than this, so that the chunks of days can be put one after the other."""
 LEDGERS = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64()),
-    ("published", pa.int64()), ("acked", pa.int64()),
+    ("published", pa.int64()), ("acked", pa.int64()), ("is_kept", pa.bool_()),
 ])  # fmt: skip
 _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
 _NAMES = ("topic", "subscription", "chunk")
 _LEDGERS = ("kind", "ledger_id", "last_entry")
-_DEATHS = ("ts_ms", "kind")
-DEATHS = pa.schema([("ts_ms", pa.int64())])
 _NAMING = tuple(NAMES_ENTRIES)
 # So many events of a subscription are made small together: of more, sorting them takes longer than it saves.
 _EVENTS_THINNED = 2**16
@@ -59,27 +59,18 @@ def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
     return (*_BOUNDS, *packed_columns(Chunk._fields, is_packed=is_packed), *more)
 
 
-def bound_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return what `chunk_bounds` needs of a trace."""
-    return (*_BOUNDS, "event_count" if is_packed else "kind")
-
-
 def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
     """Return what `ledgers` needs of a trace."""
     return (*_NAMES, *(("event_count", "ledgers") if is_packed else _LEDGERS))
 
 
-def death_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return what `deaths` needs of a trace."""
-    return ("chunk", *packed_columns(_DEATHS, is_packed=is_packed))
-
-
-def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Iterator[pa.RecordBatch]:
+def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
 
     Args:
         batches: Chunks, with `chunk_columns`.
         is_counted: Whether all policies only count, so that chunks are made small; see `thinned`.
+        day: The number of the trace; the chunks of a later one come after those of an earlier one.
 
     Raises:
         TraceError: A chunk is damaged.
@@ -97,38 +88,36 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Ite
                 continue
             chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
             rows.append(packed(thinned(chunk) if is_counted else chunk))
-        yield _packed_batch(batch, offsets, runs, rows)
-
-
-def chunk_bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield where the chunks begin and end, in rows of `PACKED` without events.
-
-    Args:
-        batches: Chunks, with `bound_columns`.
-
-    Raises:
-        TraceError: A chunk is damaged.
-    """
-    for batch in batches:
-        starts, _ = events_of(batch, () if is_packed(batch.schema) else ("kind",))
-        yield _packed_batch(batch, starts.tolist(), [[row] for row in range(batch.num_rows)], [None] * batch.num_rows)
+        yield _packed_batch(batch, offsets, runs, rows, day)
 
 
 def _packed_batch(
-    batch: pa.RecordBatch, offsets: Sequence[int], runs: Sequence[Sequence[int]], events: Sequence[bytes | None]
+    batch: pa.RecordBatch,
+    offsets: Sequence[int],
+    runs: Sequence[Sequence[int]],
+    events: Sequence[bytes | None],
+    day: int,
 ) -> pa.RecordBatch:
     firsts, lasts = (pa.array([run[at] for run in runs], pa.int64()) for at in (0, -1))
     counts = np.array([sum(offsets[row + 1] - offsets[row] for row in run) for run in runs], np.int64)
     bounds = batch.select(list(_BOUNDS))
     begin, end = bounds.take(firsts), bounds.take(lasts)
-    columns = {
-        **{name: begin[name] for name in ("topic", "subscription", "first_seq", "chunk", "first_ts_ms")},
-        "end_seq": pa.array(begin["first_seq"].to_numpy() + counts),
-        "last_ts_ms": end["last_ts_ms"],
-        "events": pa.array(events, pa.binary()),
-        "log": pa.nulls(len(runs), LOG),
-    }
-    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in PACKED], schema=PACKED)
+    first_seq = begin["first_seq"].to_numpy() + day * DAY_SEQ
+    return packed_batch({
+        **{name: begin[name] for name in ("topic", "subscription", "chunk", "first_ts_ms")},
+        "first_seq": pa.array(first_seq), "end_seq": pa.array(first_seq + counts),
+        "last_ts_ms": end["last_ts_ms"], "events": pa.array(events, pa.binary()),
+    })  # fmt: skip
+
+
+def packed_batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return some columns of `PACKED`, with nulls for the others."""
+    count = len(columns["topic"])
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in PACKED
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
 
 
 def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> list[list[int]]:
@@ -166,7 +155,8 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield rows of `LEDGERS`: the highest entries of each ledger that chunks name, possibly in several rows.
 
     ``entry_count`` is one above the highest entry that any event names, ``published`` that a PUBLISH names, and
-    ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription also has a row with ledger -1.
+    ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription, and each topic with events of its
+    own, also has a row with ledger -1. ``is_kept``: false, for no state tells it.
 
     Args:
         batches: Chunks, with `ledger_columns`.
@@ -201,22 +191,8 @@ def _ledgers_of(batch: pa.RecordBatch) -> tuple[list[int], npt.NDArray[np.int64]
     return [0, *accumulate(each.shape[1] for each in named)], np.concatenate(named, axis=1)
 
 
-def deaths(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield, in rows of `DEATHS`, when processes died, once for each subscription.
-
-    Args:
-        batches: Chunks, with `death_columns`.
-
-    Raises:
-        TraceError: A chunk is damaged.
-    """
-    for batch in chain.from_iterable(map(pieces, batches)):
-        _, (ts_ms, kind) = _sound_events(batch, _DEATHS)
-        yield pa.RecordBatch.from_arrays([pa.array(ts_ms[kind == EventKind.CRASH], pa.int64())], schema=DEATHS)
-
-
 def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.RecordBatch:
-    columns = zip(*((*key, *counts) for key, counts in found.items()), strict=True)
+    columns = zip(*((*key, *counts, False) for key, counts in found.items()), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, LEDGERS, strict=True)], schema=LEDGERS
     )

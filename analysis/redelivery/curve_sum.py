@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
 """Why a persist left out what it did; everything else is not yet flushed."""
 
+SERIES = 1 + len(CAUSES)
+"""The number itself, and its parts."""
+Series = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+"""A row for each of some numbers, a column for each time."""
+
 _DISTINCT_MAX = 65_536
 _CAUSE_SUM_MAX = 2**122
 _INT64_MAX = 2**63 - 1
@@ -34,6 +39,33 @@ class Points(NamedTuple):
     value: Int64s
     is_alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
     causes: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
+
+
+class SeriesPoints(NamedTuple):
+    """Points of a curve and of its causes.
+
+    Attributes:
+        ts_ms: When; rising.
+        values: A row for each of `SERIES`, a column for each time.
+    """
+
+    ts_ms: Int64s
+    values: Series
+
+
+def series_of(points: Points, series_count: int = SERIES) -> SeriesPoints:
+    """Return points with their causes, at most one a millisecond; where no process is alive nothing comes back.
+
+    Args:
+        points: In order.
+        series_count: `SERIES`, or 1 for points without causes.
+    """
+    lasts = np.append(points.ts_ms[1:] != points.ts_ms[:-1], True)[: len(points.ts_ms)]
+    values = np.zeros((series_count, len(points.ts_ms)), np.int64)
+    values[0] = points.value
+    if points.causes is not None and series_count > 1:
+        values[1:] = points.causes
+    return SeriesPoints(points.ts_ms[lasts], np.where(points.is_alive, values, 0)[:, lasts])
 
 
 @final

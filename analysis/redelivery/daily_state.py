@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ackstate.analysis.redelivery.curve_changes import CRASHES_MAX, SERIES, SLICES_MAX
+from ackstate.analysis.redelivery.curve_sum import SERIES
+from ackstate.analysis.redelivery.parts import CRASHES_MAX
 from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError, Fields, check_version
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.redelivery.thinned_curve import OWN_SLICES_MAX, SLICES_MAX, ThinnedCurve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _State = TypeVar("_State")
 
-OWN_SLICES_MAX = 250
-"""A subscription's own curve has at most two points in each of this many slices, whatever the number of days."""
 _DIGEST = "(?:[0-9a-f]{64})?"
 
 

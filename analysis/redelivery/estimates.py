@@ -2,7 +2,8 @@
 
 Four steps. Chunks are made small wherever they are read; every subscription is replayed under all policies at once;
 the curves of a slice of time are added up for topics, namespaces and all; what was found for each is put together. On
-the driver there is a row for each estimate, and nothing else.
+the driver there is a row for each estimate, and nothing else. A run over the days that are new takes the same steps,
+with a state before and after them (`incremental`).
 
 A worker sees sorted rows and holds of them 64 chunks, one subscription's acks as bitmaps for each recovery that
 policies see differently, and of each curve up to 130,000 values, whatever the length of the trace; of a slice it holds
@@ -15,37 +16,25 @@ chunks, and replay one subscription on one core.
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.redelivery.curve_sum import Histogram
-from ackstate.analysis.redelivery.parts import (
-    ESTIMATE,
-    PART,
-    RESULT_KEY,
-    SCOPES,
-    Part,
-    add_slices,
-    batches_of,
-    narrow_sums,
-    put_together,
-)
+from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
 from ackstate.analysis.redelivery.rows import LocalRows
-from ackstate.analysis.redelivery.slices import Slices, SliceWriter, namespace_of
-from ackstate.analysis.redelivery.sorted_chunks import by_subscription, is_counted, sorted_chunks
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.redelivery.slices import Slices
+from ackstate.analysis.redelivery.sorted_chunks import is_counted, joined, sorted_chunks
+from ackstate.analysis.redelivery.subscription_parts import Wanted, replay
+from ackstate.analysis.redelivery.thinned_curve import SLICES_MAX, ThinnedCurve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    import pyarrow as pa
-
-    from ackstate.analysis.redelivery.acked import Chunk
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.rows import Rows
     from ackstate.analysis.redelivery.trace_source import TraceSource
 
-_CHUNKS_PER_SLICE = 64
+CHUNKS_PER_SLICE = 64
+"""So many chunks of events in a slice are what a worker adds up at once."""
 
 
 def estimates(
@@ -54,6 +43,7 @@ def estimates(
     *,
     scopes: Sequence[str] = SCOPES,
     crashes_per_day: float = 1,
+    is_plotted: bool = False,
 ) -> Rows:
     """Estimate what a crash at any instant of a trace brings back, under each policy of a grid.
 
@@ -66,6 +56,7 @@ def estimates(
         policies: The grid; `AS_RECORDED` is the recording itself.
         scopes: Of `SCOPES`, for which: a topic is what its unload redelivers, ``total`` a crash of the broker.
         crashes_per_day: The rate for which duplicates are counted.
+        is_plotted: Whether curves are wanted, of all together and of the worst subscriptions.
 
     Returns:
         ``policy``: index in the grid; ``scope, namespace, topic, subscription``: what it is for, empty beyond the
@@ -75,24 +66,44 @@ def estimates(
         cut_by_bytes, cut_by_route``: expected by cause; they add up to it, and as recorded are told by the trace;
         ``write_count, bytes_written, bytes_kept, bytes_kept_max``: as `Costs`, summed up; ``blocked_ms``: of the
         subscription for which dispatch stood still longest; ``duration_ms``: of the trace; ``duplicates_per_day``.
+
+        ``curve_ms, curve``: in each of about 500 slices of time when the peak and the last change are, and then row by
+        row the numbers of `SERIES`; of all together under each policy, and under the first also of at least the
+        `CURVE_COUNT_MAX` subscriptions of which most comes back, if there are as many; null for others.
+        ``crash_ms, crash_count``: when processes died, of subscriptions and, at most `CRASHES_MAX` times, of all
+        together, and how many times there are, under the first policy. ``crashes``: of a subscription as recorded,
+        three numbers for each: what came back, what would have, had the persist under way been written, and whether
+        there was one.
     """
     span = source.span()
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
-    slice_count = -(-span.chunk_count // _CHUNKS_PER_SLICE) if set(scopes) != {"subscription"} else 0
-    slices = Slices.of(span.begin_ms, span.end_ms, slice_count)
-    replays: list[Rows] = [
-        sorted_chunks(source, [policies[number] for number in numbers]).through(
-            partial(_replay, policies=policies, slices=slices, numbers=numbers), PART
+    count = slice_count(span.chunk_count) if is_plotted or set(scopes) != {"subscription"} else 0
+    curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
+    widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
+    slices = Slices.of(span.begin_ms, span.end_ms, count, **widest)
+    parts = joined([
+        sorted_chunks([source], [policies[number] for number in numbers]).through(
+            partial(replay, wanted=Wanted(tuple(policies[number] for number in numbers), numbers, span.begin_ms, slices,
+                                          is_plotted=is_plotted)), PART
         )
         for numbers in _alike(policies)
-    ]
-    parts = reduce(lambda some, others: some.plus(others), replays)
-    if slice_count:
-        by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))
-        parts = by_slice.through(partial(add_slices, slices=slices, scopes=tuple(scopes)), PART)
+    ])  # fmt: skip
+    if count:
+        parts = in_slices(parts, slices, scopes)
     make = partial(put_together, duration_ms=slices.end_ms - slices.begin_ms, crashes_per_day=crashes_per_day)
     return parts.together(RESULT_KEY).through(make, ESTIMATE)
+
+
+def slice_count(chunk_count: int) -> int:
+    """Return into how many slices the time of some chunks is cut, at least."""
+    return -(-chunk_count // CHUNKS_PER_SLICE)
+
+
+def in_slices(parts: Rows, slices: Slices, scopes: Sequence[str] = SCOPES) -> Rows:
+    """Add the curves of each slice up; see `add_slices`."""
+    by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))
+    return by_slice.through(partial(add_slices, slices=slices, scopes=tuple(scopes)), PART)
 
 
 def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
@@ -101,62 +112,3 @@ def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
     for number, policy in enumerate(policies):
         found[is_counted(policy)].append(number)
     return [numbers for numbers in found.values() if numbers]
-
-
-def _replay(
-    batches: Iterable[pa.RecordBatch],
-    *,
-    policies: Sequence[Policy | None],
-    slices: Slices,
-    numbers: Sequence[int] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Replay sorted chunks under some policies, and write down what each subscription's curves come to."""
-    mine = range(len(policies)) if numbers is None else numbers
-    yield from batches_of(_parts_of_chunks(batches, [policies[number] for number in mine], slices, mine))
-
-
-def _parts_of_chunks(
-    batches: Iterable[pa.RecordBatch], policies: Sequence[Policy | None], slices: Slices, numbers: Sequence[int]
-) -> Iterator[Part]:
-    for key, log, chunks in by_subscription(batches):
-        subscription = _Subscription(key, policies, log, slices)
-        for chunk in chunks:
-            yield from _numbered(subscription.take(chunk), numbers)
-        yield from _numbered(subscription.end(), numbers)
-
-
-def _numbered(parts: Iterable[Part], numbers: Sequence[int]) -> Iterator[Part]:
-    return (part._replace(policy=numbers[part.policy]) for part in parts)
-
-
-class _Subscription:
-    def __init__(
-        self, key: tuple[str, str], policies: Sequence[Policy | None], log: dict[int, int], slices: Slices
-    ) -> None:
-        self._names = (namespace_of(key[0]), *key)
-        self._slices = slices
-        self._replay = SubscriptionReplay(policies, log)
-        self._writers = [SliceWriter(slices) for _ in policies]
-
-    def take(self, chunk: Chunk) -> Iterator[Part]:
-        """Take the next chunk in, and return what is ready to be passed on."""
-        for policy, points in enumerate(self._replay.take(chunk)):
-            for change in self._writers[policy].changes(points):
-                yield Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None)
-            yield from self._large_histogram(policy)
-
-    def end(self) -> Iterator[Part]:
-        """Return the rest."""
-        for policy, points in enumerate(self._replay.end(self._slices.end_ms)):
-            changes = self._writers[policy]
-            for change in (*changes.changes(points), *changes.end()):
-                yield Part(policy, change.number, SCOPES[0], *self._names, *change[1:], None)
-            curve = self._replay.curves[policy]
-            sums = narrow_sums([curve.sum.peak, curve.sum.peak_ts_ms, *curve.sum.cause_sums, *curve.costs])
-            yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), sums)
-
-    def _large_histogram(self, policy: int) -> Iterator[Part]:
-        curve = self._replay.curves[policy]
-        if curve.sum.histogram.is_large:
-            yield Part(policy, -1, SCOPES[0], *self._names, 0, *curve.sum.histogram.columns(), None)
-            curve.sum.histogram = Histogram()

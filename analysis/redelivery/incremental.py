@@ -8,45 +8,37 @@ bytes written it is not known before a day ends how long a ledger without PUBLIS
 from __future__ import annotations
 
 import hashlib
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, RESTART, Checkpoint, claimed, keep, settings_of
-from ackstate.analysis.redelivery.chunk_steps import (
-    LEDGERS,
-    LOG,
-    PACKED,
-    chunk_columns,
-    ledger_columns,
-    ledgers,
-    packed_chunks,
-)
-from ackstate.analysis.redelivery.curve_changes import (
-    CHANGES,
-    CRASHES_MAX,
-    SERIES,
-    SLICES_MAX,
-    string_together,
-    sum_changes,
-)
+from ackstate.analysis.redelivery.curve_sum import SERIES
 from ackstate.analysis.redelivery.daily import days_of, files_of, fingerprint, unread
 from ackstate.analysis.redelivery.daily_state import BrokerState, decoded, decoded_broker, encoded_broker
-from ackstate.analysis.redelivery.daily_subscription import CRASHES, CURVE, RUN, DailySubscription, Days
-from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, add_slices, merge, put_together
-from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.sorted_chunks import check_chunks
-from ackstate.analysis.redelivery.spark import parquet_frame, readable_failures
-from ackstate.analysis.redelivery.spark_source import SparkSource
+from ackstate.analysis.redelivery.estimates import in_slices, slice_count
+from ackstate.analysis.redelivery.parts import (
+    CRASHES_MAX,
+    ESTIMATE,
+    PART,
+    RESULT_KEY,
+    RUN,
+    STATE,
+    chosen,
+    merge,
+    put_together,
+)
+from ackstate.analysis.redelivery.slices import CRASHES, CURVE, RESULT, Slices
+from ackstate.analysis.redelivery.sorted_chunks import LOGS, STATES, Kept, highest, named_ledgers, sorted_chunks
 from ackstate.analysis.redelivery.state_fields import CheckpointError
-from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
-from ackstate.analysis.redelivery.thinning import unpacked
+from ackstate.analysis.redelivery.subscription_parts import Wanted, replay
+from ackstate.analysis.redelivery.thinned_curve import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
 
@@ -54,22 +46,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, Row, SparkSession
-
     from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.redelivery.rows import Rows
+    from ackstate.analysis.redelivery.trace_source import Engine
     from ackstate.analysis.trace.parquet import Span
 
-_KEY = ("topic", "subscription")
-_CHUNKS_PER_SLICE = 64
-_RUN, _PART, _CHANGES, _ESTIMATE = map(from_arrow_schema, (RUN, PART, CHANGES, ESTIMATE))
-_LOG = from_arrow_type(LOG)
-_STATES = StructType([StructField(name, StringType()) for name in (*_KEY, "state")])
-_LEDGERS = StructType([
-    StructField("topic", StringType()), StructField("ledger_id", LongType()), StructField("entry_count", LongType()),
-])  # fmt: skip
-# `seq` of a day is less than this, so that days can be put one after the other.
-_DAY_SEQ = 2**44
+_KEYS = pa.schema([field for field in STATES if field.name != "state"])
+_OF_STATES = pa.schema([RUN.field("slice"), *STATES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +75,7 @@ class DailyEstimates:
     begin_ms: int
     end_ms: int
     broker: BrokerState
-    states: DataFrame
+    states: Rows
 
     @property
     def text(self) -> str:
@@ -102,13 +85,13 @@ class DailyEstimates:
 
     def curves_of(self, key: tuple[str, str], policies: Sequence[Policy | None]) -> list[ThinnedCurve]:
         """Return a subscription's own curves, one for each policy of the grid."""
-        (row,) = self.states.where((F.col("topic") == key[0]) & (F.col("subscription") == key[1])).collect()
+        (row,) = self.states.through(partial(_of_key, key=key), STATES).collect()
         return decoded(row["state"], policies).curves
 
 
 @contextmanager
 def daily_estimates(
-    spark: SparkSession, directory: Path, state: Path, policies: Sequence[Policy | None], *, crashes_per_day: float = 1
+    engine: Engine, directory: Path, state: Path, policies: Sequence[Policy | None], *, crashes_per_day: float = 1
 ) -> Iterator[DailyEstimates]:
     """Estimate over all days of a directory, reading those that the state has not seen.
 
@@ -116,7 +99,7 @@ def daily_estimates(
     repeated.
 
     Args:
-        spark: The session, whose workers see both directories.
+        engine: Where it runs; its workers see both directories.
         directory: As `days_of` has it.
         state: A directory that is made if it is not there.
         policies: The same grid in every run; those that `persistable` finds, and the recording.
@@ -134,47 +117,56 @@ def daily_estimates(
         new = unread(directory, days, before)
         # Taken before they are read: what changes meanwhile is noticed the next time.
         prints = {day.name: fingerprint(day) for day in new}
-        after = _read(spark, directory, new, before, unfinished, policies, prints) if new else before
+        after = _read(engine, directory, new, before, unfinished, policies, prints) if new else before
         assert after is not None
         source = unfinished if new else after.path
+        make = partial(put_together, duration_ms=after.end_ms - after.begin_ms, crashes_per_day=crashes_per_day)
+        results = engine.rows(source / "results", PART).together(RESULT_KEY)
         yield DailyEstimates(
-            _rows(spark, source, after.end_ms - after.begin_ms, crashes_per_day), tuple(prints), after.day_count,
-            after.begin_ms, after.end_ms, _broker(after), _states(spark, source),
+            results.through(make, ESTIMATE).collect(), tuple(prints), after.day_count, after.begin_ms, after.end_ms,
+            _broker(after), engine.rows(source / "states", STATES),
         )  # fmt: skip
         if new:
             keep(unfinished, after)
 
 
 def _read(  # noqa: PLR0913, PLR0917 - each is needed once
-    spark: SparkSession, directory: Path, new: Sequence[Path], before: Checkpoint | None, unfinished: Path,
+    engine: Engine, directory: Path, new: Sequence[Path], before: Checkpoint | None, unfinished: Path,
     policies: Sequence[Policy | None], prints: Mapping[str, str],
 ) -> Checkpoint:  # fmt: skip
     """Read new days, write what they lead to, and return the checkpoint that is to be kept."""
-    spans: dict[str, Span] = {}
-    traces = []
-    for day in new:
-        if files_of(day):
-            source = SparkSource.of(spark, day)
-            with readable_failures(day):
-                check_chunks(source)
-            spans[day.name] = source.span()
-            traces.append(source)
-    begin_ms, slices, chunks = _span(spans, before) if spans else _no_span(before, directory)
-    broker = BrokerState([ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies], [], 0, "")
-    if before is not None:
-        broker = _broker(before)
+    days = {day.name: engine.trace(day) for day in new if files_of(day)}
+    spans = [(name, each.span()) for name, each in days.items()]
+    begin_ms, end_ms = _covered(spans, before, directory)
+    curves = [ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies]
+    broker = BrokerState(curves, [], 0, "") if before is None else _broker(before)
     for curve in broker.curves:
-        curve.widen_until(slices.end_ms)
-    days = Days(begin_ms, slices, _plotted(begin_ms, slices, broker.curves[0].width_ms, chunks))
-    named = reduce(_union, map(_ledgers, traces)) if traces else None
-    _go_on(spark, _in_order(traces), named, before, unfinished, policies, days, broker)
+        curve.widen_until(end_ms)
+    chunk_count = sum(each.chunk_count for _, each in spans)
+    slices = Slices.of(
+        begin_ms, end_ms, max(slice_count(chunk_count), 1), from_ms=None if before is None else before.end_ms,
+        width_ms_max=broker.curves[0].width_ms,
+    )  # fmt: skip
+    wanted = Wanted(
+        tuple(policies), range(len(policies)), begin_ms, slices, is_plotted=True, keeps_states=True,
+        states="" if before is None else str(before.path / "states"),
+    )  # fmt: skip
+    kept = None if before is None else Kept(
+        engine.rows(before.path / "states", STATES), engine.rows(before.path / "states", _KEYS),
+        engine.rows(before.path / "logs", LOGS),
+    )  # fmt: skip
+    _go_on(engine, sorted_chunks(list(days.values()), policies, kept, is_log_needed=True), wanted, before, unfinished)
+    ledgers = named_ledgers(list(days.values()), kept).together(("topic", "ledger_id"))
+    ledgers.through(highest, LOGS).stored(unfinished / "logs")
+    _follow(engine.rows(unfinished / "staged" / "results", PART), broker)
+    shutil.rmtree(unfinished / "staged")
     for each in prints.values():
         broker.days_digest = hashlib.sha256((broker.days_digest + each).encode()).hexdigest()
     day_count = (before.day_count if before else 0) + len(new)
-    kept = dict(list({**(before.days if before else {}), **prints}.items())[-DAYS_KEPT:])
+    known = dict(list({**(before.days if before else {}), **prints}.items())[-DAYS_KEPT:])
     return Checkpoint(
-        unfinished.with_name(f"{day_count:06}"), tuple(settings_of(policies)), day_count, kept, begin_ms,
-        slices.end_ms, encoded_broker(broker), {},
+        unfinished.with_name(f"{day_count:06}"), tuple(settings_of(policies)), day_count, known, begin_ms, end_ms,
+        encoded_broker(broker), {},
     )  # fmt: skip
 
 
@@ -185,14 +177,10 @@ def _broker(checkpoint: Checkpoint) -> BrokerState:
         raise CheckpointError(f"{checkpoint.path}: broker: {error}; {RESTART}") from None
 
 
-def _union(some: DataFrame, others: DataFrame) -> DataFrame:
-    return some.unionByName(others)
-
-
-def _span(spans: Mapping[str, Span], before: Checkpoint | None) -> tuple[int, Slices, int]:
-    """Return when all days begin, the new ones in slices, which begin where the old ones ended, and their chunks."""
+def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, directory: Path) -> tuple[int, int]:
+    """Return when all days begin and end, having made sure that each begins after the one before it."""
     last, last_ms = (before.last_day, before.end_ms) if before else ("", None)
-    for name, covered in spans.items():
+    for name, covered in spans:
         if last_ms is not None and covered.begin_ms <= last_ms:
             raise TraceError(
                 f"{name}: it begins at {covered.begin_ms} ms, and {last} ends at {last_ms} ms: a day begins after "
@@ -204,189 +192,48 @@ def _span(spans: Mapping[str, Span], before: Checkpoint | None) -> tuple[int, Sl
                 f"{last_ms} ms: write {RULE}"
             )
         last, last_ms = name, covered.end_ms
-    every = list(spans.values())
-    begin_ms, end_ms = before.begin_ms if before else every[0].begin_ms, every[-1].end_ms
-    chunks = sum(each.chunk_count for each in every)
-    slices = Slices.of(before.end_ms if before else begin_ms, end_ms, -(-chunks // _CHUNKS_PER_SLICE))
-    return begin_ms, slices, chunks
-
-
-def _no_span(before: Checkpoint | None, directory: Path) -> tuple[int, Slices, int]:
-    if before is None:
+    if last_ms is None:
         raise TraceError(f"{directory}: no day has an event")
-    return before.begin_ms, Slices.of(before.end_ms, before.end_ms, 1), 0
+    return before.begin_ms if before else spans[0][1].begin_ms, last_ms
 
 
-def _plotted(begin_ms: int, slices: Slices, width_ms: int, chunks: int) -> Slices:
-    """Return slices of which some make up one of a curve, each small enough for a worker to add up."""
-    first_ms = begin_ms + (slices.begin_ms - begin_ms) // width_ms * width_ms
-    span_ms = slices.end_ms - first_ms + 1
-    while width_ms > 1 and chunks * width_ms > _CHUNKS_PER_SLICE * span_ms:
-        width_ms //= 2
-    return Slices(first_ms, slices.end_ms, width_ms, -(-span_ms // width_ms))
-
-
-def _in_order(traces: Sequence[SparkSource]) -> DataFrame | None:
-    """Put the chunks of days one after the other: the numbers of later events are higher."""
-    numbered = [
-        _packed(trace).withColumn("first_seq", F.col("first_seq") + F.lit(number * _DAY_SEQ))
-        for number, trace in enumerate(traces)
-    ]
-    return reduce(_union, numbered) if numbered else None
-
-
-def _packed(trace: SparkSource) -> DataFrame:
-    pack = partial(packed_chunks, is_counted=False)
-    return trace.read(chunk_columns(is_packed=trace.is_packed), pack, PACKED).frame
-
-
-def _go_on(  # noqa: PLR0913, PLR0917 - each is needed once
-    spark: SparkSession, trace: DataFrame | None, named: DataFrame | None, before: Checkpoint | None, unfinished: Path,
-    policies: Sequence[Policy | None], days: Days, broker: BrokerState,
-) -> None:  # fmt: skip
+def _go_on(engine: Engine, chunks: Rows, wanted: Wanted, before: Checkpoint | None, unfinished: Path) -> None:
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
-    new = None if named is None else _highest(named).cache()
-    known = [] if new is None else [new]
+    # Read several times, replayed once.
+    chunks.through(partial(replay, wanted=wanted), RUN).stored(staged / "run")
+    states = engine.rows(staged / "run", _OF_STATES).through(_states, STATES)
+    states.stored(unfinished / "states")
+    parts = engine.rows(staged / "run", PART).through(partial(chosen, slices=[STATE], is_any_other=True), PART)
+    found = in_slices(parts, wanted.slices)
     if before is not None:
-        known.append(_kept_ledgers(spark, before.path))
-    _highest(reduce(_union, known)).write.parquet(_url(unfinished / "logs"))
-    replayed = _with_states(spark, trace, before, new, _kept_ledgers(spark, unfinished)).mapInArrow(
-        partial(_replay, policies=policies, days=days, states="" if before is None else f"{before.path}/states"), _RUN
-    )
-    kind = F.when(F.col("state").isNotNull(), "state").when(F.col("scope").isin(CURVE, CRASHES), F.col("scope"))
-    replayed.withColumn("row", kind.otherwise("part")).write.partitionBy("row").parquet(_url(staged))
-    if new is not None:
-        new.unpersist()
-    rows = parquet_frame(spark, StructType([*_RUN, StructField("row", StringType())]), staged)
-    states = rows.where("row = 'state'").select(*_KEY, "state")
-    states.write.option("compression", "zstd").parquet(_url(unfinished / "states"))
-    parts = rows.where("row = 'part'").drop("state", "row")
-    by_slice = parts.repartition("policy", "slice").sortWithinPartitions("policy", "slice", "namespace", "topic")
-    found = by_slice.mapInArrow(partial(add_slices, slices=days.slices), _PART)
-    if before is not None:
-        found = found.unionByName(parquet_frame(spark, _PART, before.path / "results"))
-    by_key = found.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
-    merged = by_key.mapInArrow(merge, _PART)
-    merged.write.option("compression", "zstd").parquet(_url(unfinished / "results"))
-    _follow_curves(rows.where(F.col("row") == CURVE), days.plotted, broker)
-    _follow_deaths(rows.where(F.col("row") == CRASHES), broker)
-    for each in sorted(staged.rglob("*"), reverse=True):
-        each.rmdir() if each.is_dir() else each.unlink()
-    staged.rmdir()
+        found = found.plus(engine.rows(before.path / "results", PART))
+    found.together(RESULT_KEY).through(merge, PART).stored(staged / "results")
+    results = engine.rows(staged / "results", PART).through(partial(chosen, slices=[RESULT]), PART)
+    results.stored(unfinished / "results")
 
 
-def _follow_curves(changes: DataFrame, plotted: Slices, broker: BrokerState) -> None:
-    """Add up how the curves of all subscriptions changed, and go on with those of all together."""
-    named = changes.select("policy", "slice", *_KEY, F.col("first").alias("ts_ms"), F.col("second").alias("delta"))
-    by_slice = named.repartition("policy", "slice").sortWithinPartitions("policy", "slice", *_KEY)
-    sums = by_slice.mapInArrow(partial(sum_changes, wanted=frozenset()), _CHANGES)
-    per_point = broker.curves[0].width_ms // plotted.width_ms
-    in_order = sums.coalesce(1).sortWithinPartitions("policy", "slice")
-    strung = in_order.mapInArrow(partial(string_together, per_point=per_point), _CHANGES)
-    _go_on_with(broker, strung.collect())
+def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in chosen(batches, slices=[STATE]):
+        yield batch.select(STATES.names)
 
 
-def _go_on_with(broker: BrokerState, rows: Iterable[Mapping[str, Any] | Row]) -> None:
-    """Go on with the curves of all subscriptions together, given how far each point is from what stands."""
-    before = [curve.standing(SERIES) for curve in broker.curves]
-    for row in rows:
-        values = before[row["policy"]] + np.array(row["delta"], np.int64).reshape(SERIES, -1)
-        broker.curves[row["policy"]].add_thinned(np.array(row["ts_ms"], np.int64), values)
-
-
-def _follow_deaths(deaths: DataFrame, broker: BrokerState) -> None:
-    """Take in when processes died; subscriptions that died in the same millisecond died together."""
-    times = deaths.select(F.explode("first").alias("ts_ms")).distinct()
-    missing = CRASHES_MAX - len(broker.died_ms)
-    broker.died_ms += [row["ts_ms"] for row in times.orderBy("ts_ms").limit(missing).collect()]
-    broker.death_count += times.count()
-
-
-def _ledgers(trace: SparkSource) -> DataFrame:
-    return trace.read(ledger_columns(is_packed=trace.is_packed), ledgers, LEDGERS).frame.where("ledger_id >= 0")
-
-
-def _highest(ledgers: DataFrame) -> DataFrame:
-    """Return ``topic, ledger_id, entry_count``: how far each ledger goes, whoever told."""
-    return ledgers.groupBy("topic", "ledger_id").agg(F.max("entry_count").alias("entry_count"))
-
-
-def _kept_ledgers(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    return parquet_frame(spark, _LEDGERS, checkpoint / "logs")
-
-
-def _states(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    return parquet_frame(spark, _STATES, checkpoint / "states")
-
-
-def _with_states(
-    spark: SparkSession, trace: DataFrame | None, before: Checkpoint | None, new: DataFrame | None, ledgers: DataFrame
-) -> DataFrame:
-    """Return the chunks of each subscription, sorted, its state before them, and with each the log of its topic.
-
-    That is what the ``new`` days tell of it, for who knows the rest, and the ``whole_log``, for who is new: what all
-    days up to now tell.
-    """
-    rows: list[DataFrame] = []
-    if trace is not None:
-        chunks = trace.where(F.col("subscription") != "").select(*_KEY, "first_seq", "events")
-        rows.append(chunks.withColumn("state", F.lit(None).cast("string")))
-    if before is not None:
-        rows.append(_states(spark, before.path).withColumn("first_seq", F.lit(-1).cast("bigint")))
-    together = reduce(lambda some, others: some.unionByName(others, allowMissingColumns=True), rows)
-    if "events" not in together.columns:
-        together = together.withColumn("events", F.lit(None).cast("binary"))
-    if trace is None or new is None:
-        together = together.withColumn("log", F.lit(None).cast(_LOG)).withColumn("is_published", F.lit(False))
-    else:
-        published = trace.where(F.col("subscription") == "").select("topic").distinct()
-        together = together.join(published.withColumn("is_published", F.lit(True)), on="topic", how="left")
-        together = together.join(_logs(new, "log"), on="topic", how="left")
-    together = together.join(_logs(ledgers, "whole_log"), on="topic", how="left")
-    return together.repartition(*_KEY).sortWithinPartitions(*_KEY, "first_seq")
-
-
-def _logs(ledgers: DataFrame, name: str) -> DataFrame:
-    """Return ``topic`` and under a name its message log: (``ledger_id, entry_count``), rising."""
-    log = F.sort_array(F.collect_list(F.struct("ledger_id", "entry_count")))
-    return ledgers.groupBy("topic").agg(log.alias(name))
-
-
-def _replay(
-    batches: Iterable[pa.RecordBatch], *, policies: Sequence[Policy | None], days: Days, states: str = "states"
-) -> Iterator[pa.RecordBatch]:
-    """Replay the rows of `_with_states`; ``states`` is the place of the states, for errors."""
-    open_one: DailySubscription | None = None
+def _of_key(batches: Iterable[pa.RecordBatch], *, key: tuple[str, str]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for index in range(batch.num_rows):
-            key = (batch["topic"][index].as_py(), batch["subscription"][index].as_py())
-            if open_one is None or open_one.key != key:
-                if open_one is not None:
-                    yield from open_one.end()
-                is_published = bool(batch["is_published"][index].as_py())
-                state = batch["state"][index].as_py()
-                known = batch["log" if state is not None else "whole_log"][index].as_py() or ()
-                log = {each["ledger_id"]: each["entry_count"] for each in known}
-                try:
-                    open_one = DailySubscription(key, policies, log, state, days, is_published=is_published)
-                except CheckpointError as error:
-                    raise CheckpointError(f"{states}: {error}; {RESTART}") from None
-                if state is not None:
-                    continue
-            elif batch["state"][index].is_valid:
-                raise CheckpointError(f"{states}: subscription {key[1]!r} of {key[0]} is there twice; {RESTART}")
-            yield from open_one.take(unpacked(memoryview(batch["events"][index].as_buffer())))
-    if open_one is not None:
-        yield from open_one.end()
+        is_it = pc.and_(pc.equal(batch["topic"], key[0]), pc.equal(batch["subscription"], key[1]))
+        yield batch.filter(is_it)
 
 
-def _rows(spark: SparkSession, checkpoint: Path, duration_ms: int, crashes_per_day: float) -> list[dict[str, Any]]:
-    results = parquet_frame(spark, _PART, checkpoint / "results")
-    by_key = results.repartition(*RESULT_KEY).sortWithinPartitions(*RESULT_KEY)
-    make = partial(put_together, duration_ms=duration_ms, crashes_per_day=crashes_per_day)
-    return [row.asDict() for row in by_key.mapInArrow(make, _ESTIMATE).collect()]
+def _follow(results: Rows, broker: BrokerState) -> None:
+    """Go on with the curves of all subscriptions, and take in when processes died, from parts of results.
 
-
-def _url(path: Path) -> str:
-    return f"file://{path.absolute()}"
+    Subscriptions that died in the same millisecond died together.
+    """
+    rows = results.through(partial(chosen, slices=[CURVE, CRASHES]), PART).collect()
+    for row in sorted((row for row in rows if row["slice"] == CURVE), key=lambda row: row["first"]):
+        ts_ms = np.array(row["first"], np.int64)
+        broker.curves[row["policy"]].add_thinned(ts_ms, np.array(row["second"], np.int64).reshape(SERIES, -1))
+    died = [row["first"] for row in rows if row["slice"] == CRASHES and row["scope"] == "total"]
+    times = sorted({ts_ms for each in died for ts_ms in each})
+    broker.died_ms += times[: CRASHES_MAX - len(broker.died_ms)]
+    broker.death_count += len(times)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ackstate.analysis.redelivery.arrow_rows import lists_of
-from ackstate.analysis.redelivery.curve_sum import CAUSES, Histogram, quantile, weight_of
-from ackstate.analysis.redelivery.slices import Slices, sum_slices
+from ackstate.analysis.redelivery.curve_sum import CAUSES, SERIES, Histogram, quantile, weight_of
+from ackstate.analysis.redelivery.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
 from ackstate.analysis.redelivery.subscription_replay import Costs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.redelivery.acked import Int64s
 
@@ -23,9 +23,16 @@ SCOPES = ("subscription", "topic", "namespace", "total")
 RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")
 PART = pa.schema([
     ("policy", pa.int32()), ("slice", pa.int32()), ("scope", pa.string()), ("namespace", pa.string()),
-    ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.int64()),
+    ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.list_(pa.int64())),
     ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
 ])  # fmt: skip
+RUN = pa.schema([*PART, ("state", pa.string())])
+"""Of a replay that can be gone on with: parts, and the state of each subscription, whose slice is `STATE`."""
+STATE = -4
+CRASHES_MAX = 200
+"""An estimate of all together names so many crashes."""
+CURVE_COUNT_MAX = 6
+"""So many subscriptions have a curve of their own: those of which most comes back under the first policy."""
 _COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
 _COSTS = Costs._fields
 _CAUSES = slice(2, 2 + len(CAUSES))
@@ -36,7 +43,10 @@ ESTIMATE = pa.schema([
     *((name, pa.float64()) for name in ("not_flushed", *CAUSES)),
     *((name, pa.int64()) for name in (*_COSTS, "duration_ms")),
     ("duplicates_per_day", pa.float64()),
+    *((name, pa.list_(pa.int64())) for name in ("curve_ms", "curve", "crash_ms", "crashes")),
+    ("crash_count", pa.int64()),
 ])  # fmt: skip
+_LISTS = frozenset(("begin", "first", "second"))
 # A batch takes up to some 10 MB.
 _BATCH_VALUES = 500_000
 _BATCH_PARTS = 10_000
@@ -47,15 +57,17 @@ class Part(NamedTuple):
 
     Attributes:
         policy: Index in the grid.
-        slice: Of which slice of time these are the changes of a curve; -1 for a part of a result.
+        slice: Of which slice of time these are the changes of a curve; else `RESULT`, `CURVE`, `CRASHES` or `STATE`.
         scope: One of `SCOPES`; what follows names it, empty beyond it.
         namespace: The first two parts of the topic's name.
         topic: The same.
         subscription: The same.
-        begin: Of changes, the number at the slice's begin; of a result, nothing.
-        first: Of changes, when; of a result, values, each once.
-        second: Of changes, by how much; of a result, for how long each value held.
+        begin: Of changes, the numbers at the slice's begin; else empty.
+        first: Of changes, when, as of a curve and of crashes; of a result, values, each once.
+        second: Of changes, by how much, a row of them after the other, for as many as `begin` has; of a result, for how
+            long each value held; of a curve, its numbers, row by row; of crashes as recorded, three numbers each.
         sums: As `narrow_sums` returns them; None in all parts of a result but one.
+        state: Of a subscription, in `RUN` alone.
     """
 
     policy: int
@@ -64,10 +76,11 @@ class Part(NamedTuple):
     namespace: str
     topic: str
     subscription: str
-    begin: int
+    begin: Int64s
     first: Int64s
     second: Int64s
     sums: Sequence[int | None] | None
+    state: str | None = None
 
 
 def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
@@ -98,10 +111,8 @@ def whole_sums(sums: Sequence[int | None]) -> list[int | None]:
 def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
     """Return the parts of some batches, whose columns are those of `PART`; the lists share their memory."""
     for batch in batches:
-        columns = [
-            _slices(batch[name]) if name in {"first", "second"} else batch[name].to_pylist() for name in Part._fields
-        ]
-        yield from map(Part._make, zip(*columns, strict=True))
+        columns = [_slices(batch[name]) if name in _LISTS else batch[name].to_pylist() for name in PART.names]
+        yield from (Part(*row) for row in zip(*columns, strict=True))
 
 
 def _slices(column: pa.Array) -> Iterator[Int64s]:
@@ -110,26 +121,36 @@ def _slices(column: pa.Array) -> Iterator[Int64s]:
     return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
 
 
-def batches_of(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
-    """Put many parts into each batch, as long as they are small together."""
+def batches_of(parts: Iterable[Part], schema: pa.Schema = PART) -> Iterator[pa.RecordBatch]:
+    """Put many parts into each batch, as long as they are small together.
+
+    Args:
+        parts: Any number.
+        schema: `PART`, or `RUN` with states.
+    """
     waiting: list[Part] = []
     value_count = 0
     for part in parts:
         waiting.append(part)
-        value_count += len(part.first)
+        value_count += len(part.second) + len(part.state or "") // 8
         if value_count > _BATCH_VALUES or len(waiting) == _BATCH_PARTS:
-            yield _batch(waiting)
+            yield _batch(waiting, schema)
             waiting, value_count = [], 0
     if waiting:
-        yield _batch(waiting)
+        yield _batch(waiting, schema)
 
 
-def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
+def _batch(parts: Sequence[Part], schema: pa.Schema) -> pa.RecordBatch:
     columns = [
-        lists_of(values) if field.name in {"first", "second"} else pa.array(values, field.type)
-        for field, values in zip(PART, zip(*parts, strict=True), strict=True)
+        _lists_of(values) if field.name in _LISTS else pa.array(values, field.type)
+        for field, values in zip(schema, zip(*parts, strict=True), strict=False)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=PART)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _lists_of(arrays: Sequence[Int64s]) -> pa.ListArray:
+    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays).astype(np.int64, copy=False)))
 
 
 def add_slices(
@@ -145,9 +166,18 @@ def add_slices(
     yield from batches_of(part for part in sum_slices(parts_of(batches), slices) if part.scope in scopes)
 
 
+def chosen(
+    batches: Iterable[pa.RecordBatch], *, slices: Sequence[int], is_any_other: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Pass the rows whose slice is one of some, or is none of them."""
+    for batch in batches:
+        is_one = pc.is_in(batch["slice"], pa.array(slices, pa.int32()))
+        yield batch.filter(pc.invert(is_one) if is_any_other else is_one)
+
+
 def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Put the parts of each result together into one; they are sorted by `RESULT_KEY`."""
-    yield from batches_of(result.part() for result in _results(batches))
+    """Put the parts of each result together into one, and pass those of curves and crashes; sorted by `RESULT_KEY`."""
+    yield from batches_of(chain.from_iterable(result.parts() for result in _results(batches)))
 
 
 def put_together(
@@ -155,14 +185,24 @@ def put_together(
 ) -> Iterator[pa.RecordBatch]:
     """Make an estimate of the parts of each result, which are sorted by `RESULT_KEY`; the columns: `ESTIMATE`.
 
+    Of the subscriptions that a call sees, `CURVE_COUNT_MAX` keep their curve.
+
     Args:
         batches: The parts.
         duration_ms: Of the whole trace.
         crashes_per_day: The rate for which duplicates are counted.
     """
     rows = [result.row(duration_ms, crashes_per_day) for result in _results(batches)]
+    own = [row for row in rows if row["scope"] == SCOPES[0] and row["curve"] is not None]
+    for row in sorted(own, key=badness)[CURVE_COUNT_MAX:]:
+        row |= {"curve_ms": None, "curve": None}
     if rows:
         yield pa.RecordBatch.from_pylist(rows, ESTIMATE)
+
+
+def badness(row: Mapping[str, Any]) -> tuple[float, int, str, str]:
+    """Return what subscriptions are sorted by, the one of which most comes back first."""
+    return -(row["expected"] or 0), -row["max"], row["topic"], row["subscription"]
 
 
 def _results(batches: Iterable[pa.RecordBatch]) -> Iterator[_Result]:
@@ -182,9 +222,13 @@ class _Result:
         self._histogram = Histogram()
         self._peak: tuple[int, int] | None = None
         self._sums = [0] * (len(CAUSES) + len(_COSTS))
+        self._others: list[Part] = []
 
     def add(self, part: Part) -> None:
         """Take a part in."""
+        if part.slice != RESULT:
+            self._others.append(part)
+            return
         self._histogram.add(part.first, part.second)
         if part.sums is not None:
             peak, peak_ts_ms, *sums = whole_sums(part.sums)
@@ -196,15 +240,15 @@ class _Result:
             if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
                 self._peak = (-peak, peak_ts_ms)
 
-    def part(self) -> Part:
-        """Return what was found so far as one part, to which more can be added."""
+    def parts(self) -> Iterator[Part]:
+        """Yield what was found so far as one part, to which more can be added; its curve and crashes as they came."""
         peak, peak_ts_ms = self._peak or (0, None)
         first, second = self._histogram.columns()
-        return self._part._replace(
-            begin=0, first=first, second=second, sums=narrow_sums([-peak, peak_ts_ms, *self._sums])
-        )
+        sums = narrow_sums([-peak, peak_ts_ms, *self._sums])
+        yield self._part._replace(slice=RESULT, begin=first[:0], first=first, second=second, sums=sums)
+        yield from self._others
 
-    def row(self, duration_ms: int, crashes_per_day: float) -> dict[str, object]:
+    def row(self, duration_ms: int, crashes_per_day: float) -> dict[str, Any]:
         """Return it."""
         values, durations = self._histogram.columns()
         # When nothing of it was there, nothing could come back.
@@ -223,4 +267,24 @@ class _Result:
             **names, "expected": expected, **shares, "max": -peak, "max_ts_ms": peak_ts_ms,
             **means, **costs, "duration_ms": duration_ms,
             "duplicates_per_day": None if expected is None else expected * crashes_per_day,
+            **self._curve(), **self._crashes(),
         }  # fmt: skip
+
+    def _curve(self) -> dict[str, Any]:
+        """Return the points of the curve in order, if any part has some."""
+        found = sorted((part for part in self._others if part.slice == CURVE), key=lambda part: int(part.first[0]))
+        if not found:
+            return {"curve_ms": None, "curve": None}
+        values = np.concatenate([part.second.reshape(SERIES, -1) for part in found], axis=1)
+        return {"curve_ms": np.concatenate([part.first for part in found]), "curve": values.ravel()}
+
+    def _crashes(self) -> dict[str, Any]:
+        found = [part for part in self._others if part.slice == CRASHES]
+        if not found:
+            return {"crash_ms": None, "crashes": None, "crash_count": 0}
+        if self._part.scope == SCOPES[0]:
+            # A subscription is replayed in one go.
+            (part,) = found
+            return {"crash_ms": part.first, "crashes": part.second, "crash_count": len(part.first)}
+        times = np.unique(np.concatenate([part.first for part in found]))
+        return {"crash_ms": times[:CRASHES_MAX], "crashes": None, "crash_count": len(times)}

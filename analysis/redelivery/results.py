@@ -19,7 +19,7 @@ RECORDED_LABEL = "as recorded"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A row of `ackstate.analysis.redelivery.estimates.estimates`, whose columns its fields are.
+    """A row of `ackstate.analysis.redelivery.estimates.estimates`: those of its columns that are numbers.
 
     What a recording wrote and kept, and for how long dispatch stood still in it, is not known: None. So is how often it
     wrote, if it has no persist at all.
@@ -121,7 +121,7 @@ class SweepResult:
         """Build from the rows of `ackstate.analysis.redelivery.estimates.estimates`."""
         found: list[list[Estimate]] = [[] for _ in policies]
         for row in rows:
-            found[row["policy"]].append(Estimate(**{key: value for key, value in row.items() if key != "policy"}))
+            found[row["policy"]].append(Estimate(**{name: row[name] for name in Estimate.__dataclass_fields__}))
         results = [
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -41,6 +43,14 @@ class Rows(Protocol):
 
     def plus(self, others: Self) -> Self:
         """Return these rows and others of the same schema, from the same engine."""
+        ...
+
+    def stored(self, directory: Path) -> Self:
+        """Compute the rows, write them into a new directory as Parquet files, and return those.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
         ...
 
     def collect(self) -> list[dict[str, Any]]:
@@ -81,6 +91,27 @@ class LocalRows:
             yield from others._batches()
 
         return LocalRows(both, self._schema)
+
+    @classmethod
+    def of_files(cls, directory: Path, schema: pa.Schema) -> Self:
+        """Return the rows of Parquet files, with some of their columns."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for file in sorted(directory.glob("*.parquet")):
+                with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+                    for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names):
+                        yield batch.select(schema.names).cast(schema)
+
+        return cls(batches, schema)
+
+    def stored(self, directory: Path) -> LocalRows:
+        """See `Rows`."""
+        directory.mkdir(parents=True)
+        file = directory / "part-00000.parquet"
+        with pq.ParquetWriter(file, self._schema, compression="zstd", write_page_checksum=True) as writer:
+            for batch in self._batches():
+                writer.write_batch(batch.cast(self._schema))
+        return self.of_files(directory, self._schema)
 
     def collect(self) -> list[dict[str, Any]]:
         """See `Rows`."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ackstate.analysis.redelivery.spark import parquet_frame
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from ackstate.analysis.redelivery.rows import Rows, Step
 
@@ -39,6 +42,16 @@ class SparkRows:
     def plus(self, others: SparkRows) -> SparkRows:
         """See `Rows`."""
         return SparkRows(self.frame.unionByName(others.frame))
+
+    @classmethod
+    def of_files(cls, spark: SparkSession, directory: Path, schema: pa.Schema) -> Self:
+        """Return the rows of Parquet files, with some of their columns."""
+        return cls(parquet_frame(spark, from_arrow_schema(schema), directory))
+
+    def stored(self, directory: Path) -> SparkRows:
+        """See `Rows`."""
+        self.frame.write.option("compression", "zstd").parquet(f"file://{directory.absolute()}")
+        return SparkRows(parquet_frame(self.frame.sparkSession, self.frame.schema, directory))
 
     def collect(self) -> list[dict[str, Any]]:
         """See `Rows`."""

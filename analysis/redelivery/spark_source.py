@@ -74,10 +74,6 @@ class SparkSource(NamedTuple):
 
         return SparkRows(self.trace.select(*columns)).through(settled, schema)
 
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `TraceSource`."""
-        return made_by(self.trace.sparkSession)
-
 
 @cache
 def _settle() -> None:
@@ -85,8 +81,21 @@ def _settle() -> None:
     gc.freeze()
 
 
-def made_by(spark: SparkSession) -> tuple[tuple[str, str], ...]:
-    """Return the versions of Spark and Java."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    return (("Spark", spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))
+class SparkEngine(NamedTuple):
+    """Spark."""
+
+    spark: SparkSession
+
+    def trace(self, path: Path, covered: Span | None = None) -> SparkSource:
+        """See `Engine`."""
+        return SparkSource.of(self.spark, path, covered)
+
+    def rows(self, directory: Path, schema: pa.Schema) -> SparkRows:
+        """See `Engine`."""
+        return SparkRows.of_files(self.spark, directory, schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `Engine`."""
+        jvm = self.spark.sparkContext._jvm
+        assert jvm is not None
+        return (("Spark", self.spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

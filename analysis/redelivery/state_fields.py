@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-VERSION = 6
+VERSION = 7
 """Of a state: of each record in it, and of its manifest."""
 NUMBER_MAX = 2**61
 """Counts and times of a state are at most this, and at least its negative: what a day adds fits 64 bits, too."""

@@ -83,11 +83,16 @@ class RecordedCurve:
     def __init__(self) -> None:
         self.sum = CurveSum()
         self.costs = Costs()
+        # For each crash of the last chunk: what it brought back, what it would have had the persist under way been
+        # written, and whether there was one.
+        self.at_crashes = np.empty((0, 3), np.int64)
         self._fold = RedeliveryFold()
 
     def take(self, chunk: Chunk) -> Points:
         """Take the next chunk in, and return its points."""
         folded = self._fold.fold(chunk)
+        died = chunk.kind == EventKind.CRASH
+        self.at_crashes = np.column_stack([folded.redelivery[died], folded.if_written[died], folded.persisting[died]])
         self.sum.note_peak(folded.redelivery, chunk.ts_ms)
         ends = _last_of_each(chunk.ts_ms)
         causes = None if folded.causes is None else folded.causes[:, ends]

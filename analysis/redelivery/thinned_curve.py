@@ -8,9 +8,13 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ackstate.analysis.redelivery.acked import Int64s
-    from ackstate.analysis.redelivery.curve_changes import Series
+    from ackstate.analysis.redelivery.curve_sum import Series
     from ackstate.analysis.redelivery.state_fields import Fields
 
+SLICES_MAX = 500
+"""A report plots at most two points in each of so many slices of time."""
+OWN_SLICES_MAX = 250
+"""Of the curve of a single subscription, whatever the number of days."""
 _WIDTH_MS_MAX = 2**60
 
 
@@ -80,6 +84,13 @@ class ThinnedCurve:
             self.widen_until(int(ts_ms[-1]))
             kept = np.append(self._kept(ts_ms[:-1], values[:, :-1]), len(ts_ms) - 1)
             self._ts_ms, self._values = ts_ms[kept], values[:, kept]
+
+    @classmethod
+    def until(cls, begin_ms: int, end_ms: int, *, slices_max: int) -> ThinnedCurve:
+        """Return a curve without points whose slices reach up to a time, included."""
+        curve = cls(begin_ms, slices_max=slices_max)
+        curve.widen_until(end_ms)
+        return curve
 
     def points(self, series_count: int) -> tuple[Int64s, Series]:
         """Return the curve as points in order: times, and the numbers from then on; none if it never rose."""

@@ -45,9 +45,46 @@ class TraceSource(Protocol):
         """
         ...
 
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        """Return name and version of each program that replays it beside Python."""
+
+class Engine(Protocol):
+    """Where traces are replayed."""
+
+    def trace(self, path: Path, covered: Span | None = None) -> TraceSource:
+        """Find the files of a trace, a file or a directory.
+
+        Args:
+            path: Where the trace is.
+            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+
+        Raises:
+            TraceError: It is no trace, as `check_trace`.
+            UnsupportedVersionError: A newer release wrote it.
+        """
         ...
+
+    def rows(self, directory: Path, schema: pa.Schema) -> Rows:
+        """Return rows that were stored, with some of their columns."""
+        ...
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """Return name and version of each program that replays a trace beside Python."""
+        ...
+
+
+class LocalEngine:
+    """This process."""
+
+    def trace(self, path: Path, covered: Span | None = None) -> LocalSource:
+        """See `Engine`."""
+        return LocalSource.of(path, covered)
+
+    def rows(self, directory: Path, schema: pa.Schema) -> LocalRows:
+        """See `Engine`."""
+        return LocalRows.of_files(directory, schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `Engine`."""
+        return ()
 
 
 class LocalSource(NamedTuple):
@@ -85,10 +122,6 @@ class LocalSource(NamedTuple):
                     yield from found
 
         return LocalRows(batches, schema)
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `TraceSource`."""
-        return ()
 
 
 def _row_groups(file: Path, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:

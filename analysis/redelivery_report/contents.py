@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.redelivery.parts import CURVE_COUNT_MAX, badness
 from ackstate.analysis.redelivery_report.inputs import ReportInputs
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 # The last millisecond that the calendars of Python and of plots both have.
 CALENDAR_END_MS = 253_402_300_799_999
-CURVE_COUNT_MAX = 6
-"""So many subscriptions have a curve of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def shown_policies(result: SweepResult) -> list[PolicyResult]:
 def worst_subscriptions(result: SweepResult) -> list[tuple[str, str]]:
     """Return (topic, subscription) of those of which most comes back under the first policy, the worst first."""
     found = [each for each in result.policies[0].estimates if each.scope == "subscription"]
-    found.sort(key=lambda each: (-(each.expected or 0), -each.max, each.topic, each.subscription))
+    found.sort(key=lambda each: badness(asdict(each)))
     return [(each.topic, each.subscription) for each in found[:CURVE_COUNT_MAX]]
 
 

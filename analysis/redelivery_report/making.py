@@ -1,47 +1,51 @@
-"""Makes a report: replays the trace into curves, and notes by which programs."""
+"""Makes a report of estimates and their curves, and notes by which programs they were made."""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.redelivery.curve_changes import SERIES, TOTAL
+from ackstate.analysis.redelivery.curve_sum import SERIES
 from ackstate.analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
-from ackstate.analysis.redelivery_report.curves import CrashTimes, crash_times, curve_of, curves
+from ackstate.analysis.redelivery_report.curves import TOTAL, CrashTimes, curve_of, curves_of_rows
 from ackstate.analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import TraceSource
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
+    from ackstate.analysis.trace.parquet import Span
 
 
-def make_contents(
-    source: TraceSource, trace: Path, result: SweepResult, inputs: ReportInputs, *, command: str
-) -> Contents:
+def make_contents(  # noqa: PLR0913 - each is needed once
+    rows: Sequence[Mapping[str, Any]], span: Span, trace: Path, result: SweepResult, inputs: ReportInputs, *,
+    command: str, engine: tuple[tuple[str, str], ...],
+) -> Contents:  # fmt: skip
     """Return the report of some estimates.
 
-    Complexity: another replay of the trace under the policies that are shown, and reading its files for their hash.
+    Complexity: reading the files of the trace for their hash.
 
     Args:
-        source: What the estimates are of.
+        rows: The estimates, with curves.
+        span: Of the trace.
         trace: Where it is.
-        result: They themselves.
+        result: What the estimates come to.
         inputs: What else is shown.
         command: By which it is made, in words.
+        engine: As `Engine.made_by`.
 
     Raises:
         TraceError: The trace cannot be read.
     """
-    policies = [each.policy for each in shown_policies(result)]
-    found = curves(source, policies, subscriptions=worst_subscriptions(result))
-    lines = tuple(curve for curve in found if curve.is_total or curve.policy == 0)
+    shown = [result.policies.index(each) for each in shown_policies(result)]
+    lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result))
     told = ("SHA-256 of the trace", trace_hash(trace))
-    return Contents(result, lines, crash_times(source), (told, *_made_by(command, source.made_by())), inputs)
+    made_by = (told, *_made_by(command, engine))
+    return Contents(result, tuple(lines), CrashTimes.of_rows(rows), made_by, inputs)
 
 
 def make_daily_contents(
@@ -55,7 +59,7 @@ def make_daily_contents(
         result: The same, under the policies that it was found for.
         inputs: What else is shown.
         command: By which it is made, in words.
-        engine: As `TraceSource.made_by`.
+        engine: As `Engine.made_by`.
     """
     policies = [each.policy for each in result.policies]
     named = [((number, *TOTAL), curve) for number, curve in enumerate(found.broker.curves)]

@@ -59,6 +59,8 @@ SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILE
 # Spark checks the checksums too: damage inside a page is noticed, not computed with.
 WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["topic", "subscription"]}
 """How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
+# Neighbours differ by little. Of a key-shared trace: 0.7 bytes an event, 2 in whichever form is shorter.
+_IN_STEPS = frozenset(("ts_ms", "first_entry"))
 EVENTS_AT_ONCE = 1 << 20
 """So many events are taken apart at once, unless a single chunk has more."""
 
@@ -89,7 +91,7 @@ def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
         "event_count": [len(each.kind) for each in events],
     }  # fmt: skip
     for name in EVENT_COLUMNS:
-        columns[name] = [pack(_written(each, name)) for each in events]
+        columns[name] = [pack(_written(each, name), has_steps=name in _IN_STEPS) for each in events]
     arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
     return pa.Table.from_arrays([*arrays, _ledgers_of(events)], schema=TRACE_SCHEMA)
 

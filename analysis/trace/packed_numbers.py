@@ -27,15 +27,20 @@ _WIDTHS = (0, 1, 2, 4, 8)
 _NUMBER = struct.Struct("<q")
 
 
-def pack(numbers: Int64s) -> bytes:
-    """Return numbers as bytes, in whichever form is shorter.
+def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
+    """Return numbers as bytes.
+
+    Args:
+        numbers: Any.
+        has_steps: Whether steps are written, which compress better where neighbours are alike; None for whichever is
+            shorter.
 
     Complexity: O(numbers).
     """
     if len(numbers) < 2:
         return _packed(0, numbers)
     steps = np.diff(numbers)
-    if _width(steps) < _width(numbers):
+    if has_steps or (has_steps is None and _width(steps) < _width(numbers)):
         return _packed(_STEPS, steps, _NUMBER.pack(int(numbers[0])))
     return _packed(0, numbers)
 

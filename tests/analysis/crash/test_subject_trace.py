@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+from trace_files import crashes_of, subscriptions_of
 
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.conversation import Accepted, Durable
@@ -148,17 +149,16 @@ def test_a_history_of_the_trace_predicts_what_came_back(tmp_path, name):
     assert crashes >= 6
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_spark_predicts_what_came_back(tmp_path, spark):
-    from ackstate.analysis.redelivery import estimate
+def test_an_estimate_predicts_what_came_back(tmp_path):
     from ackstate.analysis.trace.parquet import write_trace
 
     frames = list(read_recording(killed(tmp_path, "ours", lives=4)))
     write_trace(frames, tmp_path / "trace")
-    found = estimate.crashes(estimate.curve(spark.read.parquet(str(tmp_path / "trace")))).collect()
     predicted = sorted(
-        (row.topic, row.ts_ms, row.at_crash_if_written if row.persisting_at_crash else row.at_crash) for row in found
+        (row["topic"], ts_ms, if_written if is_persisting else not_written)
+        for row in subscriptions_of(tmp_path / "trace")
+        for ts_ms, (not_written, if_written, is_persisting) in crashes_of(row)
     )
     observed = []
     for frame in frames:

@@ -8,28 +8,27 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute
 import pytest
-from daily_runs import batches_of, drawn, row_of, run_at_once, run_by_days, span
+from daily_runs import drawn, replayed, rows_of, run_at_once, run_by_days, span
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.redelivery import daily_subscription, incremental
 from ackstate.analysis.redelivery import estimates as at_once
+from ackstate.analysis.redelivery import incremental, subscription_parts
 from ackstate.analysis.redelivery.acked import AckedFold
 from ackstate.analysis.redelivery.checkpoint import Checkpoint
-from ackstate.analysis.redelivery.curve_changes import SERIES
+from ackstate.analysis.redelivery.curve_sum import SERIES
 from ackstate.analysis.redelivery.daily_state import decoded
-from ackstate.analysis.redelivery.daily_subscription import Days
 from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
 from ackstate.analysis.redelivery.persistable import persistable
 from ackstate.analysis.redelivery.policy import Policy, PolicyError
+from ackstate.analysis.redelivery.results import Estimate
 from ackstate.analysis.redelivery.schedule import Schedule
 from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.redelivery.state_fields import CheckpointError
+from ackstate.analysis.redelivery.subscription_parts import Wanted
+from ackstate.analysis.redelivery.trace_source import LocalEngine
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -40,15 +39,16 @@ from traces import traces
 @pytest.mark.parametrize("before", [None, "a checkpoint"])
 def test_days_of_different_clocks_are_refused(before):
     own, wall = parquet.Span(0, 9_000, 1), parquet.Span(1_700_000_000_000, 1_700_000_009_000, 1)
-    spans = {"day-1": own, "day-2": wall}
+    spans = [("day-1", own), ("day-2", wall)]
     checkpoint = None
     if before:
         checkpoint = Checkpoint(Path("1"), (None,), 1, {"day-1": ""}, own.begin_ms, own.end_ms, "", {})
-        del spans["day-1"]
+        del spans[0]
     with pytest.raises(TraceError, match=r"day-2: all days must have times of the same clock, .* after day-1 ended"):
-        incremental._span(spans, checkpoint)
+        incremental._covered(spans, checkpoint, Path("days"))
     following = parquet.Span(9_001, 10_000, 1)
-    assert incremental._span(spans | {"day-2": following}, checkpoint)[1].end_ms == following.end_ms
+    spans[-1] = ("day-2", following)
+    assert incremental._covered(spans, checkpoint, Path("days")) == (own.begin_ms, following.end_ms)
 
 
 def gated(policy, limit):
@@ -203,7 +203,7 @@ def planted(monkeypatch, change):
                 change(life, each)
         return state
 
-    monkeypatch.setattr(daily_subscription, "decoded", wrong)
+    monkeypatch.setattr(subscription_parts, "decoded", wrong)
 
 
 def forget_waiting(_life, replay):
@@ -270,7 +270,7 @@ def test_the_comparison_sees_a_cursor_that_is_wrong(monkeypatch, change):
 
 
 def test_the_comparison_sees_a_sum_that_forgets_what_stood(monkeypatch):
-    monkeypatch.setattr(daily_subscription.SliceWriter, "go_on", lambda *_: None)
+    monkeypatch.setattr(subscription_parts.SliceWriter, "go_on", lambda *_: None)
     by_days, together = both_ways()
     assert by_days != together
 
@@ -282,13 +282,10 @@ def sizes_by_day(*, is_published, days_count=60):
         events = [Event(number * 10_000 + entry, EventKind.ACK, number, entry, entry) for entry in range(100)]
         if number:
             events.insert(0, Event(number * 10_000, EventKind.ACK, number - 1, 100, 100))
-        log = {number: 101}
-        rows = [row_of(KEY, 0, events=events, log=log, is_published=is_published)]
-        rows += [row_of(KEY, -1, state=state, log=log, is_published=is_published)] if state else []
-        slices = Slices.of(max(0, number * 10_000 - 5_000), number * 10_000 + 99, 1)
-        days = Days(0, slices, slices)
-        out = list(incremental._replay(batches_of(rows), policies=POLICIES, days=days))
-        state = pa.Table.from_batches(out)["state"].drop_null()[0].as_py()
+        slices = Slices.of(0, number * 10_000 + 99, 1, from_ms=max(0, number * 10_000 - 5_000))
+        wanted = Wanted(POLICIES, range(len(POLICIES)), 0, slices, is_plotted=True, keeps_states=True)
+        rows = rows_of(KEY, events=events, state=state, log={number: 101}, is_published=is_published)
+        state = replayed(rows, wanted)["state"].drop_null()[0].as_py()
         sizes.append(len(json.dumps(json.loads(state)["replay"])))
         assert all(len(curve.points(SERIES)[0]) <= 2 * 250 for curve in decoded(state, POLICIES).curves)
     return sizes
@@ -322,12 +319,9 @@ def test_a_reset_to_a_ledger_that_was_left_behind_is_refused():
 
 def test_times_that_go_back_within_a_chunk_are_refused():
     back = [Event(5, EventKind.ACK, 1, 0, 0), Event(4, EventKind.ACK, 1, 1, 1)]
-    rows = [row_of(KEY, 0, events=back, log={1: 2})]
-    slices = Slices.of(4, 5, 1)
-    with pytest.raises(TraceError, match="times go back within a chunk"):
-        list(at_once._replay(batches_of(rows), policies=POLICIES, slices=slices))
-    with pytest.raises(TraceError, match=r"subscription 's' of .*: times go back"):
-        list(incremental._replay(batches_of(rows), policies=POLICIES, days=Days(4, slices, slices)))
+    wanted = Wanted(POLICIES, range(len(POLICIES)), 4, Slices.of(4, 5, 1))
+    with pytest.raises(TraceError, match=r"subscription 's' of .*: times go back within a chunk"):
+        replayed(rows_of(KEY, events=back, log={1: 2}), wanted)
 
 
 def write_days(directory, events_of, *, count=3):
@@ -339,16 +333,26 @@ def write_days(directory, events_of, *, count=3):
         parquet.write_trace(frames, directory / f"day=2026-11-2{number}")
 
 
-def found(spark, directory, state, **options):
-    with incremental.daily_estimates(spark, directory, state, POLICIES, **options) as estimates:
-        return sorted(estimates.rows, key=str), estimates.days_read
+@pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+def engine(request):
+    if request.param == "local":
+        return LocalEngine()
+    from ackstate.analysis.redelivery.spark_source import SparkEngine
+
+    return SparkEngine(request.getfixturevalue("spark"))
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp_path):
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+def numbers(rows):
+    """Return the estimates, without the curves and crashes that are kept elsewhere."""
+    return sorted(({name: row[name] for name in Estimate.__dataclass_fields__} for row in rows), key=str)
 
+
+def found(engine, directory, state, **options):
+    with incremental.daily_estimates(engine, directory, state, POLICIES, **options) as estimates:
+        return numbers(estimates.rows), estimates.days_read
+
+
+def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(engine, tmp_path):
     write_days(tmp_path / "all", story(), count=2)
     directory, state = tmp_path / "days", tmp_path / "state"
     directory.mkdir()
@@ -357,22 +361,16 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(spark, tmp
             # What is not there cannot be read.
             shutil.rmtree(old)
         shutil.copytree(tmp_path / "all" / f"day=2026-11-2{number}", directory / f"day=2026-11-2{number}")
-        by_days, days_read = found(spark, directory, state)
+        by_days, days_read = found(engine, directory, state)
         assert days_read == (f"day=2026-11-2{number}",)
         assert [each.name for each in sorted(state.iterdir())] == [".lock", f"{number + 1:06}"]
-    again, days_read = found(spark, directory, state)
+    again, days_read = found(engine, directory, state)
     assert (again, days_read) == (by_days, ())
-    frames = [Frame(KEY[0], "", [Event(1, EventKind.PUBLISH, each, 0, 19) for each in range(1, 7)])]
-    frames += [Frame(*key, events) for key, events in story().items()]
-    parquet.write_trace(frames, tmp_path / "one")
-    trace = SparkSource.of(spark, tmp_path / "one").trace.where("subscription <> ''")
-    direct = sorted(at_once.estimates(SparkSource(trace), POLICIES).collect(), key=str)
-    assert direct == by_days
+    parquet.write_trace([Frame(*key, events) for key, events in story().items()], tmp_path / "one")
+    assert numbers(at_once.estimates(engine.trace(tmp_path / "one"), POLICIES).collect()) == by_days
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(spark, tmp_path):
+def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(engine, tmp_path):
     def published(ts_ms, ledger_id):
         return Frame("t", "", [Event(ts_ms, EventKind.PUBLISH, ledger_id, 0, 19)])
 
@@ -387,21 +385,18 @@ def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(spark, tmp_path):
     policies = [Policy.from_mapping({"flush_interval_ms": 700, "range_count_max": 1})]
     for number, frames in enumerate(days, 1):
         parquet.write_trace(frames, tmp_path / "days" / f"{number}")
-        with incremental.daily_estimates(spark, tmp_path / "days", tmp_path / "state [1]", policies) as found:
+        with incremental.daily_estimates(engine, tmp_path / "days", tmp_path / "state [1]", policies) as found:
             rows = found.rows
     parquet.write_trace([*days[0], *days[1]], tmp_path / "one")
-    direct = at_once.estimates(SparkSource.of(spark, tmp_path / "one"), policies).collect()
-    assert sorted(rows, key=str) == sorted(direct, key=str)
+    assert numbers(rows) == numbers(at_once.estimates(engine.trace(tmp_path / "one"), policies).collect())
     assert any(row["cut_by_ranges"] for row in rows if row["subscription"] == "new")
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_report_that_fails_leaves_the_state_as_it_was(spark, tmp_path):
+def test_a_report_that_fails_leaves_the_state_as_it_was(engine, tmp_path):
     write_days(tmp_path / "days", story(), count=1)
     with (
         pytest.raises(ZeroDivisionError),
-        incremental.daily_estimates(spark, tmp_path / "days", tmp_path / "state", POLICIES),
+        incremental.daily_estimates(engine, tmp_path / "days", tmp_path / "state", POLICIES),
     ):
         raise ZeroDivisionError
     assert [each.name for each in (tmp_path / "state").iterdir()] == [".lock"]

@@ -7,7 +7,6 @@ from trace_files import read_rows, write_rows
 
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.sorted_chunks import check_chunks
 from ackstate.analysis.redelivery.spark import readable_failures
 from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.trace import parquet
@@ -22,7 +21,6 @@ SOUND = [
     Event(7, ACK, 4, 4, 4), Event(8, EventKind.PERSIST_BEGUN),
 ]  # fmt: skip
 WAYS = {
-    "a check": check_chunks,
     "as recorded": lambda source: estimates(source, [None]).collect(),
     "a counted policy": lambda source: estimates(source, [Policy()]).collect(),
     "a cursor": lambda source: estimates(source, [Policy.from_mapping({"range_count_max": "1"})]).collect(),

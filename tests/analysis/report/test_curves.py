@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark_source import SparkSource
-from ackstate.analysis.redelivery_report.curves import CrashTimes, crash_times, curves
+from ackstate.analysis.redelivery.trace_source import LocalEngine
+from ackstate.analysis.redelivery_report.curves import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 BEGUN, ENDED, CRASH = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.CRASH
 A, B = ("t", "a"), ("t", "b")
@@ -22,7 +21,7 @@ def ack(ts_ms, first, last):
 
 
 @pytest.fixture(scope="module")
-def trace(spark, tmp_path_factory):
+def trace(tmp_path_factory):
     """10 of `a` at 100, 9 more at 200 in two runs after a hole each, written at 300; 5 of `b` at 200."""
     events = {
         "a": [
@@ -32,7 +31,12 @@ def trace(spark, tmp_path_factory):
     }  # fmt: skip
     path = tmp_path_factory.mktemp("curves") / "trace"
     parquet.write_trace([Frame("t", name, [event]) for name, told in events.items() for event in told], path)
-    return SparkSource.of(spark, path)
+    return LocalEngine().trace(path)
+
+
+def curves(trace, policies, *, subscriptions):
+    rows = estimates(trace, policies, is_plotted=True).collect()
+    return curves_of_rows(rows, trace.span(), range(len(policies)), subscriptions=subscriptions)
 
 
 def steps(curve):
@@ -58,4 +62,4 @@ def test_a_policy_of_its_own_has_its_causes_and_one_that_loses_nothing_is_flat(t
 
 
 def test_processes_that_die_at_once_die_once(trace):
-    assert crash_times(trace) == CrashTimes((400,), 1)
+    assert CrashTimes.of_rows(estimates(trace, [None]).collect()) == CrashTimes((400,), 1)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from trace_files import read_rows
+from trace_files import read_rows, subscriptions_of
 
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
 from ackstate.analysis.trace.generate import series as series_module
@@ -358,14 +358,12 @@ def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
-    from ackstate.analysis.redelivery import estimate
-    from ackstate.analysis.redelivery.spark_source import SparkSource
     from ackstate.analysis.trace.generate.job import make_trace
 
     rate, interval_ms = 2_000, 500
     plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
     make_trace(spark, plan, tmp_path / "trace")
-    (row,) = estimate.summary(estimate.curve(SparkSource.of(spark, tmp_path / "trace"))).collect()
+    (row,) = subscriptions_of(tmp_path / "trace")
     assert row["expected"] == pytest.approx(rate * interval_ms / 1_000 / 2, rel=0.05)
 
 

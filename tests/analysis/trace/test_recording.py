@@ -9,12 +9,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from trace_files import crashes_of, subscriptions_of
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.redelivery import estimate
 from ackstate.analysis.redelivery.acked import Chunk
 from ackstate.analysis.redelivery.fold import RedeliveryFold
-from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
@@ -319,19 +318,18 @@ def test_a_cursor_is_followed_once_and_by_a_name(tmp_path):
             recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_the_commands_say_what_the_cursor_said_at_each_crash(tmp_path, spark):
+def test_the_estimate_says_what_the_cursor_said_at_each_crash(tmp_path):
     life = lived(tmp_path / "life", CONFIGS["native, young, 2 widest ranges"], 1, steps=400)
     convert([life.directory], tmp_path / "trace")
     assert check_events(tmp_path / "trace").kinds["crash"] > 1
-    found = estimate.crashes(estimate.curve(SparkSource.of(spark, tmp_path / "trace"))).collect()
+    (found,) = subscriptions_of(tmp_path / "trace")
     events = events_of(life.directory)
-    # Spark has one row for a millisecond, the last crash of it.
+    # There is one for a millisecond, the last crash of it.
     crashed = {
         event.ts_ms: state.redelivery
         for event, state in zip(events, replay(events), strict=True)
         if event.kind is EventKind.CRASH
     }
-    assert {row["ts_ms"]: row["at_crash"] for row in found} == crashed
+    assert {ts_ms: not_written for ts_ms, (not_written, _, _) in crashes_of(found)} == crashed
     assert sum(crashed.values()) > 0

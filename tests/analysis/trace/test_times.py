@@ -113,7 +113,7 @@ def test_an_estimate_of_a_century_does_not_wrap():
     assert max(each for each in sums if each is not None) < 2**63
     assert whole_sums(sums) == [lost, 5, young * century_ms, 0, 7, 0, 1, 2, 3, 4, 5]
     names = ("total", "", "", "")
-    parts = [Part(0, -1, *names, 0, np.array([lost]), np.array([century_ms]), sums)]
+    parts = [Part(0, -1, *names, np.empty(0, np.int64), np.array([lost]), np.array([century_ms]), sums)]
     merged = list(merge(batches_of(parts)))
     (row,) = [
         row for batch in put_together(merged, duration_ms=century_ms, crashes_per_day=1) for row in batch.to_pylist()
