@@ -58,13 +58,6 @@ class Numbering:
         """Return messages of an entry, one bit each, without the entry itself."""
         return AckedSet(self, messages << self._first_message(self._first[ledger_id] + entry_id))
 
-    def completed(self, some: AckedSet) -> AckedSet:
-        """Return a set with the entries of which it has every message. Complexity: O(entries)."""
-        messages, whole, bits = some.bits >> self.entry_count, (1 << self.batch_size) - 1, some.bits
-        for number in range(self.entry_count):
-            bits |= (messages >> number * self.batch_size & whole == whole) << number
-        return AckedSet(self, bits, some.elsewhere)
-
     def runs_of(self, bits: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs of the entries among some bits, in order."""
         for ledger_id, count in self.ledgers.items():
@@ -124,6 +117,16 @@ class AckedSet:
     def message_count(self) -> int:
         """How many messages of batches are in it."""
         return (self.bits >> self.numbering.entry_count).bit_count()
+
+    def completed(self) -> AckedSet:
+        """Return this with every entry of which it has all messages. Complexity: O(entries), O(1) without batches."""
+        log, bits = self.numbering, self.bits
+        if not log.batch_size:
+            return self
+        messages, whole = bits >> log.entry_count, (1 << log.batch_size) - 1
+        for number in range(log.entry_count):
+            bits |= (messages >> number * log.batch_size & whole == whole) << number
+        return AckedSet(log, bits, self.elsewhere)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield the entries as ``(ledger_id, first, end)``, `end` excluded; what the log has comes first, in order."""

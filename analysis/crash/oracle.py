@@ -197,15 +197,16 @@ class Oracle:
         self.expected = self._opened(opened)
 
     def asked(self, acked: AckedSet) -> None:
-        """Note what is sent to be acked; before it is sent."""
-        self._change(asked=self.expected.asked | acked)
+        """Note what is sent to be acked; before it is sent. An entry is acked with the last message of its batch."""
+        self._change(asked=(self.expected.asked | acked).completed())
 
     def accepted(self, acked: AckedSet) -> None:
         """Note what was accepted; it may be redelivered beside what the gauge said, once."""
         expected = self.expected
-        more = (acked - expected.accepted).entry_count
+        accepted = (expected.accepted | acked).completed()
+        more = accepted.entry_count - expected.accepted.entry_count
         gauge_max = None if expected.gauge_max is None else expected.gauge_max + more
-        self._change(accepted=expected.accepted | acked, gauge_max=gauge_max)
+        self._change(accepted=accepted, gauge_max=gauge_max)
 
     def durable(self, acked: AckedSet) -> None:
         """Note a receipt."""

@@ -21,6 +21,7 @@ from ackstate.cursor.recovery import Recovery, decode_record
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import file_log, sqlite_database, sqlite_seal
 from ackstate.errors import CorruptStateError
+from ackstate.position import Position
 from museum.page import DATABASE_BITS
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)
@@ -41,11 +42,6 @@ def sqlite(tmp_path):
 
 def promises(outcomes):
     return {broken.promise for outcome in outcomes for broken in outcome.broken}
-
-
-def first_broken(medium, seeds):
-    """The first promise that a run sees broken."""
-    return next(broken for seed in seeds for broken in run(seed, medium).broken)
 
 
 @pytest.mark.slow
@@ -116,7 +112,7 @@ def test_a_frame_in_two_sectors_may_be_hidden_by_the_one_before_it(sqlite, frame
 
 def test_a_unit_of_another_store_is_of_one_that_calls_itself_otherwise():
     """With one name for both, its first unit was taken for the store's own, and the acks in it for invented ones."""
-    assert run(84, FileMedium()).broken == ()
+    assert run(22, FileMedium()).broken == ()
 
 
 @pytest.mark.slow
@@ -192,9 +188,9 @@ def test_one_bit_that_makes_trouble_among_thousands_is_found_and_told(monkeypatc
 @pytest.mark.slow
 def test_a_store_that_does_not_check_its_checksum_is_caught(monkeypatch):
     monkeypatch.setattr(file_log, "google_crc32c", NO_CHECKSUM)
-    found = first_broken(FileMedium(), range(0, 40, 2))
-    assert found.promise in {Promise.I1, Promise.I2, Promise.ERRORS}
-    assert found.story[0].startswith("FileStore")
+    outcomes = [run(seed, FileMedium()) for seed in (8, 12)]
+    assert {Promise.I2, Promise.I9} <= promises(outcomes)
+    assert all(broken.story[0].startswith("FileStore") for outcome in outcomes for broken in outcome.broken)
 
 
 @pytest.mark.slow
@@ -209,7 +205,7 @@ def test_rows_without_a_checksum_are_caught(monkeypatch, sqlite):
     database = good.files[sqlite_database.DATABASE]
     written = [at for at in range(3 * 4096, len(database)) if database[at]]
     found = set()
-    for at in Random(3).sample(written, 60):
+    for at in Random(3).sample(written, 150):
         changed = database[:at] + bytes([database[at] ^ 1]) + database[at + 1 :]
         copy = Damage(f"bit 0 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
         found |= {broken.promise for broken in judge(sqlite, good, copy).broken}
@@ -278,13 +274,14 @@ def test_a_recovery_that_falls_back_to_an_older_state_is_caught(monkeypatch, sql
 
 
 def records(form, *, entries_min=3):
-    """A good store whose cursor has a ledger with some entries, and the names of these."""
+    """A good store whose cursor has a ledger with some entries, begun with a mark-delete, and the names of these."""
     medium = RecordMedium()
     for seed in range(200):
         good = good_store(seed, medium)
-        named = decode_record(good.files["record"]).record.cursor_ledger_id
-        names = [name for name in good.files if name.startswith(f"ledger {named}, ")]
-        if good.story.steps[0].startswith(form) and len(names) >= entries_min:
+        record = decode_record(good.files["record"]).record
+        names = [name for name in good.files if name.startswith(f"ledger {record.cursor_ledger_id}, ")]
+        has_acks = record.mark_delete > Position(1, -1)
+        if good.story.steps[0].startswith(form) and len(names) >= entries_min and has_acks:
             return medium, good, names
     pytest.fail("no seed makes such a store")
 

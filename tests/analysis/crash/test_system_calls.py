@@ -109,17 +109,17 @@ def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(librar
 @pytest.mark.parametrize(
     ("plant", "promise", "met"),
     [
-        ("swallow_failed_sync", Promise.I2, "fdatasync of store/log-0000000000000001"),
-        ("sync_again", Promise.I2, "fdatasync of store/log-0000000000000001"),
+        ("swallow_failed_sync", Promise.I10, "fdatasync of store/log-0000000000000001"),
+        ("sync_again", Promise.I10, "fdatasync of store/log-0000000000000001"),
         ("trust_the_cache", Promise.I10, "12 calls later: call"),
         ("never_sync", Promise.I10, "the power is cut"),
-        ("never_sync_directory", Promise.I2, "the power is cut"),
-        ("never_sync_above", Promise.I2, "the power is cut"),
-        ("never_sync_above_sqlite", Promise.I2, "the power is cut"),
+        ("never_sync_directory", Promise.I10, "the power is cut"),
+        ("never_sync_above", Promise.I10, "the power is cut"),
+        ("never_sync_above_sqlite", Promise.I10, "the power is cut"),
         ("ignore_short_write", Promise.I10, "then EIO: call"),
         ("raise_what_comes", Promise.ERRORS, "fails with ENOSPC: call"),
         ("pass_a_group_by", Promise.I2, "of store/log-0000000000000001"),
-        ("no_sqlite_sync", Promise.I2, "the power is cut"),
+        ("no_sqlite_sync", Promise.I10, "the power is cut"),
     ],
 )
 def test_a_planted_bug_is_caught_with_its_story(planted, plant, promise, met):

@@ -9,71 +9,41 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.flaky_store import FlakyStore
 from ackstate.analysis.crash.layers.crash_states.moments import Moment
-from ackstate.analysis.crash.layers.crash_states.workload import (
-    BATCH_SIZE,
-    NUMBERING,
-    TOPIC,
-    message_log,
-    view_of,
+from ackstate.analysis.crash.observed_cursor import (
+    NEVER_OPENED,
+    ObservedCursor,
+    open_cursor,
+    persist_together,
+    state_of,
 )
-from ackstate.analysis.crash.oracle import Oracle, State
+from ackstate.analysis.crash.oracle import Oracle
 from ackstate.analysis.crash.promises import PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.analysis.workloads.step import StepKind
-from ackstate.cursor import ManagedCursor, persist_all
-from ackstate.cursor.outcome import Route
 from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Expected
     from ackstate.analysis.workloads.step import Step
-    from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
 
 _STEP_MS = 10_000
-_NEVER_MADE = State(NUMBERING.nothing, NUMBERING.nothing, names={}, is_new=True)
-_COUNTED = {
-    Route.DELTA: "deltas",
-    Route.WHOLE: "whole_states",
-    Route.SNAPSHOT: "snapshots",
-    Route.METADATA: "metadata_states",
-}
 
 
 @dataclass(slots=True)
 class _Known:
-    """One cursor, and what is known of it from outside."""
+    """What is known of one cursor from outside, and the cursor once it is open."""
 
-    cursor: ManagedCursor | None = None
-    oracle: Oracle = field(default_factory=lambda: Oracle(_NEVER_MADE))
-    receipts: list[tuple[Receipt, AckedSet]] = field(default_factory=list)
-    has_ledger: bool = False  # that was written in this life
+    oracle: Oracle = field(default_factory=lambda: Oracle(NEVER_OPENED, knows_states=True))
+    opened: ObservedCursor | None = None
 
-    def accept(self, receipt: Receipt, acked: AckedSet) -> None:
-        """Note an ack."""
-        completed = NUMBERING.completed(self.oracle.expected.accepted | acked)
-        self.oracle.asked(completed)
-        self.oracle.accepted(completed)
-        self.receipts.append((receipt, acked))
-        self.look()
-
-    def look(self) -> None:
-        """Ask the cursor which receipts are durable, and what its gauge says."""
-        cursor = self.cursor
-        assert cursor is not None
-        waiting = []
-        for receipt, acked in self.receipts:
-            if cursor.durable(receipt):
-                self.oracle.durable(acked)
-            else:
-                waiting.append((receipt, acked))
-        self.receipts = waiting
-        self.oracle.gauged(cursor.redelivery_if_crashed)
-        self.oracle.marked(NUMBERING.up_to(*cursor.persisted_mark_delete_position))
+    @property
+    def observed(self) -> ObservedCursor:
+        assert self.opened is not None
+        return self.opened
 
 
 @final
@@ -150,21 +120,15 @@ class Execution:
         Raises:
             PromiseBrokenError: It does not know what it must, or more than it may.
         """
-        cursor = ManagedCursor.open(
-            self._store,
-            topic=TOPIC,
-            subscription=subscription,
-            ledgers=message_log(),
-            config=self._workload.config,
-            now_ms=self._now_ms,
-        )
-        view = view_of(cursor)
-        for promise, found, entry_count in known.oracle.judge(view):
+        config = self._workload.config
+        cursor = open_cursor(self._store, subscription, config=config, now_ms=self._now_ms)
+        state = state_of(cursor)
+        for promise, found, entry_count in known.oracle.judge(state):
             text = f"{subscription}: {found}, when it was opened"
             raise PromiseBrokenError(promise, text, entry_count=entry_count)
-        known.cursor, known.receipts, known.has_ledger = cursor, [], False
-        known.oracle = Oracle(view._replace(is_new=False))
-        known.look()
+        known.oracle = Oracle(state._replace(is_new=False), knows_states=True)
+        known.opened = ObservedCursor(cursor, config, known.oracle, self._count)
+        known.observed.look()
 
     def _do(self, step: Step) -> None:
         subscription = self._workload.subscriptions[step.cursor]
@@ -182,28 +146,39 @@ class Execution:
                 self._open_cursors(self._workload.subscriptions)
             case StepKind.KILL:
                 # All at once: what was written and not yet reported may be found durable.
-                self.counts["kills"] += 1
+                self._count("kills")
                 with self._noted():
-                    self._go_on_until_killed(step.amount)
+                    self._continue_until_killed(step.amount)
                     self._start()
+            case StepKind.FALL_BACK:
+                # Where less may be left in the metadata store than is durable, it is refused.
+                with self._noted():
+                    with self._store.refusing_appends(), suppress(StoreError):
+                        known.observed.persist(now_ms=self._now_ms)
+                    known.observed.look()
+            case StepKind.PERSIST_ALL:
+                with self._noted():
+                    persist_together(self._observed(), self._count, now_ms=self._now_ms)
             case _:
                 with self._noted():
-                    self._ask(step, known)
+                    known.observed.do(step, now_ms=self._now_ms)
 
-    def _go_on_until_killed(self, call_count: int) -> None:
+    def _continue_until_killed(self, call_count: int) -> None:
         """Persist, close and start again, and be killed anywhere in that, or after it."""
-        cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
         self._kill_after(call_count)
         try:
-            for cursor in cursors:
-                cursor.persist(now_ms=self._now_ms)
-            for cursor in cursors:
-                cursor.close(now_ms=self._now_ms)
+            for each in self._observed():
+                each.persist(now_ms=self._now_ms)
+            for each in self._observed():
+                each.close(now_ms=self._now_ms)
             self._store.close()
             self._start()
         except ProcessKilledError:
-            self.counts["kills_in_the_middle"] += 1
+            self._count("kills_in_the_middle")
         self._kill()
+
+    def _observed(self) -> list[ObservedCursor]:
+        return [known.observed for known in self._known.values()]
 
     def _start(self) -> None:
         self._store = FlakyStore(self._open_store())
@@ -211,77 +186,8 @@ class Execution:
             self._open_cursor(subscription, known)
 
     def _close_cursor(self, known: _Known) -> None:
-        assert known.cursor is not None
         with self._noted():
-            self._count(known, known.cursor.close(now_ms=self._now_ms))
-            known.look()
+            known.observed.close(now_ms=self._now_ms)
 
-    def _ask(self, step: Step, known: _Known) -> None:
-        cursor, now_ms = known.cursor, self._now_ms
-        assert cursor is not None
-        match step.kind:
-            case StepKind.ACK:
-                ledger_id, _ = step.position
-                entry_ids = step.entry_ids(NUMBERING.ledgers[ledger_id])
-                receipt = cursor.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
-                known.accept(receipt, NUMBERING.runs((ledger_id, entry_id, entry_id + 1) for entry_id in entry_ids))
-            case StepKind.ACK_BATCH:
-                unacked = ~step.amount & (1 << BATCH_SIZE) - 1
-                receipt = cursor.ack_batch(step.position, [unacked] if unacked else [], now_ms=now_ms)
-                known.accept(receipt, NUMBERING.messages(*step.position, step.amount))
-                self.counts["batches"] += 1
-            case StepKind.MARK_DELETE:
-                # It never goes back; with other steps left out it may be there already.
-                if step.position >= cursor.mark_delete_position:
-                    known.accept(cursor.mark_delete(step.position, now_ms=now_ms), NUMBERING.up_to(*step.position))
-            case StepKind.PERSIST:
-                self._count(known, cursor.persist(now_ms=now_ms))
-                known.look()
-            case StepKind.FALL_BACK:
-                self._fall_back(known, cursor)
-            case StepKind.PERSIST_ALL:
-                self._persist_all()
-            case StepKind.RESET:
-                self._reset(step, known, cursor)
-            case StepKind.PROPERTIES:
-                cursor.set_cursor_properties({"number": str(step.amount)})
-                known.oracle.named({"number": str(step.amount)})
-                self.counts["properties"] += 1
-
-    def _count(self, known: _Known, result: PersistResult | None) -> None:
-        """Count what a persist did."""
-        route = Route.NOTHING if result is None else result.route
-        if route is not Route.NOTHING:
-            self.counts[_COUNTED[route]] += 1
-            # A new ledger though the one before could have been gone on with.
-            self.counts["journal_compactions"] += known.has_ledger and route is Route.SNAPSHOT
-            known.has_ledger = route is not Route.METADATA
-
-    def _fall_back(self, known: _Known, cursor: ManagedCursor) -> None:
-        # Where less may be left in the metadata store than is durable, it is refused.
-        with self._store.refusing_appends(), suppress(StoreError):
-            result = cursor.persist(now_ms=self._now_ms)
-            self._count(known, result)
-            self.counts["fallbacks"] += result.route is Route.METADATA
-        known.look()
-
-    def _persist_all(self) -> None:
-        cursors = [known.cursor for known in self._known.values() if known.cursor is not None]
-        appended = 0
-        for known, outcome in zip(self._known.values(), persist_all(cursors, now_ms=self._now_ms), strict=True):
-            if isinstance(outcome, Exception):
-                raise outcome
-            appended += outcome.route in {Route.DELTA, Route.WHOLE}
-            self._count(known, outcome)
-            known.look()
-        self.counts["group_commits"] += appended > 1
-
-    def _reset(self, step: Step, known: _Known, cursor: ManagedCursor) -> None:
-        self._count(known, cursor.reset(step.position, now_ms=self._now_ms))
-        self.counts["resets"] += 1
-        ledger_id, entry_id = step.position
-        marked = NUMBERING.up_to(ledger_id, entry_id - 1)
-        known.oracle.resetting(State(marked, marked))
-        known.oracle.reset()
-        known.receipts = []
-        known.look()
+    def _count(self, name: str) -> None:
+        self.counts[name] += 1

@@ -14,12 +14,11 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.layers.crash_states.moments import differing
-from ackstate.analysis.crash.layers.crash_states.workload import TOPIC, message_log, view_of
+from ackstate.analysis.crash.observed_cursor import TOPIC, open_cursor, state_of
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
-from ackstate.cursor import ManagedCursor
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.cursor.recovery import decode_record
 
@@ -159,18 +158,11 @@ def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
 
 def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
     """Open the cursors of a workload and return what they say."""
-    views = {}
-    for subscription in workload.subscriptions:
-        cursor = ManagedCursor.open(
-            store,
-            topic=TOPIC,
-            subscription=subscription,
-            ledgers=message_log(),
-            config=workload.config,
-            now_ms=_LATER_MS,
-        )
-        views[subscription] = view_of(cursor)
-    return views
+    config = workload.config
+    return {
+        subscription: state_of(open_cursor(store, subscription, config=config, now_ms=_LATER_MS))
+        for subscription in workload.subscriptions
+    }
 
 
 def content_of(store: Store, subscriptions: Iterable[str]) -> Content:

@@ -29,16 +29,10 @@ from ackstate.analysis.crash.layers.damage.kinds import Reach, flipped
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
-from ackstate.analysis.crash.layers.damage.story import (
-    LEDGERS,
-    Opened,
-    Story,
-    keep_quiet,
-    open_cursor,
-    write_story,
-)
+from ackstate.analysis.crash.layers.damage.story import Opened, Story, keep_quiet, open_story, write_story
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
@@ -198,7 +192,7 @@ def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist
 
     files = medium.write(_work, is_closed=is_closed, seed=seed)
     with closing(medium.open(files)) as store:
-        truth = open_cursor(store)[1].state
+        truth = open_story(store)[1].state
     return GoodStore(files, story, truth)
 
 
@@ -236,7 +230,7 @@ def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damag
     if found == good.truth:
         return Judgement({Fate.HARMLESS.value: 1})
     # The record keeps its cursor properties where an entry is lost that was written before them.
-    ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "is_new": False}
+    ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "names": (), "is_new": False}
     newest_first = list(dict.fromkeys(state._replace(**ignored) for state in reversed(good.story.states)))
     # A last record that was torn was never promised to anybody.
     reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
@@ -273,7 +267,7 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
 def _opened(medium: Medium, files: Files) -> tuple[Opened, bool]:
     """Return what the cursor knows, and whether it was said that something was left out."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
-        _, opened = open_cursor(store)
+        _, opened = open_story(store)
         return opened, opened.is_reported or medium.bytes_discarded(store) > 0
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.layers.damage.story import LEDGERS, NUMBERING, SUBSCRIPTION, TOPIC, open_cursor
+from ackstate.analysis.crash.layers.damage.story import SUBSCRIPTION, open_story
+from ackstate.analysis.crash.observed_cursor import NUMBERING, TOPIC
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.journal_format import Repair
 from ackstate.cursor.recovery import decode_record
@@ -30,7 +32,7 @@ def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[State, Acked
     """
     with closing(medium.open(files)) as store:
         least = _least(store, repair)
-        return open_cursor(store, repair=repair)[1].state, least
+        return open_story(store, repair=repair)[1].state, least
 
 
 def what_fails_after(medium: Medium, state: State) -> str:
@@ -42,7 +44,7 @@ def what_fails_after(medium: Medium, state: State) -> str:
         AckStateError: It cannot be opened, or not written.
     """
     with closing(medium.reopen()) as store:
-        cursor, opened = open_cursor(store)
+        cursor, opened = open_story(store)
         if opened.state != state._replace(is_new=False):
             return f"{opened.state} when it is opened again, and it was {state}"
         position = _first_unacked(cursor)
@@ -51,7 +53,7 @@ def what_fails_after(medium: Medium, state: State) -> str:
         if not cursor.durable(receipt):
             return f"the ack of {position} cannot be made durable"
     with closing(medium.reopen()) as store:
-        cursor, opened = open_cursor(store)
+        cursor, opened = open_story(store)
         is_there = not opened.state.is_new and not opened.is_reported and cursor.is_acked(position)
         return (
             ""

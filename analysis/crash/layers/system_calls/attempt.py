@@ -8,17 +8,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.layers.system_calls.program import (
-    FaultedProgram,
-    held,
-    open_cursor,
-    runs_of,
-)
-from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, NUMBERING
+from ackstate.analysis.crash.layers.system_calls.program import FaultedProgram
+from ackstate.analysis.crash.layers.system_calls.program_log import ProgramLog
+from ackstate.analysis.crash.layers.system_calls.script import Setting
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
-from ackstate.analysis.crash.layers.system_calls.witness import Witness
+from ackstate.analysis.crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
 from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 
@@ -26,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ackstate.analysis.crash.layers.system_calls.program import Held
     from ackstate.analysis.crash.layers.system_calls.script import Script
+    from ackstate.analysis.crash.oracle import State
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.store import Store
 
 NEVER = 1 << 40
@@ -92,14 +91,14 @@ class Attempt:
     Attributes:
         calls: How many system calls were counted.
         met: The call that was befallen; None if it did not come to that.
-        witness: What the program did and met, and what was wrong with it.
+        log: What the program did and met, and what was wrong with it.
         files_left: Files that the store has at the end.
         bytes_left: Their size.
     """
 
     calls: int
     met: Call | None
-    witness: Witness
+    log: ProgramLog
     files_left: int
     bytes_left: int
 
@@ -112,7 +111,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
         played: What the program does.
         at: Which call is befallen: 1 is the first, `NEVER` none.
     """
-    shim, directory, witness = stage.shim, stage.directory, Witness(played.cursor_count)
+    shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
 
     def play(say: Callable[[bytes], None]) -> None:
         FaultedProgram(played, directory / "store", stage.open_store, say).run()
@@ -121,20 +120,20 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     said, status = perform(play, stage, stage.misfortune.of(at))
     calls, met = shim.call_count, shim.met
     for line in said.splitlines(keepends=True):
-        witness.hear(line)
-    _check_end(witness, status, may_be_killed=met is not None and stage.misfortune.kills)
+        log.record(line)
+    _check_end(log, status, may_be_killed=met is not None and stage.misfortune.kills)
     if stage.misfortune.is_power_cut:
         lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
-        witness.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
+        log.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:
         killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
         _forked(lambda _say: _recover(stage, played.cursor_count), stage, Fault(killed_at, Action.KILL_BEFORE))
-    _check_recovery(witness, stage, played.cursor_count)
+    _check_recovery(log, stage, played.cursor_count)
     files = [path for path in directory.rglob("*") if path.is_file()]
     return Attempt(
         calls,
         met and met._replace(path=met.path.removeprefix(f"{directory}/")),
-        witness,
+        log,
         len(files),
         sum(path.stat().st_size for path in files),
     )
@@ -180,50 +179,55 @@ def _write_whole(descriptor: int, line: bytes) -> None:
         line = line[os.write(descriptor, line) :]
 
 
-def _recover(stage: Stage, cursor_count: int) -> list[Held]:
+def _open_cursors(store: Store, cursor_count: int) -> list[ManagedCursor]:
+    config = Setting.NATIVE.config
+    return [open_cursor(store, subscription, config=config) for subscription in SUBSCRIPTIONS[:cursor_count]]
+
+
+def _recover(stage: Stage, cursor_count: int) -> list[State]:
     """Open the store and the cursors, and return what each holds."""
     with closing(stage.open_store(stage.directory / "store")) as store:
-        return [held(open_cursor(store, number)) for number in range(cursor_count)]
+        return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
 
 
-def _finish(stage: Stage, cursor_count: int) -> tuple[list[Held], int]:
+def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
     """Ack everything, close, and return what was held before and how many ledgers the store has then."""
     with closing(stage.open_store(stage.directory / "store")) as store:
-        cursors = [open_cursor(store, number) for number in range(cursor_count)]
-        before = [held(cursor) for cursor in cursors]
+        cursors = _open_cursors(store, cursor_count)
+        before = [state_of(cursor) for cursor in cursors]
         for cursor in cursors:
             cursor.mark_delete(_LAST, now_ms=0)
             cursor.close(now_ms=0)
         return before, sum(len(store.ledgers.owned_by(owner)) for owner in store.ledgers.owners())
 
 
-def _check_end(witness: Witness, status: int, *, may_be_killed: bool) -> None:
+def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
     """Make sure that the program ended as it should: killed by the fault, or at the end of its script."""
     was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if may_be_killed and was_killed:
-        witness.history.append("it is killed")
-    elif not witness.is_done:
-        witness.breaks(Promise.CONVERSATION, f"it ended with wait status {status:#x}")
+        log.history.append("it is killed")
+    elif not log.is_done:
+        log.breaks(Promise.CONVERSATION, f"it ended with wait status {status:#x}")
 
 
-def _check_recovery(witness: Witness, stage: Stage, cursor_count: int) -> None:
+def _check_recovery(log: ProgramLog, stage: Stage, cursor_count: int) -> None:
     """Recover what was left, several times, and judge it."""
     try:
         found = _recover(stage, cursor_count)
         for number, state in enumerate(found):
-            witness.history.append(f"recovery found of cursor {number}: {state['acked']}")
-            witness.judge(number, state)
+            log.history.append(f"recovery found of cursor {number}: {state}")
+            log.judge(number, state)
         again, ledger_count = _finish(stage, cursor_count)
-        if again != found:
-            witness.breaks(Promise.I5, f"first {found}, then {again}")
+        for first, second in zip(found, again, strict=True):
+            log.broken += oracle.differing(first, second)
         if ledger_count != cursor_count:
-            witness.breaks(Promise.I11, f"{ledger_count} ledgers of {cursor_count} cursors")
+            log.breaks(Promise.I11, f"{ledger_count} ledgers of {cursor_count} cursors")
         for number, state in enumerate(_recover(stage, cursor_count)):
-            if state["acked"] != runs_of(NUMBERING.up_to(*_LAST)):
-                witness.breaks(Promise.I5, f"cursor {number} is closed: {state}")
+            if state.acked != NUMBERING.up_to(*_LAST):
+                log.breaks(Promise.I5, f"cursor {number} is closed: {state}")
     except (CorruptStateError, UnsupportedVersionError) as error:
-        witness.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")
+        log.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")
     except AckStateError as error:
-        witness.breaks(Promise.I5, f"recovery raised {type(error).__name__}: {error}")
+        log.breaks(Promise.I5, f"recovery raised {type(error).__name__}: {error}")
     except Exception as error:  # Whatever a broken store raises is looked for.
-        witness.breaks(Promise.ERRORS, f"recovery raised {type(error).__name__}: {error}")
+        log.breaks(Promise.ERRORS, f"recovery raised {type(error).__name__}: {error}")

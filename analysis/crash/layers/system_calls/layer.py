@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.dying import die_with, end_worker
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
-from ackstate.analysis.crash.layers.system_calls.script import LEDGERS, script
+from ackstate.analysis.crash.layers.system_calls.script import script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from ackstate.analysis.crash.oracle import counts, told
 from ackstate.analysis.crash.promises import Promise, gravest
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 
@@ -150,14 +151,14 @@ class _Run:
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
         befallen = iter(()) if broken else self._befallen(undisturbed)
-        counts, is_over = undisturbed.witness.counts + Counter(calls=undisturbed.calls), False
+        counts, is_over = undisturbed.log.counts + Counter(calls=undisturbed.calls), False
         tally: Counter[str] = Counter()
         _add(tally, undisturbed)
         while not is_over:
             some = list(islice(befallen, _CYCLES_AT_ONCE))
             for tried, found in some:
                 _add(tally, tried)
-                counts += tried.witness.counts
+                counts += tried.log.counts
                 broken = found
             is_over = bool(broken) or len(some) < _CYCLES_AT_ONCE
             counts["completed_programs"] = int(is_over and not broken)
@@ -177,19 +178,19 @@ class _Run:
 
     def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
         """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
-        if not tried.witness.broken:
+        if not tried.log.broken:
             return ()
-        promise = gravest(found.promise for found in tried.witness.broken)
+        promise = gravest(found.promise for found in tried.log.broken)
         met = tried.met
 
         def attempt(steps: tuple[Step, ...]) -> Failing[Step, Attempt] | None:
             again = self._try(replace(self._script, steps=steps), at)
-            is_same = again.met == met and any(found.promise is promise for found in again.witness.broken)
+            is_same = again.met == met and any(found.promise is promise for found in again.log.broken)
             return Failing(steps, again) if is_same else None
 
         found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
         story = self._story(found.evidence, at)
-        return told(found.evidence.witness.broken, story)
+        return told(found.evidence.log.broken, story)
 
     def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
         store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
@@ -197,9 +198,9 @@ class _Run:
             f"{store}; {self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
         )
         if tried.met is None:
-            return (begun, *tried.witness.history)
+            return (begun, *tried.log.history)
         befallen = f"{self._stage.misfortune.name}: call {at}, {tried.met.name} of {tried.met.path}"
-        return (begun, f"the program {befallen}", *tried.witness.history)
+        return (begun, f"the program {befallen}", *tried.log.history)
 
     def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
         """Make sure that a fault does not leave much more behind than the program itself."""
@@ -220,7 +221,7 @@ class _Run:
 
 
 def _add(tally: Counter[str], tried: Attempt) -> None:
-    tally.update(cycles=1, **counts(tried.witness.broken))
+    tally.update(cycles=1, **counts(tried.log.broken))
 
 
 @contextmanager

@@ -6,17 +6,11 @@ import random
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ackstate.analysis.crash.acked_set import Numbering
+from ackstate.analysis.workloads.cursor_steps import steps
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal_format import Format
-from ackstate.position import Position
 
-LEDGERS = {1: 40, 2: 0, 4: 30}
-"""The message log: the number of entries of each ledger, by id."""
-NUMBERING = Numbering(LEDGERS)
-BATCH_SIZE = 4
-"""Messages of each batch."""
 STEP_MS = 1_000
 """How much later each step of a script comes than the one before."""
 # Compacted all the time, in ledgers that are short: each of these is met by a fault.
@@ -81,34 +75,8 @@ def script(seed: int) -> Script:
     setting = chance.choice((Setting.NATIVE, *Setting))
     kinds = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()], k=chance.randint(6, 14))
     kinds.insert(len(kinds) // 2, StepKind.REOPEN)
-    # A position that moves on by itself would soon leave nothing to ack.
-    steps, reached = [], 0
-    for kind in kinds:
-        reached += kind is StepKind.MARK_DELETE
-        if kind is StepKind.PERSIST_ALL:
-            # Of something, or no two would be written with one sync.
-            steps += [_step(chance, StepKind.ACK, cursor, reached) for cursor in range(cursor_count)]
-        steps.append(_step(chance, kind, chance.randrange(cursor_count), reached))
-    return Script(tuple(steps), setting, cursor_count, endures=chance.random() < 0.5)
-
-
-def _step(chance: random.Random, kind: StepKind, cursor: int, reached: int) -> Step:
-    match kind:
-        case StepKind.ACK | StepKind.RESET:
-            return Step(kind, cursor, _entry(chance))
-        case StepKind.ACK_BATCH:
-            # Few entries, so that one comes again: both ack all messages.
-            return Step(kind, cursor, Position(4, chance.randrange(3)), chance.choice((0b1010, 0b0101)))
-        case StepKind.MARK_DELETE:
-            return Step(kind, cursor, Position(1, chance.randrange(min(LEDGERS[1], 8 * reached))), chance.randrange(3))
-        case StepKind.PROPERTIES:
-            return Step(kind, cursor, amount=chance.randrange(100))
-        case StepKind.REOPEN:
-            return Step(kind, setting=chance.choice(tuple(Setting)))
-        case _:
-            return Step(kind, cursor)
-
-
-def _entry(chance: random.Random) -> Position:
-    ledger_id = chance.choice((1, 4))
-    return Position(ledger_id, chance.randrange(LEDGERS[ledger_id]))
+    played = tuple(
+        step._replace(setting=chance.choice(tuple(Setting))) if step.kind is StepKind.REOPEN else step
+        for step in steps(chance, kinds, cursor_count=cursor_count)
+    )
+    return Script(played, setting, cursor_count, endures=chance.random() < 0.5)

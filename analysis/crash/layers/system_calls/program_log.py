@@ -1,0 +1,117 @@
+"""What a `FaultedProgram` has said, cursor by cursor, and what was wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any, final
+
+from ackstate.analysis.crash.acked_set import AckedSet
+from ackstate.analysis.crash.observed_cursor import NEVER_OPENED, NUMBERING
+from ackstate.analysis.crash.oracle import Broken, Oracle, State
+from ackstate.analysis.crash.promises import Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@final
+class ProgramLog:
+    """What one program said, and what it left.
+
+    Attributes:
+        history: What the program did and met, one line each.
+        broken: Every promise seen broken.
+        counts: What occurred, by name.
+        is_done: Whether the program ended by itself.
+
+    Args:
+        cursor_count: How many cursors the program has.
+    """
+
+    def __init__(self, cursor_count: int) -> None:
+        self.history: list[str] = []
+        self.broken: list[Broken] = []
+        self.counts: Counter[str] = Counter()
+        self.is_done = False
+        self._oracles = [Oracle(NEVER_OPENED, knows_states=True) for _ in range(cursor_count)]
+
+    def record(self, line: bytes) -> None:
+        """Take in what the program said."""
+        said = json.loads(line)
+        match said:
+            case {"cursor": number, "note": name, "takes": arguments, "options": options}:
+                arguments = [_decoded(each) for each in arguments]
+                if name in _TOLD:
+                    self.history.append(f"  cursor {number}: {_TOLD[name]} {arguments[0]}")
+                getattr(self._oracles[number], name)(*arguments, **options)
+            case {"cursor": number, "opened": opened, "setting": setting}:
+                state = _decoded(opened)
+                self.history.append(f"cursor {number}: open, {setting}: {state}")
+                self.judge(number, state)
+                self._oracles[number] = Oracle(state._replace(is_new=False), knows_states=True)
+            case {"doing": text}:
+                self.history.append(text)
+            case {"failed": text}:
+                self.history.append(f"  raised {text}")
+            case {"counted": name}:
+                self.counts[name] += 1
+            case {"broken": promise, "found": found}:
+                self.is_done = True
+                self.breaks(Promise(promise), found)
+            case {"done": True}:
+                self.is_done = True
+                self.history.append("close")
+            case _:
+                raise AssertionError(f"a program does not say {said}")
+
+    def judge(self, number: int, found: State) -> None:
+        """Hold what a recovery of a cursor found against what was said of it."""
+        for broken in self._oracles[number].judge(found):
+            self.broken.append(broken._replace(found=f"cursor {number}: {broken.found}"))
+
+    def breaks(self, promise: Promise, found: str) -> None:
+        """Note a promise that was seen broken."""
+        self.broken.append(Broken(promise, found))
+
+
+_TOLD = {"writing": "write", "durable": "durable:", "naming": "set the properties"}
+
+
+@final
+class SaidAccount:
+    """Takes the place of an oracle in a program, and says in lines what that is to note: a method, and what it takes.
+
+    Args:
+        say: Takes what a line is to hold.
+    """
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def note(*arguments: object, **options: bool) -> None:
+            self._say(note=name, takes=[encoded(each) for each in arguments], options=options)
+
+        return note
+
+
+def encoded(argument: Any) -> object:
+    """Return as JSON has it what a note takes."""
+    match argument:
+        case AckedSet():
+            return {"bits": argument.bits, "elsewhere": sorted(argument.elsewhere)}
+        case State():
+            return {"state": [encoded(each) for each in argument]}
+    return argument
+
+
+def _decoded(plain: Any) -> Any:
+    match plain:
+        case {"bits": bits, "elsewhere": elsewhere}:
+            return AckedSet(NUMBERING, bits, frozenset(map(tuple, elsewhere)))
+        case {"state": fields}:
+            return State(*map(_decoded, fields))
+        case list():
+            return tuple(map(_decoded, plain))
+    return plain

@@ -1,0 +1,258 @@
+"""A cursor whose steps are reported to an oracle: what is asked before each call, and what it promised after it.
+
+L1, L2 and L5 do the steps of `ackstate.analysis.workloads` with it. They differ in what crashes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash.acked_set import Numbering
+from ackstate.analysis.crash.oracle import State
+from ackstate.analysis.workloads.cursor_steps import BATCH_SIZE, LEDGERS
+from ackstate.analysis.workloads.step import StepKind
+from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.outcome import Route, Source
+from ackstate.errors import AckStateError
+from ackstate.ledger_map import LedgerMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ackstate.analysis.crash.acked_set import AckedSet
+    from ackstate.analysis.crash.oracle import Oracle
+    from ackstate.analysis.workloads.step import Step
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.store import Store
+    from ackstate.position import Position
+
+TOPIC = "orders"
+SUBSCRIPTIONS = ("billing", "shipping")
+NUMBERING = Numbering(LEDGERS, batch_size=BATCH_SIZE)
+"""Of the message log that the cursors stand in."""
+NEVER_OPENED = State(NUMBERING.nothing, NUMBERING.nothing, is_new=True)
+_WHOLE_BATCH = (1 << BATCH_SIZE) - 1
+_COUNTED = {
+    Route.NOTHING: "idle_persists",
+    Route.DELTA: "deltas",
+    Route.WHOLE: "whole_states",
+    Route.SNAPSHOT: "snapshots",
+    Route.METADATA: "metadata_states",
+}
+
+
+def open_cursor(
+    store: Store,
+    subscription: str,
+    *,
+    config: CursorConfig | None = None,
+    repair: Repair = Repair.NONE,
+    now_ms: int = 0,
+) -> ManagedCursor:
+    """Open a cursor in the message log.
+
+    Raises:
+        AckStateError: As `ManagedCursor.open`.
+    """
+    ledgers = LedgerMap.from_counts(LEDGERS)
+    return ManagedCursor.open(
+        store, topic=TOPIC, subscription=subscription, ledgers=ledgers, config=config, repair=repair, now_ms=now_ms
+    )
+
+
+def state_of(cursor: ManagedCursor) -> State:
+    """Return what a cursor holds, durable or not; `is_new` says whether there was none before it was opened."""
+    marked = NUMBERING.up_to(*cursor.mark_delete_position)
+    acked = marked | NUMBERING.runs(cursor.deleted.runs())
+    for position, words in cursor.batch.items():
+        acked |= NUMBERING.messages(*position, _WHOLE_BATCH & ~(words[0] if words else 0))
+    is_new = cursor.recovery_report.source is Source.NEW
+    return State(acked, marked, _items(cursor.properties), _items(cursor.cursor_properties), is_new)
+
+
+def _items(properties: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted(properties.items()))
+
+
+@final
+class ObservedCursor:
+    """An open cursor, and the oracle that keeps account of it.
+
+    Args:
+        cursor: Open.
+        config: As it was opened with.
+        account: Begins with the state that the cursor was opened with; or what has its methods, and a way to it.
+        count: Takes the name of each thing that occurs and is worth counting.
+    """
+
+    def __init__(
+        self, cursor: ManagedCursor, config: CursorConfig, account: Oracle, count: Callable[[str], object]
+    ) -> None:
+        self.cursor = cursor
+        self._account, self._count = account, count
+        self._is_native = config.format is Format.NATIVE
+        is_limited = config.range_count_max is not None
+        self._excludes = is_limited or config.become_old_ack_record_seconds != 0
+        self._displaces = is_limited and not self._is_native
+        self._has_ledger = False  # that was written since it was opened
+        self._waiting: list[tuple[Receipt, AckedSet]] = []
+
+    def do(self, step: Step, *, now_ms: int) -> None:
+        """Do a step that concerns one cursor.
+
+        Raises:
+            AckStateError: As the cursor's method.
+        """
+        match step.kind:
+            case StepKind.ACK | StepKind.ACK_BATCH | StepKind.MARK_DELETE:
+                self._ack(step, now_ms=now_ms)
+            case StepKind.PERSIST:
+                self.persist(now_ms=now_ms)
+            case StepKind.RESET:
+                self._reset(step.position, now_ms=now_ms)
+            case StepKind.PROPERTIES:
+                self._name({"number": str(step.amount), "note": "x" * (step.amount % 60)})
+            case _:
+                raise AssertionError(f"no step of one cursor: {step}")
+
+    def persist(self, *, now_ms: int) -> PersistResult:
+        """Persist.
+
+        Raises:
+            AckStateError: As `ManagedCursor.persist`.
+        """
+        self.begin_write()
+        result = self.cursor.persist(now_ms=now_ms)
+        self.end_write(result)
+        return result
+
+    def close(self, *, now_ms: int) -> None:
+        """Close.
+
+        Raises:
+            AckStateError: As `ManagedCursor.close`.
+        """
+        self.begin_write()
+        result = self.cursor.close(now_ms=now_ms)
+        if result is not None:
+            self.end_write(result)
+
+    def begin_write(self) -> None:
+        """Report what a persist may write that begins now."""
+        state = state_of(self.cursor)._replace(is_new=False)
+        self._account.writing(state, excludes=self._excludes, displaces=self._displaces)
+
+    def end_write(self, result: PersistResult) -> None:
+        """Report that a persist succeeded."""
+        self._account.written()
+        self._count_write(result)
+        self.look()
+
+    def look(self) -> None:
+        """Report which receipts have become durable, the gauge, and the durable mark-delete position."""
+        waiting = []
+        for receipt, acked in self._waiting:
+            is_durable = self.cursor.durable(receipt)
+            if is_durable:
+                self._account.durable(acked)
+            # What is durable may be displaced; then it has to be reported again.
+            if self._displaces or not is_durable:
+                waiting.append((receipt, acked))
+        self._waiting = waiting
+        self._account.gauged(self.cursor.redelivery_if_crashed)
+        self._account.marked(NUMBERING.up_to(*self.cursor.persisted_mark_delete_position))
+
+    def _ack(self, step: Step, *, now_ms: int) -> None:
+        # With other steps left out, or acks lost, the position may be further on; it never goes back.
+        if step.kind is StepKind.MARK_DELETE and step.position < self.cursor.mark_delete_position:
+            return
+        ledger_id, entry_id = step.position
+        match step.kind:
+            case StepKind.ACK:
+                entry_ids = step.entry_ids(LEDGERS[ledger_id])
+                acked = NUMBERING.runs((ledger_id, each, each + 1) for each in entry_ids)
+            case StepKind.ACK_BATCH:
+                acked = NUMBERING.messages(ledger_id, entry_id, step.amount)
+            case _:
+                acked = NUMBERING.up_to(ledger_id, entry_id)
+        self._account.asked(acked)
+        self.cursor.delivered(step.position, now_ms=now_ms)
+        receipt = self._asked(step, now_ms=now_ms)
+        self._account.accepted(acked)
+        self._waiting.append((receipt, acked))
+        self.look()
+
+    def _asked(self, step: Step, *, now_ms: int) -> Receipt:
+        cursor, position = self.cursor, step.position
+        match step.kind:
+            case StepKind.ACK if step.amount <= 1:
+                self._count("acks")
+                return cursor.ack(position, now_ms=now_ms)
+            case StepKind.ACK:
+                self._count("acks")
+                entry_ids = step.entry_ids(LEDGERS[position.ledger_id])
+                return cursor.ack_entries(position.ledger_id, entry_ids, now_ms=now_ms)
+            case StepKind.ACK_BATCH:
+                self._count("batches")
+                unacked = _WHOLE_BATCH & ~step.amount
+                return cursor.ack_batch(position, [unacked] if unacked else [], now_ms=now_ms)
+            case _:
+                self._count("mark_deletes")
+                properties = {"n": step.amount} if step.amount else None
+                return cursor.mark_delete(position, properties=properties, now_ms=now_ms)
+
+    def _reset(self, position: Position, *, now_ms: int) -> None:
+        marked = NUMBERING.up_to(position.ledger_id, position.entry_id - 1)
+        self._account.resetting(State(marked, marked))
+        result = self.cursor.reset(position, now_ms=now_ms)
+        self._account.reset()
+        self._waiting = []
+        self._count("resets")
+        self._count_write(result)
+        self.look()
+
+    def _count_write(self, result: PersistResult) -> None:
+        route = result.route
+        self._count(_COUNTED[route])
+        if route is Route.METADATA and self._is_native:
+            self._count("fallbacks")
+        if route is Route.SNAPSHOT and self._has_ledger:
+            self._count("journal_compactions")  # The ledger before could have been appended to.
+        if route is not Route.NOTHING:
+            self._has_ledger = route is not Route.METADATA
+
+    def _name(self, names: dict[str, str]) -> None:
+        self._account.naming(_items(names))
+        self.cursor.set_cursor_properties(names)
+        self._account.named(_items(names))
+        self._count("properties")
+
+
+def persist_together(observed: Sequence[ObservedCursor], count: Callable[[str], object], *, now_ms: int) -> None:
+    """Persist cursors of one store with one sync.
+
+    Args:
+        observed: The cursors.
+        count: As of `ObservedCursor`.
+        now_ms: The present.
+
+    Raises:
+        AckStateError: The first of those that the cursors failed with, after all that succeeded were noted.
+    """
+    for each in observed:
+        each.begin_write()
+    routes, errors = [], []
+    for each, outcome in zip(observed, persist_all([each.cursor for each in observed], now_ms=now_ms), strict=True):
+        if isinstance(outcome, AckStateError):
+            errors.append(outcome)
+        else:
+            routes.append(outcome.route)
+            each.end_write(outcome)
+    if len([route for route in routes if route in {Route.DELTA, Route.WHOLE}]) > 1:
+        count("group_persists")
+    if len(routes) > 1 and Route.METADATA in routes:
+        count("group_fallbacks")
+    if errors:
+        raise errors[0]
