@@ -6,9 +6,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ackstate import Keep, LedgerMap
+from ackstate.analysis.workloads.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from benchmarks.measurement import Against, Report
-from benchmarks.workloads import alternating, clustered, ninety_nine_percent, random_half
 
 if TYPE_CHECKING:
     import numpy as np

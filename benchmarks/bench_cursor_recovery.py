@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import LedgerMap, Position
+from ackstate.analysis.workloads.acked_entries import alternating, clustered
 from ackstate.cursor import ManagedCursor, MemoryStore
 from benchmarks.bench_cursor import CountingStore, sqlite
 from benchmarks.measurement import Against, Report, Spread, timed
-from benchmarks.workloads import alternating, clustered
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position, Run
+from ackstate.analysis.workloads.acked_entries import alternating
 from benchmarks.measurement import Against, Report, check_equal
 from benchmarks.peers import IntervalTrees, RangeList, SortedRanges
-from benchmarks.workloads import alternating
 
 if TYPE_CHECKING:
     from collections.abc import Callable

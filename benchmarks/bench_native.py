@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 
 from ackstate import DeletedRanges, Position
+from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from ackstate.wire import native
 from benchmarks.measurement import Against, Report, timed
-from benchmarks.workloads import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 
 ABOUT = (
     "`ackstate.wire.native`, a SNAPSHOT of one ledger with about 1 million holes. An entry of span is every entry from "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
 from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.subscription import Subscription, SubscriptionType
@@ -18,7 +19,6 @@ from ackstate.limits import DispatchGate, GateLimits
 from ackstate.limits.rules import Accounting
 from benchmarks.measurement import RESULTS, Against, Report
 from benchmarks.overshoot_plot import Curve, Panel, drawn
-from benchmarks.workloads import SEED
 
 if TYPE_CHECKING:
     from ackstate import Position

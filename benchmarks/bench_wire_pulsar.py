@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import DeletedRanges, Position, Run
+from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from ackstate.wire.pulsar import PositionInfo, RangeForm, decode_position_info, encode_position_info
 from ackstate.wire.pulsar.cursor_state_pb2 import LongListMap
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from benchmarks.workloads import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Seeded workloads: what programs and consumers do that use cursors."""
+"""Seeded workloads: what programs and consumers do that use cursors, and which entries that leaves acked."""

@@ -1,36 +1,22 @@
-"""What the consumers of one subscription do, by seed: the ledgers of its log, and what is acked in which order.
-
-The shapes of acking are named as in the benchmarks, after the situations that make them.
-"""
+"""What the consumers of one subscription do, by seed: the ledgers of its log, and what is acked in which order."""
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.workloads.traffic import WORKLOADS, Traffic
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from random import Random
 
     Runs = Iterable[tuple[int, int, int]]
 
-_STUCK_EVERY = 10
-_KEY_SHARED_CONSUMERS = 4
 _AGAIN_SHARE = 0.03
 _MARK_DELETE_SHARES = (0.0, 0.02, 0.1)
 _PERSIST_SHARES = (0.02, 0.1, 0.3)
-
-
-class Shape(Enum):
-    """How consumers ack."""
-
-    IN_ORDER = "one consumer acks as it reads"
-    KEY_SHARED = "key-shared consumers of unequal speed, each in its own stretch of the log"
-    ONE_STUCK_CONSUMER = "one consumer of ten never acks what it got"
-    RANDOM = "any entry, in any order"
 
 
 def ledgers(chance: Random) -> dict[int, int]:
@@ -43,7 +29,7 @@ def ledgers(chance: Random) -> dict[int, int]:
 
 
 def steps(
-    chance: Random, log: Mapping[int, int], *, length: int, known: Runs = (), shape: Shape | None = None
+    chance: Random, log: Mapping[int, int], *, length: int, known: Runs = (), shape: Traffic | None = None
 ) -> list[Step]:
     """Return acks, mark-deletes and persists of one cursor.
 
@@ -54,9 +40,9 @@ def steps(
         log: The number of entries of each ledger, by id in order; at least one entry.
         length: How many steps.
         known: Runs of entries that are acked at first, as ``(ledger_id, first, end)``.
-        shape: How consumers ack; None for any.
+        shape: In which order consumers ack; None for any of `WORKLOADS`.
     """
-    consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(Shape)))
+    consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(WORKLOADS.values())))
     mark_delete_share, persist_share = chance.choice(_MARK_DELETE_SHARES), chance.choice(_PERSIST_SHARES)
     found = []
     for _ in range(length):
@@ -74,7 +60,7 @@ def steps(
 class _Consumers:
     """Choose the next entry; entries are numbered through the log."""
 
-    def __init__(self, chance: Random, log: Mapping[int, int], *, known: Runs, shape: Shape) -> None:
+    def __init__(self, chance: Random, log: Mapping[int, int], *, known: Runs, shape: Traffic) -> None:
         self._chance = chance
         self._entries = [Position(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
         index_of: dict[tuple[int, int], int] = {entry: index for index, entry in enumerate(self._entries)}
@@ -86,16 +72,12 @@ class _Consumers:
         }
         # Invariant: every entry before it is acked.
         self._first_unacked = 0
-        self._stretches = [len(self._entries) * number // _KEY_SHARED_CONSUMERS for number in range(4)]
-        self._next_of_shape: Callable[[], int] = {
-            Shape.IN_ORDER: self._in_order,
-            Shape.KEY_SHARED: self._key_shared,
-            Shape.ONE_STUCK_CONSUMER: self._not_stuck,
-            Shape.RANDOM: self._any,
-        }[shape]
+        order = shape.ack_order(len(self._entries), chance)
+        self._to_come = (index for index in order if index not in self._acked)
 
     def ack(self) -> Position:
-        index = self._any() if self._chance.random() < _AGAIN_SHARE else self._next_of_shape()
+        is_again = self._chance.random() < _AGAIN_SHARE
+        index = self._any() if is_again else next(self._to_come, self._any())
         self._acked.add(index)
         return self._entries[index]
 
@@ -109,22 +91,6 @@ class _Consumers:
         while self._first_unacked in self._acked:
             self._first_unacked += 1
         return self._first_unacked
-
-    def _in_order(self) -> int:
-        return min(self._first(), len(self._entries) - 1)
-
-    def _key_shared(self) -> int:
-        consumer = min(int(self._chance.expovariate(1)), _KEY_SHARED_CONSUMERS - 1)
-        index = self._stretches[consumer]
-        self._stretches[consumer] = (index + 1) % len(self._entries)
-        return index
-
-    def _not_stuck(self) -> int:
-        start = self._first()
-        for index in range(start, len(self._entries)):
-            if index not in self._acked and index % _STUCK_EVERY:
-                return index
-        return self._any()
 
     def _any(self) -> int:
         return self._chance.randrange(len(self._entries))

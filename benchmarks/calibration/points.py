@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.trace.generate.workloads import WORKLOADS
+from ackstate.analysis.workloads.traffic import WORKLOADS
 from benchmarks.calibration.blocked import blocked
 from benchmarks.calibration.player import StoreKind
 from benchmarks.calibration.workload import made

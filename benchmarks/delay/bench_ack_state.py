@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap
+from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
 from ackstate.cursor.shared_holes import LiveBucket, SharedHoles
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, encode_metadata, encode_segment, segment_metadata
 from benchmarks.measurement import Against, Report, Spread
-from benchmarks.workloads import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,11 +8,12 @@ from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
+from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.cursor import SqliteStore
 from ackstate.cursor.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from benchmarks.delay.footprint import owned_bytes
-from benchmarks.delay.workload import HOUR_MS, TICK_MS, mixed_delays
 from benchmarks.measurement import Against, Report, Spread, timed
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ackstate.analysis.workloads.acked_entries import SEED
+from ackstate.analysis.workloads.delayed_messages import TICK_MS, LedgerOfMessages, end_of, mixed_delays
+from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
-from benchmarks.delay.workload import HOUR_MS, TICK_MS, LedgerOfMessages, end_of, mixed_delays
 from benchmarks.measurement import Against, Report, Timing, timed_in_turn
-from benchmarks.workloads import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,6 +11,8 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
+from ackstate.analysis.workloads.delayed_messages import end_of, mixed_delays
+from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker
 from benchmarks.delay import bench_bucketed, bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
 from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
@@ -18,7 +20,6 @@ from benchmarks.delay.footprint import Ruler, bitmap_bytes, bitmaps_of, growth, 
 from benchmarks.delay.isolation import BURDENS, Kind, Topic, Traffic, now_ms
 from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
 from benchmarks.delay.pictures import PICTURES
-from benchmarks.delay.workload import HOUR_MS, end_of, mixed_delays
 from benchmarks.measurement import RESULTS
 
 SVG = "{http://www.w3.org/2000/svg}"

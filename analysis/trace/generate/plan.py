@@ -13,7 +13,7 @@ from ackstate.analysis.trace.generate.clock import NS_PER_S, Arrivals, key_of
 from ackstate.analysis.trace.generate.outages import Flushes, Outage, outages
 from ackstate.analysis.trace.generate.series import SubscriptionSeries, TopicSeries
 from ackstate.analysis.trace.generate.turns import Classes
-from ackstate.analysis.trace.generate.workloads import Workload, workload_named
+from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, Traffic, workload_named
 
 EVENTS_MAX = 10**13
 SUBSCRIPTIONS_MAX = 10**7
@@ -66,7 +66,7 @@ class TracePlan:
     subscriptions: int = 8
     topics: int = 4
     hot_share: float | None = None
-    messages_per_second: float = 5_000.0
+    messages_per_second: float = MESSAGES_PER_SECOND
     flush_interval_ms: int = 1_000
     crashes: int = 0
 
@@ -96,7 +96,7 @@ class TracePlan:
             raise ValueError(f"hot share {share} of {self.events} events leaves nothing to one side")
 
     @property
-    def shape(self) -> Workload:
+    def shape(self) -> Traffic:
         """The workload."""
         return workload_named(self.workload)
 

@@ -1,6 +1,6 @@
 """One subscription's, or one topic's, made events: any stretch of them by itself, from nothing but the seed.
 
-Events have turns. Block q of `Workload.block` entries has twice as many slots, even ones for what is sent, odd ones for
+Events have turns. Block q of `Traffic.block` entries has twice as many slots, even ones for what is sent, odd ones for
 what is acked, one of each for each class. A class whose entries wait for n blocks has its first event in block n, and
 one in every block from there: so how many events are before a slot is a sum over classes, whatever the slot.
 """
@@ -18,7 +18,7 @@ from ackstate.analysis.trace.generate.clock import Int64s, scattered
 from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, columns_of, joined
 from ackstate.analysis.trace.generate.outages import RECOVERY_MS, wall_ms
 from ackstate.analysis.trace.generate.turns import Turns
-from ackstate.analysis.trace.generate.workloads import UNACKED_MAX
+from ackstate.analysis.workloads.traffic import UNACKED_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.generate.clock import Arrivals
     from ackstate.analysis.trace.generate.outages import Flushes, Outage
     from ackstate.analysis.trace.generate.turns import Classes
-    from ackstate.analysis.trace.generate.workloads import Workload
     from ackstate.analysis.trace.rows import Events
+    from ackstate.analysis.workloads.traffic import Traffic
 
 _PUBLISHED_AT_ONCE = 64
 _NEVER = 2**55
@@ -58,7 +58,7 @@ class SubscriptionSeries:
         outages: When the broker dies, in order, at most one between two persists.
     """
 
-    workload: Workload
+    workload: Traffic
     arrivals: Arrivals
     classes: Classes
     messages_per_second: float

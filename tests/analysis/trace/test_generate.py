@@ -16,8 +16,8 @@ from ackstate.analysis.trace.generate.outages import RECOVERY_MS
 from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, Piece, TracePlan
 from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.generate.turns import Classes, Turns
-from ackstate.analysis.trace.generate.workloads import UNACKED_MAX, WORKLOADS, Workload
 from ackstate.analysis.trace.parquet import check_trace, trace_files
+from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS, Traffic
 from command_line import assert_one_line, run
 
 PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
@@ -312,7 +312,7 @@ def test_crashes_that_do_not_fit_are_refused():
 
 def test_a_workload_of_an_odd_block_is_refused():
     with pytest.raises(ValueError, match="3 entries"):
-        Workload("three", (1.0, 2.0, 3.0))
+        Traffic("three", (1.0, 2.0, 3.0))
 
 
 @pytest.mark.parametrize(

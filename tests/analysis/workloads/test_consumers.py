@@ -9,10 +9,11 @@ import pytest
 
 from ackstate.analysis.workloads import consumers
 from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.workloads.traffic import WORKLOADS
 from ackstate.position import Position
 
 
-@pytest.mark.parametrize("shape", consumers.Shape)
+@pytest.mark.parametrize("shape", WORKLOADS.values(), ids=WORKLOADS)
 def test_steps_are_decided_by_the_seed_and_of_any_length(shape):
     log = consumers.ledgers(Random(4))
     found = [consumers.steps(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
@@ -21,6 +22,18 @@ def test_steps_are_decided_by_the_seed_and_of_any_length(shape):
     for step in found[2]:
         if step.kind is not StepKind.PERSIST:
             assert step.position.entry_id < log[step.position.ledger_id]
+
+
+def test_a_shape_acks_each_entry_once_in_its_order():
+    order = {name: shape.ack_order(600, Random(3)) for name, shape in WORKLOADS.items()}
+    assert all(len(set(acked)) == len(acked) and set(acked) <= set(range(600)) for acked in order.values())
+    assert order["in_order"] == list(range(600))
+    assert order["heavy_traffic"][:300] == sorted(order["heavy_traffic"][:300])
+    assert len(order["heavy_traffic"]) == len(order["many_consumers"]) == 600
+    assert len(order["one_stuck_consumer"]) == 600 - 600 // 8
+    # The block that the last entries begin may have its failure behind them.
+    assert len(order["client_holes"]) in {595, 596}
+    assert order["key_shared"] != sorted(order["key_shared"])
 
 
 def test_a_log_has_entries_and_its_ledgers_rise():

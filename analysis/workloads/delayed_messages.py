@@ -9,14 +9,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate import Position
-from benchmarks.workloads import SEED
+from ackstate.analysis.workloads.acked_entries import SEED
+from ackstate.analysis.workloads.traffic import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-HOUR_MS = 3_600_000
 TICK_MS = 1_000
 LEDGER_COUNT_MAX = 50_000  # managedLedgerMaxEntriesPerLedger
 

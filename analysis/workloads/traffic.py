@@ -1,9 +1,9 @@
-"""Shapes of traffic for made traces, named after the situations that make them.
+"""Shapes of traffic for generated traces, crashed subjects and calibration, named after situations.
 
 The last four are the scenarios of Pulsar's issue 19966, "Max Un-Persist Ack Limitation and Generational Ack
 Persistent": holes left by clients, many consumers, delayed messages of mixed length, heavy traffic.
 
-A workload deals with entries by blocks of a fixed size. The entries of a block fall, in a seeded order, one each to the
+A shape deals with entries by blocks of a fixed size. The entries of a block fall, in a seeded order, one each to the
 block's classes; a class says how long its entries wait for their delivery, and how long for their ack then. So an
 entry's whole story follows from its id, which lets every chunk of a trace be made without the one before.
 """
@@ -11,15 +11,21 @@ entry's whole story follows from its id, which lets every chunk of a trace be ma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
 
 HOUR_MS = 3_600_000
+MESSAGES_PER_SECOND = 5_000.0
+"""The rate of a topic, where none is given."""
 # As Pulsar's `maxUnackedMessagesPerConsumer`: a consumer that holds so many is sent no more.
 UNACKED_MAX = 50_000
 _BLOCK_MAX = 2_048
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Traffic:
     """What happens to the entries of a block, class by class.
 
     Attributes:
@@ -56,40 +62,52 @@ class Workload:
         """Whether entries are delivered in runs."""
         return self.consumers == 1
 
+    def ack_order(self, entry_count: int, chance: Random) -> list[int]:
+        """Return which of the first entries are acked, in order, where `MESSAGES_PER_SECOND` are published."""
+        acked: list[tuple[float, int]] = []
+        for begin in range(0, entry_count, self.block):
+            classes = chance.sample(range(self.block), self.block)
+            for entry, which in enumerate(classes[: entry_count - begin], start=begin):
+                takes_ms = None if self.stuck and which == 0 else self.ack_ms[which]
+                if takes_ms is not None:
+                    delay_ms = self.delay_ms[which] if self.delay_ms else 0.0
+                    acked.append((entry * 1_000 / MESSAGES_PER_SECOND + delay_ms + takes_ms, entry))
+        return [entry for _, entry in sorted(acked)]
+
 
 WORKLOADS = {
-    "in_order": Workload("one consumer acks as it reads", (0.0,) * 16),
-    "key_shared": Workload(
+    "in_order": Traffic("one consumer acks as it reads", (0.0,) * 16),
+    "key_shared": Traffic(
         "eight consumers of unequal speed, each with its keys",
         tuple(5.0 * 2**speed for speed in range(8)),
         consumers=8,
     ),
-    "one_stuck_consumer": Workload(
+    "one_stuck_consumer": Traffic(
         f"one of eight consumers takes messages until it holds {UNACKED_MAX} and acks none",
         (2.0, *(5.0 + speed for speed in range(7))),
         consumers=8,
         stuck=True,
     ),
-    "client_holes": Workload(
+    "client_holes": Traffic(
         "one message in 128 fails and is never acked: holes that stay",
         (None, *(20.0 * slot / 128 for slot in range(127))),
     ),
-    "many_consumers": Workload(
+    "many_consumers": Traffic(
         "512 consumers, the slowest 2 s behind the fastest", tuple(4.0 * slot for slot in range(512)), consumers=512
     ),
-    "mixed_delays": Workload(
+    "mixed_delays": Traffic(
         "half at once, others delayed by 1 to 10 s, one in eight by an hour",
         (5.0,) * 8,
         delay_ms=(0.0, 0.0, 0.0, 0.0, 1_000.0, 3_000.0, 10_000.0, float(HOUR_MS)),
         consumers=4,
     ),
-    "heavy_traffic": Workload(
+    "heavy_traffic": Traffic(
         "every second message is acked at once, those between 3 s later", (1.0, 3_000.0), consumers=2
     ),
 }
 
 
-def workload_named(name: str) -> Workload:
+def workload_named(name: str) -> Traffic:
     """Return the workload of a name.
 
     Raises:
