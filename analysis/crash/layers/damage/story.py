@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION, _OTHER = SUBSCRIPTIONS
 _STEP_MS = 60_000
+_FALL_BACK_SHARE = 0.2
 _WEIGHTS = {StepKind.ACK: 3, StepKind.ACK_BATCH: 1, StepKind.MARK_DELETE: 1, StepKind.PROPERTIES: 1}
 
 
@@ -108,7 +109,7 @@ def write_story(store: Store, chance: Random, story: Story, *, persist_count: in
         story.steps.append(str(step))
         if step.kind is StepKind.PROPERTIES:
             story.note(cursor)
-        with flaky.refusing_appends() if chance.random() < 0.1 else nullcontext():
+        with flaky.refusing_appends() if chance.random() < _FALL_BACK_SHARE else nullcontext():
             persisted = observed.persist(now_ms=now_ms)
         story.steps.append(f"persisted: {persisted.route.value}")
         story.note(cursor)
