@@ -21,6 +21,7 @@ class AckModel:
         durable: What of it is certain to be on the disk, unless that holds one of the resets.
         resets: What the disk may hold instead: resets whose outcome is unknown.
         unacked_of_batch: Of a partly acked batch, the messages that are not.
+        last_unacked_of_batch: Of a batch that was acked in parts, the messages that its last ack was for.
         durable_unacked_of_batch: What the disk says of them.
         in_flight: Who has what, in the order in which it was sent.
         not_before: When what was given back with a delay may be sent again.
@@ -35,6 +36,7 @@ class AckModel:
         self.durable: set[int] = set()
         self.resets: list[set[int]] = []
         self.unacked_of_batch: dict[int, set[int]] = {}
+        self.last_unacked_of_batch: dict[int, set[int]] = {}
         self.durable_unacked_of_batch: dict[int, set[int]] = {}
         self.properties = Properties()
         self.counts_entries = False
@@ -84,7 +86,8 @@ class AckModel:
         for number in numbers:
             self.in_flight.pop(number, None)
             self.not_before.pop(number, None)
-            self.unacked_of_batch.pop(number, None)
+            if (left := self.unacked_of_batch.pop(number, None)) is not None:
+                self.last_unacked_of_batch[number] = left
         self.changed()
 
     def ack_part(self, number: int, left: set[int]) -> None:
@@ -124,7 +127,7 @@ class AckModel:
     def recovered(self, acked: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
         """Go on from what a disk held."""
         self.acked, self.durable, self.resets = acked, set(acked), []
-        self.unacked_of_batch = unacked_of_batch
+        self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
         self._floor = 0
         self.begin_reading()

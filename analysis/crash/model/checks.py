@@ -173,6 +173,10 @@ def _check_gauge(side: Side) -> None:
     causes = stats.redelivery_unwritten, stats.redelivery_young, stats.redelivery_cut
     of_causes = f"of {stats.redelivery_if_crashed} messages {causes} are unwritten, young, cut"
     hold(Promise.I4, sum(causes) == stats.redelivery_if_crashed and min(causes) >= 0, of_causes)
+    if side.excluded is not None:
+        floor = model.first_unacked()
+        expected = tuple(sum(number >= floor for number in numbers) for numbers in side.excluded)
+        hold(Promise.I4, causes[1:] == expected, f"{causes[1:]} are counted as young and cut, there are {expected}")
     # The limit of the metadata store is the narrower one.
     hold(Promise.I4, not stats.redelivery_cut or side.is_limited or side.config.format is Format.PULSAR, of_causes)
     hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)

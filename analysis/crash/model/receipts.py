@@ -48,13 +48,16 @@ class Receipts:
         The earliest that wait are those that persists have passed by.
 
         Raises:
-            PromiseBrokenError: One says that it is durable, and nothing on the disk says so.
+            PromiseBrokenError: One says that it is durable, and nothing on the disk says so, or the other way round.
         """
         asked = self._pending
         if count_max is not None and len(asked) > 2 * count_max:
             asked = asked[:count_max] + asked[-count_max:]
         for given in asked:
-            if cursor.durable(given.receipt) and not _is_durable(given, model):
+            says_durable, is_durable = cursor.durable(given.receipt), _is_durable(given, model)
+            is_late = is_durable and not says_durable and not cursor.is_dirty()
+            hold(Promise.I15, not is_late, f"a receipt is late: {self._log.text(given.numbers)} is on the disk")
+            if says_durable and not is_durable:
                 found = f"a receipt lied: {self._log.text(given.numbers)} counts as durable and is not on the disk"
                 raise PromiseBrokenError(Promise.I2, found, entry_count=len(given.numbers - model.durable) or 1)
         if count_max is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from ackstate.analysis.crash.model.ack_model import AckModel
 from ackstate.analysis.crash.model.checks import forgiven
+from ackstate.analysis.crash.model.excluded import Excluded, check_excluded
 from ackstate.analysis.crash.model.receipts import Receipts
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
 from ackstate.analysis.crash.model.work import Work
@@ -22,12 +23,12 @@ from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionOptions
 from ackstate.delay import SubscriptionDelayView
-from ackstate.errors import AckStateError
+from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pyroaring import BitMap
 
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.written import Held
     from ackstate.cursor.dispatch.delivery import Delivery
     from ackstate.cursor.journal_format import Content
-    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.outcome import PersistResult, Receipt
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import Fault
     from ackstate.delay.position_set import PositionSet
     from ackstate.delay.view import AckedAndSent
     from ackstate.limits.rules import Rule
     from ackstate.position import Position
+
+_HOUR = 3_600_000
 
 
 class Side(PersistWatcher):
@@ -63,6 +66,7 @@ class Side(PersistWatcher):
         left_ledgers_clean: Whether no ledger may stay of what others did while the cursor was opened.
         waiters: Who waits for the gate.
         allowed: What each limit may be passed by, because it was lowered below what was there.
+        excluded: What the last persist excluded; None if that is not known.
     """
 
     def __init__(self, schedule: Schedule, name: str) -> None:
@@ -81,6 +85,7 @@ class Side(PersistWatcher):
         self.left_ledgers_clean = True
         self.waiters: list[Waiter] = []
         self.allowed: dict[Rule | str, int] = {}
+        self.excluded: Excluded | None = Excluded()
         self.instants: list[Instant] = []
         self.open()
 
@@ -142,8 +147,7 @@ class Side(PersistWatcher):
             tracker.attach(_Asked(self.subscription._dispatcher, schedule))
         self.cursor.unwatch(self.subscription)
         self.cursor.watch(self)
-        self._attempted.clear()
-        self.instants.clear()
+        self.forget_attempts()
         for consumer in CONSUMERS[: settings.consumer_count]:
             self.subscription.consumer_opened(consumer)
 
@@ -182,7 +186,7 @@ class Side(PersistWatcher):
             self._check_gauge(found, gauge)
         model.properties.recovered(self.cursor.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
-        self.is_certain = True
+        self.is_certain, self.excluded = True, Excluded()
         self._check_kept(found)
         held = self._read_anew()
         self.model.wrote(held.acked, held.unacked_of_batch)
@@ -242,10 +246,9 @@ class Side(PersistWatcher):
         held = self._read_anew()
         found = f"after a reset the disk holds {self.schedule.log.text(held.acked)}"
         hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
-        self.is_certain = True
+        self.is_certain, self.excluded = True, Excluded()
         self.work.begun(self.written.entry_sizes or None, now_ms=self.schedule.now_ms)
-        self._attempted.clear()
-        self.instants.clear()
+        self.forget_attempts()
         self.forgive()
 
     def record_bytes_max(self) -> int | None:
@@ -259,11 +262,13 @@ class Side(PersistWatcher):
         if isinstance(outcome, AckStateError):
             self.failed_ms = self.schedule.now_ms
             self._may_have_written()
+            is_due = isinstance(outcome, CursorFencedError) or self.cursor.is_persist_due(now_ms=self.failed_ms + _HOUR)
+            hold(Promise.I15, is_due, "a write that failed is not tried again")
         elif outcome.route is not Route.NOTHING:
             self._persisted(outcome)
-        self._attempted.clear()
-        self.instants.clear()
-        self.has_failed = False
+        else:
+            hold(Promise.I15, not self.cursor.is_dirty(), "what waits was not written")
+        self.forget_attempts()
         self.model.changed()
         self.subscription.persisted(outcome)
 
@@ -273,7 +278,13 @@ class Side(PersistWatcher):
         self._count(result, held)
         instants = [*self.instants, instant_of(self.model)]
         self.written.check_persist(found, held, result, instants, self.config)
+        self.excluded = None
+        is_of_one = all(instant == instants[0] for instant in instants)
+        # The first one may be of entries below those that are numbered.
+        if is_of_one and self.model.acked and self.record_bytes_max() is None:
+            self.excluded = check_excluded(self.model, held, result, self.config, has_failed=self.has_failed)
         self._check_work(result)
+        self._check_counters(result)
         self.model.properties.wrote(held.properties, [instant.properties for instant in instants])
         self.model.properties.check_attached(self.written.cursor_properties)
         is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
@@ -286,6 +297,38 @@ class Side(PersistWatcher):
         if self.is_certain and not self.has_failed and result.route is Route.DELTA:
             self.work.check_delta(self.schedule.log, self._attempted[-1][1], self.model.durable)
         self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.schedule.now_ms)
+
+    def _check_counters(self, result: PersistResult) -> None:
+        before, after = self._counted, self.cursor.stats()
+        counted = (
+            after.ledger_write_count - before.ledger_write_count,
+            after.metadata_write_count - before.metadata_write_count,
+            after.bytes_persisted - before.bytes_persisted,
+        )
+        is_metadata = result.route is Route.METADATA
+        expected = (int(not is_metadata), int(is_metadata), result.bytes_written)
+        found = f"{counted} ledger writes, metadata writes and bytes are counted, there were {expected}"
+        hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
+
+    def took(self, receipt: Receipt, numbers: Collection[int]) -> None:
+        """Take note of an ack of entries, and see that the receipt counts those that were not acked before."""
+        self._check_newly_acked(receipt, len(set(numbers) - self.model.acked))
+        self.model.ack(numbers)
+        self.receipts.add(receipt, numbers)
+
+    def took_part(self, receipt: Receipt, number: int, left: set[int], *, below: Collection[int] = ()) -> None:
+        """As `took`, of all messages of a batch but some, and of entries below it."""
+        model, was_acked = self.model, number in self.model.acked
+        newly_acked = len(set(below) - model.acked) + (not left and not was_acked)
+        self._check_newly_acked(receipt, newly_acked)
+        model.ack(below)
+        if not was_acked:
+            model.ack_part(number, left)
+        self.receipts.add(receipt, [number], left=left if left and not was_acked else None)
+
+    def _check_newly_acked(self, receipt: Receipt, expected: int) -> None:
+        found = f"{receipt.newly_acked} entries are counted as newly acked, there are {expected}"
+        hold(Promise.I4, receipt.newly_acked == expected, found)
 
     def _count(self, result: PersistResult, held: Held) -> None:
         self.persisted_ms = self.schedule.now_ms
@@ -320,6 +363,7 @@ class Side(PersistWatcher):
 
     def _may_have_written(self) -> None:
         """Take nothing for durable any more that a write which may have happened leaves out."""
+        self.excluded = None
         # What a whole state of Pulsar's format was to displace counts as lost from the first step on: a ledger is made.
         was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not was_begun
@@ -342,7 +386,8 @@ class Side(PersistWatcher):
                 yield content
 
     def forget_attempts(self) -> None:
-        """Take note that what was written was no persist."""
+        """Forget what was written: it was no persist, or is judged."""
+        self._counted = self.cursor.stats()
         self._attempted.clear()
         self.instants.clear()
         self.has_failed = False

@@ -124,8 +124,7 @@ def ack(schedule: Schedule, side: Side, number: int) -> None:
         checks.check_refusal(side, number, was_covered=was_covered)
     else:
         schedule.note("ack", [number])
-        side.model.ack([number])
-        side.receipts.add(receipt, [number])
+        side.took(receipt, [number])
 
 
 def ack_part(schedule: Schedule, side: Side, number: int) -> None:
@@ -133,7 +132,7 @@ def ack_part(schedule: Schedule, side: Side, number: int) -> None:
     model = side.model
     known = model.unacked_of_batch.get(number) or set(range(schedule.log.message_count(number)))
     left = known - set(schedule.random.sample(sorted(known), schedule.random.randint(1, len(known))))
-    was_acked, was_covered = number in model.acked, checks.is_covered(side, number)
+    was_covered = checks.is_covered(side, number)
     position = schedule.log.positions[number]
     try:
         receipt = side.subscription.ack_batch(position, words_of(left), now_ms=schedule.now_ms)
@@ -141,8 +140,7 @@ def ack_part(schedule: Schedule, side: Side, number: int) -> None:
         checks.check_refusal(side, number, was_covered=was_covered)
     else:
         schedule.note(f"ack all but {len(left)} messages of", [number])
-        model.ack_part(number, left)
-        side.receipts.add(receipt, [number], left=left if left and not was_acked else None)
+        side.took_part(receipt, number, left)
 
 
 def ack_late(schedule: Schedule, side: Side) -> None:
@@ -175,8 +173,7 @@ def ack_up_to(schedule: Schedule, side: Side, last: int) -> None:
         side.model.properties.mark(properties)
     covered = range(side.model.first_unacked(), last + 1)
     schedule.note("ack up to", [last])
-    side.model.ack(covered)
-    side.receipts.add(receipt, covered)
+    side.took(receipt, covered)
 
 
 def ack_many(schedule: Schedule, side: Side) -> None:
@@ -194,8 +191,7 @@ def ack_many(schedule: Schedule, side: Side) -> None:
     else:
         receipt = side.cursor.ack_many([log.positions[number] for number in numbers], now_ms=schedule.now_ms)
     schedule.note("ack at once", numbers)
-    model.ack(numbers)
-    side.receipts.add(receipt, numbers)
+    side.took(receipt, numbers)
     _acked_directly(schedule, side)
 
 
@@ -214,9 +210,7 @@ def ack_into_batch(schedule: Schedule, side: Side) -> None:
     receipt = side.cursor.mark_delete(log.positions[number], unacked_words=words, now_ms=schedule.now_ms)
     left = model.unacked_of_batch.get(number, rest) & rest
     schedule.note(f"ack up to all but {len(left)} messages of", [number])
-    model.ack(range(first, number))
-    model.ack_part(number, left)
-    side.receipts.add(receipt, [number], left=left or None)
+    side.took_part(receipt, number, left, below=range(first, number))
     side.subscription.ack_batch(log.positions[number], words, now_ms=schedule.now_ms)  # counts what is left of it
     _acked_directly(schedule, side)
 
@@ -267,16 +261,14 @@ def skip(schedule: Schedule, side: Side) -> None:
     if unacked[:count]:
         covered = range(unacked[:count][-1] + 1)
         schedule.note(f"skip {count}, acked up to", [covered[-1]])
-        model.ack(covered)
-        side.receipts.add(receipt, covered)
+        side.took(receipt, covered)
 
 
 def clear_backlog(schedule: Schedule, side: Side) -> None:
     """Ack everything."""
     schedule.note("clear the backlog")
     receipt = side.subscription.clear_backlog(now_ms=schedule.now_ms)
-    side.model.ack(range(len(schedule.log)))
-    side.receipts.add(receipt, range(len(schedule.log)))
+    side.took(receipt, range(len(schedule.log)))
 
 
 def work_meanwhile(schedule: Schedule, side: Side) -> None:

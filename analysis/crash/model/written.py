@@ -35,11 +35,15 @@ BYTES_MIN = 10_000
 
 
 class Instant(NamedTuple):
-    """What was acked at one instant, how many entries lay at or below the mark-delete position, and its properties."""
+    """What was acked at one instant, how many entries lay at or below the mark-delete position, and its properties.
+
+    And of each partly acked batch, the messages that were not acked.
+    """
 
     floor: int
     acked: frozenset[int]
     properties: Mapping[str, int]
+    unacked_of_batch: Mapping[int, set[int]]
 
 
 class Held(NamedTuple):
@@ -287,7 +291,7 @@ def held_of(log: NumberedLog, content: Content) -> Held:
 
 def instant_of(model: AckModel) -> Instant:
     """Return what is acked now."""
-    return Instant(model.first_unacked(), frozenset(model.acked), model.properties.marked)
+    return Instant(model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch))
 
 
 def indexes(words: Iterable[int]) -> set[int]:
