@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal_format import Format
@@ -88,11 +89,17 @@ def check_all(side: Side) -> None:
     """As `check`, and everything recounted. Complexity: O(entries of the log)."""
     check(side)
     side.subscription.check_invariants()
+    side.receipts.check_survivors(side.cursor, side.model)
     model, log, deliveries = side.model, side.schedule.log, side.subscription.deliveries
     acked = {number for number, position in enumerate(log.positions) if side.cursor.is_acked(position)}
     if acked != model.acked:
         hold(Promise.I1, acked <= model.acked, f"{log.text(acked - model.acked)} counts as acked and is not")
         hold(Promise.I4, False, f"the ack of {log.text(model.acked - acked)} was forgotten")
+    batches = {log.numbers[position]: indexes(words) for position, words in side.cursor.batch.items()}
+    found = f"partly acked are the batches {batches}, and were {model.unacked_of_batch}"
+    hold(Promise.I4, batches == model.unacked_of_batch, found)
+    marked = model.properties.marked
+    hold(Promise.I4, side.cursor.properties == marked, f"{side.cursor.properties} were marked, and {marked} were to be")
     for number, consumer in model.in_flight.items():
         sent = deliveries.get(log.positions[number])
         is_right = sent is not None and sent.consumer == consumer and sent.record_bytes <= log.isolated_bytes(number)

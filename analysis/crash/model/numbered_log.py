@@ -103,3 +103,14 @@ class NumberedLog:
             ledger_id, entry_id = self.positions[first]
             texts.append(f"{ledger_id}:{entry_id}" + (f"-{entry_id + last - first}" if last > first else ""))
         return " ".join(texts) or "nothing"
+
+
+def indexes(words: Iterable[int]) -> set[int]:
+    """Return the messages whose bits are set in Pulsar's words."""
+    return {64 * word + bit for word, bits in enumerate(words) for bit in range(64) if bits >> bit & 1}
+
+
+def words_of(left: Iterable[int]) -> list[int]:
+    """Return the two words, signed, in which the bits of some messages below 128 are set."""
+    words = [sum(1 << index % 64 for index in left if index // 64 == word) for word in range(2)]
+    return [word - 2**64 if word >> 63 else word for word in words]

@@ -191,8 +191,15 @@ class Schedule:
         drain(self)
         self.check_all()
 
-    def step(self, name: str, *args: Any, **named: Any) -> None:
-        """Let one event happen to one subscription, with a fault of its store or without, and check."""
+    def step(self, event: str | Callable[..., object], *args: Any, **named: Any) -> None:
+        """Let one event happen to one subscription, with a fault of its store or without, and check.
+
+        Args:
+            event: Its name, or what happens.
+            args: What it takes beside the schedule and the subscription.
+            named: Likewise.
+        """
+        happen = EVENTS[event].happen if isinstance(event, str) else event
         side = self.random.choice(self._asked())
         self.step_count += 1
         self._lines.append(_Line(self.now_ms, side.name, []))
@@ -203,7 +210,7 @@ class Schedule:
         if self.random.random() < self._fault_share:
             self._script_fault(side)
         try:
-            EVENTS[name].happen(self, side, *args, **named)
+            happen(self, side, *args, **named)
         except StoreError as error:
             self.excuse(error, side)
         while any(each.store.is_over for each in self.sides):  # The next recovery may end its store, too.

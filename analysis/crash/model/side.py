@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 from ackstate.analysis.crash.model.ack_model import AckModel
 from ackstate.analysis.crash.model.checks import forgiven
 from ackstate.analysis.crash.model.excluded import Excluded, check_excluded
+from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.model.receipts import Receipts
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
 from ackstate.analysis.crash.model.work import Work
-from ackstate.analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, indexes, instant_of
+from ackstate.analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, instant_of
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
 from ackstate.cursor.journal import cursor_path

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.model import checks
+from ackstate.analysis.crash.model.numbered_log import words_of
 from ackstate.analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
-from ackstate.analysis.crash.model.written import words_of
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.dispatch.admission import AckRefusedError
 from ackstate.cursor.message_log import NO_DELAY, Message

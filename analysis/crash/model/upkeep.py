@@ -21,6 +21,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 if TYPE_CHECKING:
     from ackstate.analysis.crash.model.schedule import Schedule
     from ackstate.analysis.crash.model.side import Side
+    from ackstate.cursor.config import CursorConfig
 
 
 def persist(schedule: Schedule, side: Side) -> None:
@@ -213,7 +214,7 @@ def _limits_text(side: Side) -> str:
     return f"limits: {limits.max_unpersisted_ack_record_bytes} bytes, {limits.max_unacked_ranges} ranges"
 
 
-def reopen(schedule: Schedule, side: Side) -> None:
+def reopen(schedule: Schedule, side: Side, *, config: CursorConfig | None = None) -> None:
     """Close one subscription in order; everything is durable then, unless a limit on the durable state cuts."""
     schedule.note("close")
     try:
@@ -224,6 +225,7 @@ def reopen(schedule: Schedule, side: Side) -> None:
     side.closed()
     is_limited, acked = side.is_limited, set(side.model.acked)
     reconfigure(schedule, side)
+    side.config = config or side.config
     side.open()
     side.judge(None)
     note_known(schedule, side)
@@ -231,11 +233,11 @@ def reopen(schedule: Schedule, side: Side) -> None:
         hold(Promise.I2, side.model.acked == acked, "closing lost acks")
 
 
-def seek(schedule: Schedule, side: Side) -> None:
+def seek(schedule: Schedule, side: Side, number: int | None = None) -> None:
     """Begin anew at some entry: no ack from before counts after it."""
     if not len(schedule.log):
         return
-    number = schedule.random.randrange(len(schedule.log))
+    number = schedule.random.randrange(len(schedule.log)) if number is None else number
     schedule.note("seek", [number])
     side.is_writing, epoch = True, side.epoch
     try:

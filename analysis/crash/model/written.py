@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal import cursor_owner
 from ackstate.cursor.journal_format import Format
@@ -292,14 +293,3 @@ def held_of(log: NumberedLog, content: Content) -> Held:
 def instant_of(model: AckModel) -> Instant:
     """Return what is acked now."""
     return Instant(model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch))
-
-
-def indexes(words: Iterable[int]) -> set[int]:
-    """Return the messages whose bits are set in Pulsar's words."""
-    return {64 * word + bit for word, bits in enumerate(words) for bit in range(64) if bits >> bit & 1}
-
-
-def words_of(left: Iterable[int]) -> list[int]:
-    """Return the two words, signed, in which the bits of some messages below 128 are set."""
-    words = [sum(1 << index % 64 for index in left if index // 64 == word) for word in range(2)]
-    return [word - 2**64 if word >> 63 else word for word in words]
