@@ -12,7 +12,7 @@ import pytest
 
 from ackstate.analysis.crash.model.checks import uses
 from ackstate.analysis.crash.model.schedule import Schedule
-from ackstate.analysis.crash.model.settings import Settings, Tracker
+from ackstate.analysis.crash.model.settings import Tracker
 from ackstate.analysis.crash.model.traffic import ack, append, dispatch
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.dispatch.admission import Admission
@@ -21,6 +21,7 @@ from ackstate.cursor.persister import Persister
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.undurable import Undurable
 from ackstate.limits import Accounting, GateLimits, Rule
+from schedule_stories import Story
 
 
 def run(seed, **settings):
@@ -47,31 +48,20 @@ def test_any_tracker_keeps_what_the_others_keep_in_random_schedules(tracker):
         run(seed, delay_share=0.5, tracker=tracker)
 
 
-class Story:
-    """One subscription without chance: the events of a schedule, called one by one."""
-
-    def __init__(self, **settings):
-        self.schedule = Schedule(0, Settings(**settings))
-        (self.side,) = self.schedule.sides
-
-    def step(self, name, *args, **named):
-        self.schedule.step(name, *args, **named)
+class GatedStory(Story):
+    """A story of the one gate of one subscription."""
 
     def publish(self, count):
-        self.step("publish", count)
+        self("publish", count)
 
     def dispatch(self, count, consumer="a"):
         """Send, and return the numbers of what went out."""
         before = set(self.side.model.in_flight)
-        self.step("dispatch", consumer, count)
+        self("dispatch", consumer, count)
         return sorted(set(self.side.model.in_flight) - before)
 
-    def ack(self, numbers):
-        for number in numbers:
-            self.step("ack", number)
-
     def give_back(self, numbers, *, delay_ms=0):
-        self.step("give_back", numbers, delay_ms=delay_ms)
+        self("give_back", numbers, delay_ms=delay_ms)
 
     def limit(self, **limits):
         self.side.subscription.change_limits(GateLimits(**limits))
@@ -86,7 +76,7 @@ class Story:
     def persist_while(self, work):
         """Persist, and let others work before the record is on the disk."""
         self.schedule.meanwhile, self.schedule.meanwhile_share = lambda *_: work(), 1
-        self.step("persist")
+        self("persist")
 
     def used(self):
         return next(used for rule, used, _ in uses(self.side) if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES)
@@ -95,8 +85,8 @@ class Story:
         """Go on until nothing is sent any more."""
         self.publish(300)
         while sent := self.dispatch(10):
-            self.ack(sent[::2])
-            self.ack(sent[1::4])
+            self.ack(*sent[::2])
+            self.ack(*sent[1::4])
 
     def finish(self):
         self.schedule.check_all()
@@ -104,7 +94,7 @@ class Story:
 
 
 def acks_every_other():
-    story = Story()
+    story = GatedStory()
     story.send_and_ack_every_other()
     assert 0.8 * 1_024 < story.used() <= 1_024
     story.finish()
@@ -112,49 +102,49 @@ def acks_every_other():
 
 def acks_what_was_given_back():
     """Late acks come when all the room is reserved for others."""
-    story = Story(consumer_count=1)
+    story = GatedStory(consumer_count=1)
     story.publish(200)
     early = story.dispatch(40)
     story.give_back(early, delay_ms=10_000)
     while story.dispatch(20):
         pass
     story.fail_writes()
-    story.ack(early[5:6])
+    story.ack(*early[5:6])
     assert story.side.model.acked == set()
     story.finish()
 
 
 def cuts_a_range_where_its_first_id_becomes_longer():
     """Entries 1 to 199 are one range; from 150 on they are young, and 149 takes a byte more than 0."""
-    story = Story(config=CursorConfig(become_old_ack_record_seconds=1), limits=GateLimits())
+    story = GatedStory(config=CursorConfig(become_old_ack_record_seconds=1), limits=GateLimits())
     story.publish(400)
-    story.ack(story.dispatch(150)[1:])
+    story.ack(*story.dispatch(150)[1:])
     story.schedule.now_ms = 500
-    story.ack(story.dispatch(50))
+    story.ack(*story.dispatch(50))
     story.dispatch(100)
     story.limit(max_unpersisted_ack_record_bytes=story.used())
     story.schedule.now_ms = 1_200
-    story.step("persist")
+    story("persist")
     story.finish()
 
 
 def puts_a_lower_range_in_the_place_of_a_longer_one():
     """One range may be durable, the lower one of two: that of entry 200, with its longer ids, has to give way."""
     config = CursorConfig(format=Format.PULSAR, range_count_max=1)
-    story = Story(config=config, limits=GateLimits())
+    story = GatedStory(config=config, limits=GateLimits())
     story.publish(400)
     assert len(story.dispatch(300)) == 300
-    story.ack([200])
-    story.step("persist")
+    story.ack(200)
+    story("persist")
     assert story.side.model.durable == {200}
-    story.ack([5])
+    story.ack(5)
     story.limit(max_unpersisted_ack_record_bytes=story.used())
-    story.step("persist")
+    story("persist")
     story.finish()
 
 
 def acks_while_all_acks_are_young():
-    story = Story(config=CursorConfig(become_old_ack_record_seconds=60))
+    story = GatedStory(config=CursorConfig(become_old_ack_record_seconds=60))
     story.send_and_ack_every_other()
     # What is in flight keeps it shut, which no persist can change.
     assert story.side.subscription.usage().reserved_bytes > 0.8 * 1_024
@@ -234,7 +224,7 @@ def test_young_acks_that_close_the_gate_are_found(monkeypatch):
 def test_the_rule_that_looks_at_what_the_last_persist_left_passes_the_limit():
     limits = GateLimits(max_unpersisted_ack_record_bytes=1_024, accounting=Accounting.ESTIMATE_AT_PERSIST)
     with pytest.raises(AssertionError, match=f"{Rule.UNPERSISTED_ACK_RECORD_BYTES.name}: .* of 1024"):
-        Story(limits=limits).send_and_ack_every_other()
+        GatedStory(limits=limits).send_and_ack_every_other()
 
 
 def plant_no_bound(monkeypatch):
@@ -246,11 +236,11 @@ def plant_no_bound(monkeypatch):
 
 def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
     """Messages 0 and 3 are delayed. Either of 1 and 2 would be a range of its own, and 4 is one already."""
-    story = Story(limits=GateLimits(), delay_share=1, consumer_count=1)
+    story = GatedStory(limits=GateLimits(), delay_share=1, consumer_count=1)
     schedule = story.schedule
     append(schedule, [Message(0, deliver_at_ms, b"") for deliver_at_ms in (100, -1, -1, 100, -1)])
     assert story.dispatch(9) == [1, 2, 4]
-    story.ack([4])
+    story.ack(4)
     story.give_back([1, 2])
     story.limit(max_unacked_ranges=1)
     assert story.dispatch(2) == []
@@ -260,15 +250,15 @@ def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
 
 
 def test_a_hole_whose_lower_part_was_acked_as_a_whole_is_still_filled():
-    story = Story(limits=GateLimits(), consumer_count=1)
+    story = GatedStory(limits=GateLimits(), consumer_count=1)
     story.publish(7)
     assert story.dispatch(7) == [0, 1, 2, 3, 4, 5, 6]
-    story.ack([6])
+    story.ack(6)
     story.give_back([0, 1, 2, 3, 4, 5])
     story.limit(max_unacked_ranges=1)
     assert story.dispatch(1) == [0]
     story.give_back([0])
-    story.step("ack_up_to", 2)
+    story("ack_up_to", 2)
     assert story.dispatch(1) == [3]
     story.finish()
 
@@ -276,12 +266,12 @@ def test_a_hole_whose_lower_part_was_acked_as_a_whole_is_still_filled():
 def test_an_ack_beside_what_is_being_written_is_counted_as_what_it_will_be_alone():
     """While entries 51 to 99 and 101 to 149 are written, 50 and 100 join them; after it they are alone."""
     config = CursorConfig(become_old_ack_record_seconds=1)
-    story = Story(config=config, limits=GateLimits(), promotes_young=False)
+    story = GatedStory(config=config, limits=GateLimits(), promotes_young=False)
     story.publish(400)
     sent = story.dispatch(150)
-    story.ack([*sent[51:100], *sent[101:]])
+    story.ack(*sent[51:100], *sent[101:])
     story.schedule.now_ms = 500
-    story.ack(story.dispatch(50)[1:])
+    story.ack(*story.dispatch(50)[1:])
     story.dispatch(60)
     story.limit(max_unpersisted_ack_record_bytes=story.used(), unpersisted_release_ratio=1)
     story.schedule.now_ms = 1_200
@@ -298,16 +288,16 @@ def test_an_ack_beside_what_is_being_written_is_counted_as_what_it_will_be_alone
 def test_what_a_limit_cut_off_and_what_is_young_beside_it_do_not_part_beyond_the_limit():
     """Entries 121 to 128 found no room in the durable state. When they do, 129 to 140 begin with a longer id."""
     config = CursorConfig(become_old_ack_record_seconds=1_000, range_count_max=1)
-    story = Story(config=config, limits=GateLimits(), promotes_young=False)
+    story = GatedStory(config=config, limits=GateLimits(), promotes_young=False)
     story.publish(400)
     sent = story.dispatch(300)
-    story.ack([10])
+    story.ack(10)
     story.side.cursor.promote(0, now_ms=0)
-    story.ack(sent[121:129])
+    story.ack(*sent[121:129])
     story.side.cursor.promote(0, now_ms=0)
     assert story.side.model.durable == {10}
-    story.ack(sent[129:141])
-    story.step("ack_up_to", 10)
+    story.ack(*sent[129:141])
+    story("ack_up_to", 10)
     story.limit(max_unpersisted_ack_record_bytes=story.used(), unpersisted_release_ratio=1)
-    story.step("persist")
+    story("persist")
     story.finish()
