@@ -17,22 +17,22 @@ class Taken:
 
     def __init__(self, monkeypatch):
         self.monkeypatch = monkeypatch
-        self.steps = self.at_once = self.in_stretches = 0
-        monkeypatch.setattr(GatedReplay, "_step", self._step(GatedReplay._step))
+        self.one_by_one = self.at_once = 0
+        monkeypatch.setattr(GatedReplay, "_take_one_by_one", self._take_one_by_one(GatedReplay._take_one_by_one))
         monkeypatch.setattr(GatedReplay, "_take_run", self._take_run(GatedReplay._take_run))
-        monkeypatch.setattr(GatedReplay, "_let_happen", self._let_happen(GatedReplay._let_happen))
 
     def set(self, run_min, steps):
-        self.steps = self.at_once = self.in_stretches = 0
+        self.one_by_one = self.at_once = 0
         self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._RUN_MIN", run_min)
         self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._STEPS", steps)
 
-    def _step(self, real):
-        def step(replay, mentions, at):
-            self.steps += 1
-            return real(replay, mentions, at)
+    def _take_one_by_one(self, real):
+        def take_one_by_one(replay, events):
+            self.one_by_one += len(events.ts_ms)
+            real(replay, events)
+            self._check(replay)
 
-        return step
+        return take_one_by_one
 
     def _take_run(self, real):
         def take_run(replay, run):
@@ -43,19 +43,8 @@ class Taken:
 
         return take_run
 
-    def _let_happen(self, real):
-        def let_happen(replay, stretch):
-            was_closed = replay._gate.is_closed
-            self.in_stretches += len(stretch.used_bytes)
-            real(replay, stretch)
-            self._check(replay)
-            assert replay._gate.is_closed == was_closed
-
-        return let_happen
-
     def _check(self, replay):
-        replay._sent._check()
-        replay._waiting._check()
+        replay._check()
         usage = replay._admission.usage()
         limit = replay._limits.max_unpersisted_ack_record_bytes
         # What a reset leaves out may take more: then nothing is sent.
@@ -109,3 +98,40 @@ def traffic(count, *, lag=20, per_ms=3):
 
 def policy_of(limit, **found):
     return Policy.from_mapping({"max_unpersisted_ack_record_bytes": limit, "flush_interval_ms": 50, **found})
+
+
+LOG = {3: 60, 9: 50, 1_000: 200}
+
+
+@st.composite
+def anything(draw):
+    """Runs and single messages, acked out of order, twice, never, undelivered or up to one; deaths and resets."""
+    chance = draw(st.randoms(use_true_random=False))
+    every = [(ledger_id, entry_id) for ledger_id, count in LOG.items() for entry_id in range(count)]
+    ts_ms, sent, events = 1_000, 0, [Event(1_000, EventKind.PUBLISH, 3, 0, 0)]
+    for _ in range(draw(st.integers(1, 120))):
+        ts_ms += chance.choice((0, 0, 0, 1, 1, 2, 7, 60))
+        kind = chance.choices(range(7), (45, 45, 3, 3, 2, 1, 1))[0]
+        ledger_id, entry_id = every[min(sent, len(every) - 1) if kind == 0 else chance.randrange(max(sent, 1))]
+        if kind == 1:
+            ledger_id, entry_id = every[max(0, sent - chance.choice((0, 1, 1, 2, 3, 5, 8, 13, 21, 34)) - 1)]
+        last = min(entry_id + chance.choice((0, 0, 0, 2, 9)), LOG[ledger_id] - 1)
+        match kind:
+            case 0 if sent < len(every):
+                events.append(Event(ts_ms, EventKind.DELIVER, ledger_id, entry_id, last))
+                sent += last - entry_id + 1
+            case 1:
+                events.append(Event(ts_ms, EventKind.ACK, ledger_id, entry_id, last))
+            case 2:
+                events.append(Event(ts_ms, EventKind.MARK_DELETE, ledger_id, max(0, entry_id - 5), entry_id))
+            case 3:
+                events.append(Event(ts_ms, EventKind.DELIVER, ledger_id, entry_id, entry_id))
+            case 4:
+                events += [Event(ts_ms, EventKind.CRASH), Event(ts_ms + 3, EventKind.RECOVER)]
+                ts_ms += 3
+                events.append(Event(ts_ms, EventKind.REDELIVER, ledger_id, entry_id, last))
+            case 5:
+                events.append(Event(ts_ms, EventKind.RESET, ledger_id, 0, entry_id))
+            case 6:
+                events.append(Event(ts_ms, EventKind.REDELIVER, ledger_id, entry_id, last))
+    return events, LOG

@@ -1,17 +1,18 @@
 """A replay in which dispatch stops where too much would not be durable: `max_unpersisted_ack_record_bytes`.
 
-The model: a delivery that finds the gate shut waits until it opens, those that come after it wait behind it, and its
-ack moves by as much as it waited. An ack of a message whose delivery the trace does not tell is that of a message
-delivered at the same instant. Deliveries that a persist lets go do so in the millisecond after it. Each entry of a
-cumulative ack is acked by itself. What waits when the process dies was never sent.
+The model: deliveries are queued (FIFO) while the gate is closed, and the ack of a message moves by as long as its
+delivery waited. The ack of a message without a delivery in the trace is that of a message delivered at the same
+instant. Deliveries that a persist makes room for happen in the millisecond after it. Each entry of a cumulative ack is
+acked by itself. What waits when the process dies was never sent.
 
 The gate, and what it does about young acks, are the library's own (`ackstate.cursor.dispatch.admission`): the limit is
-passed by not one byte. What the model leaves out: consumers that would have asked for less, messages that fill holes
-and go out while the gate is shut (only what was given back or delayed can), and that types with a single active
-consumer have no gate.
+never exceeded, not even by a byte. What the model leaves out: consumers that would have asked for less, messages that
+fill holes and go out while the gate is closed (only what was given back or delayed can), and that types with a single
+active consumer have no gate.
 
-Events are taken at once as far as the gate stays open, or stays shut. What it counts after each of them tells which
-message turns it, and that one is taken by itself, as the library takes it.
+Where the gate has room for all messages of a run of events, the run is taken at once. Elsewhere the library's cursor is
+given one ack after another, and its admission each message for which there is no room, and each ack that may open the
+gate.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+from pyroaring import BitMap
 
 from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.redelivery.blocked_queue import NEVER_MS, BlockedQueue
 from ackstate.analysis.redelivery.cursor_replay import CursorReplay
-from ackstate.analysis.redelivery.mentions import NAMING, Mentions, are_among, name_counts
 from ackstate.analysis.redelivery.on_their_way import CONSUMER, OnTheirWay
 from ackstate.analysis.redelivery.open_run import OpenRun, delivery_costs
-from ackstate.analysis.redelivery.record_bytes import isolated_bytes
 from ackstate.analysis.redelivery.replay import Epochs
-from ackstate.analysis.redelivery.stretch import Steps, Stretch
-from ackstate.analysis.redelivery.waiting_line import NO_TIMES, Times, TimesKept, WaitingLine, entries_by_ledger
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Sent
@@ -38,35 +37,26 @@ from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
-from ackstate.record_size import range_fixed_bytes
+from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyroaring import BitMap
-
-    from ackstate.analysis.redelivery.acked import Bools, Int64s
+    from ackstate.analysis.redelivery.acked import Int64s
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.state_fields import Fields
 
-_DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # An enum looks up its members in Python.
+_DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # Cached: enum member lookup is slow.
+_NAMING = (EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
+_ACKS = (int(EventKind.ACK), int(EventKind.MARK_DELETE))
 _SENT = Sent(CONSUMER)
-_RANGE_BYTES_MIN = range_fixed_bytes(0) + 2
-_NEVER_MS = 2**62
 _MOST_USED = Usage(2**62, 0, 0)
 _FAILED_BEFORE = "the last persist of an earlier day failed"
-_NOTHING = np.empty(0, np.int64)
-_NO_EVENTS = Chunk(*(_NOTHING for _ in Chunk._fields))
-_NO_MENTIONS = Mentions(
-    event=_NOTHING, ts_ms=_NOTHING, ledger_id=_NOTHING, entry_id=_NOTHING, is_ack=_NOTHING.astype(np.bool_),
-    new_at=_NOTHING, acked_at=_NOTHING,
-)  # fmt: skip
-# What is shorter costs more to take at once than message by message, and so many are then taken so before it is asked
-# again whether there is more.
+_NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
+# A shorter run costs more at once than one by one.
 _RUN_MIN = 16
-_STEPS = 32
-# So many events, or messages that they name, are looked at together.
-_BLOCK = 4_096
+# This many events are taken one by one before the next try to take a run at once.
+_STEPS = 128
 
 
 @final
@@ -104,19 +94,21 @@ class GatedReplay(PersistWatcher):
         self._gate = DispatchGate(self._limits)
         self._admission = Admission(self._cursor, gate=self._gate, promotes_young=True, sent=self._sent)
         self._cursor.watch(self)
-        self._waiting = WaitingLine()
+        self._queue = BlockedQueue()
         self._blocked_since_ms = 0
-        self._let_go_ms: int | None = None  # when what a persist made room for may go
-        # By how much the acks move of messages that had waited; when those happen that the recording has had.
-        self._moved_by_ms = TimesKept()
-        self._moved_acks = NO_TIMES
+        self._let_go_ms = NEVER_MS  # when what a persist made room for may go
         self._promotions: list[tuple[int, PersistResult]] = []
-        # How many events to try to take at once: where that fails, fewer are tried for some time.
+        # How many events to try to take at once: after a failure, fewer.
         self._run_max = CHUNK_EVENTS
         self._is_ticking = False
         self._now_ms = 0
         self._events: list[Chunk] = []
         self._rows: list[tuple[int, ...]] = []
+        self._happened: list[tuple[int, int, int, int]] = []
+        # The last time before which nothing is persisted, whatever is acked.
+        self._quiet_until_ms = self._replay.quiet_until_ms
+        # A closed gate stays closed while the usage is above this.
+        self._may_open_at = _MOST_USED.unpersisted_record_bytes
 
     def take(self, events: Chunk, *, until_ms: int, blocked_until_ms: int) -> tuple[Chunk, Epochs]:
         """Take the next events in, and return what happens before a time: events when they do, and persists.
@@ -133,14 +125,15 @@ class GatedReplay(PersistWatcher):
             self._pass(now_ms + 1, persists_until_ms=now_ms)
             run = self._open_run(events, begin, costs)
             if run is None:
-                end = self._block_end(events, begin)
-                self._take_block(events.part(begin, end))
+                end = min(begin + _STEPS, count)
+                self._take_one_by_one(events.part(begin, end))
             else:
                 end = begin + len(run.events.ts_ms)
                 self._take_run(run)
             begin = end
         self._pass(until_ms, persists_until_ms=until_ms)
-        if self._waiting:
+        self._note_happened()
+        if self._queue:
             self.blocked_ms += max(0, blocked_until_ms - self._blocked_since_ms)
             self._blocked_since_ms = max(blocked_until_ms, self._blocked_since_ms)
         happened, epochs = _in_order([_NO_EVENTS, *self._events]), Epochs.of(self._rows)
@@ -155,7 +148,7 @@ class GatedReplay(PersistWatcher):
             begin: That one.
             costs: What the deliveries before each event may add, all of them together.
         """
-        waits = self._waiting or len(self._moved_acks.ts_ms) or self._promotions or self._let_go_ms is not None
+        waits = self._queue or self._queue.moves_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.is_closed:
             return None
         limit = self._limits.max_unpersisted_ack_record_bytes
@@ -175,7 +168,7 @@ class GatedReplay(PersistWatcher):
 
     def _moves_any(self, acked: Mapping[int, BitMap]) -> bool:
         """Tell whether one of some acks is of a message that had waited."""
-        return any(self._moved_by_ms.has_any(*each) for each in acked.items())
+        return any(each.entry_id in acked.get(each.ledger_id, ()) for each in self._queue.waited())
 
     def _take_run(self, run: OpenRun) -> None:
         """Take at once what the gate lets pass."""
@@ -190,23 +183,39 @@ class GatedReplay(PersistWatcher):
         self._sent.change(run.sent, run.acked)
         self._events.append(run.events)
 
-    def _block_end(self, events: Chunk, begin: int) -> int:
-        """Return up to which event to look at single messages: at least one."""
-        counts = name_counts(events.part(begin, begin + _BLOCK), self._cursor)
-        return begin + max(1, int(np.searchsorted(np.cumsum(counts), _BLOCK, "right")))
-
-    def _take_block(self, events: Chunk) -> None:
+    def _take_one_by_one(self, events: Chunk) -> None:
         """Take events whose messages may have to wait."""
+        for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in events), strict=True):
+            if kind == _DELIVER:
+                take = self._deliver
+            elif kind in _ACKS:
+                take = self._ack_as_recorded
+            else:
+                continue
+            if self._is_due(ts_ms):
+                self._pass(ts_ms + 1, persists_until_ms=ts_ms)
+            self._now_ms = ts_ms
+            if first == last:
+                take(Position(ledger_id, first))
+            else:
+                for entry_id in self._unacked(ledger_id, first, last):
+                    take(Position(ledger_id, entry_id))
         last_ms = int(events.ts_ms[-1])
-        mentions = Mentions.of(events, self._cursor, self._sent, self._waiting)
-        self._pass(last_ms + 1, persists_until_ms=last_ms, mentions=mentions)
-        self._events.append(Chunk(*(column[~events.is_any_of(NAMING)] for column in events)))
+        self._pass(last_ms + 1, persists_until_ms=last_ms)
+        self._note_happened()
+        self._events.append(Chunk(*(column[~events.is_any_of(_NAMING)] for column in events)))
         if events.kind[-1] == EventKind.CRASH:
             self._close_promotions(last_ms + 1)
 
+    def _unacked(self, ledger_id: int, first: int, last: int) -> BitMap:
+        """Return the entries of a run that the cursor does not know as acked."""
+        entries = BitMap(range(first, last + 1))
+        self._cursor.discard_acked(ledger_id, entries)
+        return entries
+
     def to_record(self) -> dict[str, Any]:
         """Return its fields as a state has them, but for the message log."""
-        assert not any((self._promotions, self._events, self._rows)), "a state ends a day"
+        assert not any((self._promotions, self._events, self._rows, self._happened)), "a state ends a day"
         closed = self._gate.why_blocked(_MOST_USED)
         return {
             "cursor_replay": self._replay.to_record(),
@@ -214,13 +223,10 @@ class GatedReplay(PersistWatcher):
             "released_at": closed[0].released_at if closed else None,
             "has_store_error": self._admission.store_error is not None,
             "promote_again_ms": self._admission._promote_again_ms,
-            "waiting": self._waiting.first(len(self._waiting)).to_record(),
-            "waiting_acked": self._waiting.acked_ms.times().to_record(),
-            "moved_by": self._moved_by_ms.times().to_record(),
-            "moved_acks": self._moved_acks.to_record(),
+            **self._queue.to_record(),
             "blocked_ms": self.blocked_ms,
             "blocked_since_ms": self._blocked_since_ms,
-            "let_go_ms": self._let_go_ms,
+            "let_go_ms": None if self._let_go_ms == NEVER_MS else self._let_go_ms,
             "now_ms": self._now_ms,
         }
 
@@ -232,13 +238,11 @@ class GatedReplay(PersistWatcher):
         self._restore_gate(fields)
         self._admission.store_error = StoreError(_FAILED_BEFORE) if fields.flag("has_store_error") else None
         self._admission._promote_again_ms = fields.signed("promote_again_ms")
-        self._waiting.join(fields.one("waiting", Times.of))
-        self._waiting.acked_ms.put(fields.one("waiting_acked", Times.of))
-        self._moved_by_ms.put(fields.one("moved_by", Times.of))
-        self._moved_acks = NO_TIMES.and_those(fields.one("moved_acks", Times.of))
+        self._queue.restore(fields)
         self.blocked_ms = fields.integer("blocked_ms")
         self._blocked_since_ms = fields.signed("blocked_since_ms")
-        self._let_go_ms = fields.optional_integer("let_go_ms")
+        let_go_ms = fields.optional_integer("let_go_ms")
+        self._let_go_ms = NEVER_MS if let_go_ms is None else let_go_ms
         self._now_ms = fields.signed("now_ms")
         fields.check(self._check)
 
@@ -253,17 +257,18 @@ class GatedReplay(PersistWatcher):
     def _check(self) -> None:
         """Assert that every message is in one place. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
         self._sent._check()
-        self._waiting._check()
-        waiting = self._waiting.first(len(self._waiting))
-        for each in (self._sent.by_ledger(), entries_by_ledger(waiting.ledger_id, waiting.entry_id)):
+        waiting: dict[int, BitMap] = {}
+        for ledger_id, entry_id in self._queue.positions():
+            waiting.setdefault(ledger_id, BitMap()).add(entry_id)
+        for each in (self._sent.by_ledger(), waiting):
             for ledger_id, entries in each.items():
                 unacked = entries.copy()
                 self._cursor.discard_acked(ledger_id, unacked)
                 assert unacked == entries, f"ledger {ledger_id} has acked messages that are sent or wait"
                 assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
         for ledger_id, entries in self._sent.by_ledger().items():
-            assert entries.isdisjoint(self._waiting.entries(ledger_id)), f"ledger {ledger_id}: sent messages wait"
-        for position in map(Position, self._moved_acks.ledger_id.tolist(), self._moved_acks.entry_id.tolist()):
+            assert entries.isdisjoint(waiting.get(ledger_id, BitMap())), f"ledger {ledger_id}: sent messages wait"
+        for position in self._queue.moved_acks():
             assert position in self._sent or self._cursor.is_acked(position), f"{position} is acked later, and not sent"
 
     @property
@@ -306,183 +311,40 @@ class GatedReplay(PersistWatcher):
         error = self._admission.store_error if outcome.route is Route.NOTHING else None
         self._admission.persisted(error, now_ms=self._now_ms)
 
-    def _pass(self, until_ms: int, *, persists_until_ms: int, mentions: Mentions = _NO_MENTIONS) -> None:
-        """Let happen, in order, what is mentioned, what was moved to before a time, and the persists before another."""
-        at = steps = 0
+    def _is_due(self, now_ms: int) -> bool:
+        """Tell whether `_pass` may have something to do up to a time."""
+        next_ms = min(self._queue.next_ack_ms, self._let_go_ms)
+        return next_ms <= now_ms or now_ms > self._quiet_until_ms or bool(self._promotions)
+
+    def _pass(self, until_ms: int, *, persists_until_ms: int) -> None:
+        """Let happen, in order, what was moved to before a time, and the persists before another."""
         while True:
-            now_ms = until_ms if at == len(mentions.ts_ms) else int(mentions.ts_ms[at])
-            if len(self._moved_acks.ts_ms):
-                now_ms = min(now_ms, int(self._moved_acks.ts_ms[0]))
-            if self._let_go_ms is not None:
-                now_ms = min(now_ms, self._let_go_ms)
+            now_ms = min(until_ms, self._queue.next_ack_ms, self._let_go_ms)
             if self._persist_one(min(now_ms, persists_until_ms)):
                 continue
             if now_ms >= until_ms:
                 return
             self._now_ms = now_ms
             if self._let_go_ms == now_ms:
-                self._let_go_ms = None
+                self._let_go_ms = NEVER_MS
                 self._let_go()
-            elif steps:
-                at, steps = self._step(mentions, at), steps - 1
             else:
-                at, steps = self._take_stretch(mentions, at, until_ms)
-
-    def _step(self, mentions: Mentions, at: int) -> int:
-        """Let the next thing happen by itself, and return the next mention."""
-        moved = self._moved_acks
-        if len(moved.ts_ms) and moved.ts_ms[0] <= self._now_ms and at == mentions.end_of_event(at):
-            self._moved_acks = moved.those(slice(1, None))
-            self._ack(Position(int(moved.ledger_id[0]), int(moved.entry_id[0])))
-            return at
-        position = Position(int(mentions.ledger_id[at]), int(mentions.entry_id[at]))
-        if mentions.is_ack[at]:
-            self._ack_as_recorded(position)
-        else:
-            self._deliver(position)
-        return at + 1
-
-    def _take_stretch(self, mentions: Mentions, at: int, until_ms: int) -> tuple[int, int]:
-        """Take at once what happens before a time, as long as the gate does not turn.
-
-        Args:
-            mentions: All persists before the first that follows are done.
-            at: That one.
-            until_ms: That time.
-
-        Returns:
-            The next mention, and how much of what follows is to be taken by itself.
-        """
-        end, end_ms = self._sure_end(mentions, at, until_ms)
-        due = self._moved_acks.until(end_ms)
-        is_shut, under_way = self._gate.is_closed, mentions.end_of_event(at)
-        if end - at + len(due.ts_ms) < _RUN_MIN or (is_shut and self._may_turn_at_once()):
-            return at, _STEPS
-        acks = at + np.flatnonzero(mentions.is_ack[at:end])
-        moved_by_ms, waits = self._moved_by(mentions, acks, at), self._wait(mentions, acks, at)
-        if self._persists_for_acks_alone:
-            acks_ms = (mentions.ts_ms[acks] + np.maximum(moved_by_ms, 0))[~waits]
-            end_ms = min(end_ms, self._quiet_until(np.concatenate((due.ts_ms[:1], acks_ms))))
-            end = max(under_way, int(np.searchsorted(mentions.ts_ms[:end], end_ms, "right")))
-            due, kept = due.until(end_ms), acks < end
-            acks, moved_by_ms, waits = acks[kept], moved_by_ms[kept], waits[kept]
-        moves = moved_by_ms > 0
-        late = mentions.times(acks[moves]).later(moved_by_ms[moves])
-        direct = acks[~(waits | moves)]
-        steps = Steps.of(
-            mentions, sent=direct[:0] if is_shut else mentions.new(at, end), acked=direct,
-            moved=due.and_those(late.those(late.ts_ms <= end_ms)), under_way=under_way,
-        )  # fmt: skip
-        stretch = Stretch.of(steps, self._cursor, self._sent)
-        turning = np.flatnonzero(self._turns(stretch))
-        if len(turning):
-            end = stretch.mentioned_before(int(turning[0]), mentions, under_way)
-        is_told = acks < end
-        moved = self._moved_acks.and_those(late.those(is_told[moves]))
-        if len(turning):
-            is_over = stretch.come_after(int(turning[0]), moved, under_way)
-            stretch = stretch.until(int(turning[0]))
-        else:
-            is_over = moved.ts_ms <= end_ms
-        self._run_max = min(max(4 * max(end - at, len(stretch.used_bytes)), _RUN_MIN), CHUNK_EVENTS)
-        self._moved_acks = moved.those(~is_over)
-        told = mentions.times(acks[is_told & moves])
-        self._moved_by_ms.pop(told.ledger_id, told.entry_id)
-        if is_shut:
-            self._waiting.join(mentions.times(mentions.new(at, end)))
-            self._waiting.acked_ms.put(mentions.times(acks[is_told & waits]))
-        self._let_happen(stretch)
-        return end, min(len(turning), 1)
-
-    def _sure_end(self, mentions: Mentions, at: int, until_ms: int) -> tuple[int, int]:
-        """Return up to which mention, and up to which time, to look."""
-        under_way = mentions.end_of_event(at)
-        end_ms = until_ms - 1 if self._persists_for_acks_alone else min(until_ms - 1, self._replay.quiet_until_ms)
-        if len(self._moved_acks.ts_ms) > self._run_max:
-            end_ms = min(end_ms, int(self._moved_acks.ts_ms[self._run_max]))
-        # What was promoted is noted as it is at the end of its millisecond.
-        end_ms = self._now_ms if self._promotions else max(self._now_ms, end_ms)
-        end = max(under_way, int(np.searchsorted(mentions.ts_ms, end_ms, "right")))
-        if end - at <= self._run_max:
-            return end, end_ms
-        end = max(under_way, at + self._run_max)
-        return end, int(mentions.ts_ms[end - 1])
-
-    @property
-    def _persists_for_acks_alone(self) -> bool:
-        """Whether nothing is persisted before another message is acked, and then after its millisecond."""
-        return self._outlasts_persists and not self._cursor.is_dirty()
-
-    def _quiet_until(self, acks_ms: Int64s) -> int:
-        """Return up to when nothing is persisted that was not acked before some times, the first of which counts."""
-        first_ms = int(acks_ms.min(initial=_NEVER_MS))
-        return max(first_ms, self._now_ms, self._replay.quiet_until_ms)
-
-    def _moved_by(self, mentions: Mentions, acks: Int64s, at: int) -> Int64s:
-        """Return by how much acks move that are mentioned from a mention on; -1 for those of what had not waited."""
-        moved_by_ms = self._moved_by_ms.get(mentions.ledger_id[acks], mentions.entry_id[acks])
-        # What is acked twice is acked with the second if that comes first.
-        moved_by_ms[mentions.acked_at[acks] >= at] = -1
-        return moved_by_ms
-
-    def _wait(self, mentions: Mentions, acks: Int64s, at: int) -> Bools:
-        """Return whether the messages of acks that are mentioned from a mention on wait for their delivery."""
-        if not self._gate.is_closed:
-            return np.zeros(len(acks), np.bool_)
-        waits = are_among(self._waiting, mentions.ledger_id[acks], mentions.entry_id[acks])
-        return waits | (mentions.new_at[acks] >= at)
-
-    def _may_turn_at_once(self) -> bool:
-        """Tell whether a shut gate may turn for what does not bring its use down."""
-        if not self._is_young or not self._waiting:
-            return not self._waiting
-        reserved = np.array([self._sent.reserved_bytes])
-        return bool(self._may_promote(reserved, reserved + self._cursor.unpersisted_record_bytes)[0])
-
-    def _turns(self, stretch: Stretch) -> Bools:
-        """Return of each step whether it may do more than it says: the gate turns, or acks are promoted."""
-        limit, used = self._limits.max_unpersisted_ack_record_bytes, stretch.used_bytes
-        if not self._gate.is_closed:
-            return np.where(stretch.steps.is_ack, used < 0, used > limit)
-        if self._is_young:
-            return (used < 0) | self._may_promote(stretch.reserved_bytes, used)
-        standing = self._gate.why_blocked(self._admission.usage())
-        return used <= (standing[0].released_at if standing else limit)
-
-    def _may_promote(self, reserved: Int64s, used: Int64s) -> Bools:
-        """Return whether young acks may be promoted for what waits at a shut gate: not if that makes no room."""
-        limit, first = self._limits.max_unpersisted_ack_record_bytes, self._waiting.first(1)
-        cost = isolated_bytes(first.ledger_id, first.entry_id)
-        has_no_room = (used + cost > limit) & (reserved + cost <= limit)
-        return has_no_room | (reserved <= int(limit * self._limits.unpersisted_release_ratio))
-
-    def _let_happen(self, stretch: Stretch) -> None:
-        """Take at once what the gate has no say in."""
-        if not len(stretch.used_bytes):
-            return
-        self._now_ms = int(stretch.steps.ts_ms[-1])
-        events, acked = stretch.events(), stretch.acked()
-        self._is_ticking = True
-        self._rows += self._replay.take_events(events, acked, until_ms=self._now_ms)
-        self._is_ticking = False
-        self._sent.change(stretch.sent(), acked.bitmaps())
-        self._events.append(events)
-        assert self._sent.reserved_bytes == stretch.reserved_bytes[-1]
-        assert self._sent.reserved_bytes + self._cursor.unpersisted_record_bytes == stretch.used_bytes[-1]
+                self._ack(self._queue.pop_ack())
 
     def _persist_one(self, until_ms: int) -> bool:
         """Tick until the cursor was persisted once, before a time; tell whether it was."""
         if self._promotions:
             self._close_promotions(until_ms)
-        if until_ms <= self._replay.quiet_until_ms:
+        if until_ms <= self._quiet_until_ms:
             return False
         self._is_ticking = True
         row = next(self._replay.persists(until_ms), None)
         self._is_ticking = False
+        self._quiet_until_ms = self._replay.quiet_until_ms
         if row is None:
             return False
         self._rows.append(row)
-        if self._waiting:
+        if self._queue:
             self._let_go_ms = row[0] + 1
         return True
 
@@ -493,88 +355,83 @@ class GatedReplay(PersistWatcher):
             self._rows.append(self._replay.row(at_ms, result))
 
     def _deliver(self, position: Position) -> None:
-        if position in self._sent or self._cursor.is_acked(position) or position in self._waiting:
+        """Queue a message that was not delivered before, and send it if the gate lets it."""
+        if position in self._sent or position in self._queue or self._cursor.is_acked(position):
             return
-        if not self._waiting:
+        if not self._queue:
             self._blocked_since_ms = self._now_ms
-        self._waiting.join(self._at_present(position))
+        self._queue.join(position, now_ms=self._now_ms)
         self._let_go()
 
     def _let_go(self) -> None:
         """Send what waits as far as the gate lets it."""
-        # A gate that young acks do not concern opens when its use falls, and then it is open before anything is asked.
-        while self._waiting and (self._is_young or not self._gate.is_closed):
-            self._replay.look(self._now_ms)
-            if not self._gate.is_closed:
-                self._send_fitting()
-            if not self._waiting:
-                return
-            first = self._waiting.first(1)
-            position = Position(int(first.ledger_id[0]), int(first.entry_id[0]))
-            if not self._admission.send_new(position, _SENT, now_ms=self._now_ms):
-                return
-            self._went(1)
+        # A gate that young acks do not concern opens when its usage falls, and is open before anything is requested.
+        while self._queue and (self._is_young or not self._gate.is_closed):
+            position, now_ms = self._queue.first, self._now_ms
+            if not self._sends_at_once(position):
+                self._replay.look(now_ms)
+                if not self._admission.send_new(position, _SENT, now_ms=now_ms):
+                    self._note_closed()
+                    return
+            self._replay.deliver(position, now_ms=now_ms)
+            self._queue.leave(now_ms=now_ms)
+            self._happened.append((now_ms, _DELIVER, *position))
+            if not self._queue:
+                self.blocked_ms += now_ms - self._blocked_since_ms
 
-    def _send_fitting(self) -> None:
-        """Send of what waits what an open gate has room for."""
-        used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
-        room = self._limits.max_unpersisted_ack_record_bytes - used
-        first = self._waiting.first(room // _RANGE_BYTES_MIN)
-        count = int(np.searchsorted(np.cumsum(isolated_bytes(first.ledger_id, first.entry_id)), room, "right"))
-        if count:
-            self._sent.change(entries_by_ledger(first.ledger_id[:count], first.entry_id[:count]), {})
-            self._went(count)
-
-    def _went(self, count: int) -> None:
-        """Note that the first of those that waited were sent."""
-        now_ms, went = self._now_ms, self._waiting.leave(count)
-        if not self._waiting:
-            self.blocked_ms += now_ms - self._blocked_since_ms
+    def _sends_at_once(self, position: Position) -> bool:
+        """Send a message if that needs no decision: no acks are young, and an open gate has room."""
         if self._is_young:
-            # The ruler keeps the highest of a millisecond.
-            highest = max(zip(went.ledger_id.tolist(), went.entry_id.tolist(), strict=True))
-            self._replay.deliver(Position(*highest), now_ms=now_ms)
-        self._note(_DELIVER, went._replace(ts_ms=np.full(count, now_ms)))
-        acked_ms = self._waiting.acked_ms.pop(went.ledger_id, went.entry_id)
-        moved_by_ms, is_acked = now_ms - went.ts_ms, acked_ms >= 0
-        acked = went._replace(ts_ms=acked_ms + moved_by_ms).those(is_acked)
-        self._moved_acks = self._moved_acks.and_those(acked)
-        self._moved_by_ms.put(went._replace(ts_ms=moved_by_ms).those(~is_acked & (moved_by_ms > 0)))
+            return False
+        sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
+        used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
+        if used + sent.record_bytes > self._limits.max_unpersisted_ack_record_bytes:
+            return False
+        self._sent.add(position, sent)
+        return True
+
+    def _note_closed(self) -> None:
+        """Note at which usage the gate opens that a message has just closed; young acks may open it at any."""
+        closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
+        self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes
 
     def _ack_as_recorded(self, position: Position) -> None:
-        if self._cursor.is_acked(position):
-            return
-        now = self._at_present(position)
-        (moved_by_ms,) = self._moved_by_ms.pop(now.ledger_id, now.entry_id)
-        if moved_by_ms > 0:
-            self._moved_acks = self._moved_acks.and_those(now.later(moved_by_ms))
+        """Ack a message when its delivery allows: later by as long as that waited."""
+        if self._queue.ack_in_trace(position, now_ms=self._now_ms):
             return
         if position not in self._sent:
             self._deliver(position)
-        if position in self._sent:
-            self._ack(position)
-        else:
-            self._waiting.acked_ms.put(now)
+            if self._queue.ack_in_trace(position, now_ms=self._now_ms):
+                return
+        self._ack(position)
 
     def _ack(self, position: Position) -> None:
-        if self._cursor.is_acked(position):
+        """Ack a message if it is on its way, and send what that makes room for."""
+        if position not in self._sent:
             return
         now_ms = self._now_ms
         self._replay.look(now_ms)
-        self._admission.ack(position, lambda: self._cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
+        # All that it may add is reserved for it.
+        self._cursor.ack(position, now_ms=now_ms)
         self._replay.acked(now_ms)
-        settled = self._admission.settle([position])
-        assert settled, f"{position} was not on its way"
-        self._admission.use_fell(now_ms=now_ms)
-        self._note(_ACK, self._at_present(position))
-        self._let_go()
+        self._sent.settle(position)
+        self._happened.append((now_ms, _ACK, *position))
+        used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
+        if self._gate.is_closed and used <= self._may_open_at:
+            self._admission.use_fell(now_ms=now_ms)
+            self._let_go()
 
-    def _at_present(self, position: Position) -> Times:
-        return Times(*(np.array([each]) for each in (self._now_ms, *position)))
+    def _note_happened(self) -> None:
+        """Add what happened one by one to the events."""
+        if self._happened:
+            self._events.append(_events_of(self._happened))
+            self._happened = []
 
-    def _note(self, kind: int, times: Times) -> None:
-        entry_id = times.entry_id
-        self._events.append(Chunk(times.ts_ms, np.full(len(entry_id), kind), times.ledger_id, entry_id, entry_id))
+
+def _events_of(rows: Sequence[tuple[int, int, int, int]]) -> Chunk:
+    """Return events of single messages from rows of time, kind, ledger and entry."""
+    ts_ms, kind, ledger_id, entry_id = np.array(rows, np.int64).T
+    return Chunk(ts_ms, kind, ledger_id, entry_id, entry_id)
 
 
 def _in_order(events: Sequence[Chunk]) -> Chunk:

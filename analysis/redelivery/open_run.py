@@ -14,9 +14,9 @@ from pyroaring import BitMap
 
 from ackstate.analysis.redelivery.acked import AckedFold, Chunk, NewRuns
 from ackstate.analysis.redelivery.on_their_way import worst_case
-from ackstate.analysis.redelivery.record_bytes import fixed_bytes, varint_bytes
 from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of
+from ackstate.record_size import MINUS_ONE_BYTES, range_fixed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _NONE = BitMap()
+# From these numbers on a varint is one byte longer.
+_LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
+_FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
 
 
 class OpenRun(NamedTuple):
@@ -84,10 +87,15 @@ class OpenRun(NamedTuple):
 def delivery_costs(events: Chunk) -> Int64s:
     """Return for each event at least what `OpenRun.record_bytes` says of what it delivers."""
     last = events.last_entry
-    of_one = fixed_bytes(events.ledger_id) + 2 * varint_bytes(last)
-    # The lower end of a range that begins with entry 0 is -1, of ten bytes.
-    costs = (last - events.first_entry + 1) * of_one + 9 * (events.first_entry == 0)
+    of_one = _FIXED_BUT_LEDGER_BYTES + 2 * (_varint_bytes(events.ledger_id) + _varint_bytes(last))
+    # The lower end of a range that begins with entry 0 is -1.
+    costs = (last - events.first_entry + 1) * of_one + (MINUS_ONE_BYTES - 1) * (events.first_entry == 0)
     return np.where(events.kind == EventKind.DELIVER, costs, 0)
+
+
+def _varint_bytes(numbers: Int64s) -> Int64s:
+    """Return `ackstate.record_size.varint_bytes` of some numbers."""
+    return np.searchsorted(_LONGER_FROM, numbers, "right") + 1
 
 
 def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckedFold:

@@ -18,7 +18,6 @@ from ackstate.analysis.redelivery.gated_replay import GatedReplay
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
 from ackstate.analysis.redelivery.trace_source import LocalSource
-from ackstate.analysis.redelivery.waiting_line import TimesKept
 from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
@@ -240,7 +239,7 @@ def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
 
     def let_go(self):
         taken(self)
-        self._moved_by_ms = TimesKept()
+        self._queue._waited_ms.clear()
 
     monkeypatch.setattr(GatedReplay, "_let_go", let_go)
     assert_agreement_fails()
@@ -389,3 +388,22 @@ def test_an_ack_without_a_delivery_is_delivered_when_it_is_acked():
     # A range of its own takes 14 bytes; that of entry 0 is the mark-delete position, and takes none.
     assert lost == 1 + 100 // 14
     assert replay.curves[0].costs.blocked_ms >= 100
+
+
+def acks_under(policy, events):
+    """Return when which entries are acked under a policy that blocks, by ledger 3."""
+    replay = GatedReplay(Policy.from_mapping(policy), {3: 40}, opened_ms=1_000)
+    happened, _ = replay.take(chunk_of(events), until_ms=9_000, blocked_until_ms=9_000)
+    acks = happened.kind == EventKind.ACK
+    return dict(zip(happened.first_entry[acks].tolist(), happened.ts_ms[acks].tolist(), strict=True))
+
+
+def test_a_message_that_waited_is_acked_by_its_second_ack_if_that_comes_first():
+    """Two messages fill the limit until a persist at 1,100 ms lets the third go, 101 ms late."""
+    policy = {"max_unpersisted_ack_record_bytes": 40, "flush_interval_ms": 100}
+    events = [Event(1_000, EventKind.DELIVER, 3, each, each) for each in (5, 7, 9)]
+    events += [Event(1_010, EventKind.ACK, 3, each, each) for each in (5, 7)]
+    once = [*events, Event(1_190, EventKind.ACK, 3, 9, 9)]
+    assert acks_under(policy, once) == {5: 1_010, 7: 1_010, 9: 1_291}
+    assert acks_under(policy, [*once, Event(1_200, EventKind.ACK, 3, 9, 9)])[9] == 1_200
+    assert acks_under(policy, [*once, Event(1_300, EventKind.ACK, 3, 9, 9)])[9] == 1_291
