@@ -1,44 +1,57 @@
 """A subscription's cursor: acks in memory, a journal on a store, recovery that never guesses."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ackstate.checkout import alias
-from ackstate.cursor.auto_age import AUTO, AutoAge
-from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format, Repair
-from ackstate.cursor.listener import Change, CursorListener
-from ackstate.cursor.managed import ManagedCursor, persist_all
-from ackstate.cursor.message_log import Message, MessageLog
-from ackstate.cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Route, Source
-from ackstate.cursor.policy_store import Policies, PolicyOwner, PolicyStore
-from ackstate.cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
-from ackstate.cursor.recovery import UnreadableCursorError
-from ackstate.cursor.shared_holes import BucketReferences, SharedHoles
-from ackstate.cursor.store import (
-    LedgerFencedError,
-    LedgerNotFoundError,
-    LedgerStore,
-    MetadataStore,
-    PayloadTooLargeError,
-    Store,
-    StoreError,
-    StoreFullError,
-    StoreLockedError,
-    VersionMismatchError,
-)
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.memory import MemoryStore
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.subscription import (
-    AckRefusedError,
-    BlockReason,
-    ConsumerBusyError,
-    ConsumerClosedError,
-    DeadLetterPolicy,
-    Delivery,
-    Subscription,
-    SubscriptionOptions,
-    SubscriptionType,
-)
+
+if TYPE_CHECKING:
+    from ackstate.cursor.auto_age import AUTO, AutoAge
+    from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.journal_format import Format, Repair
+    from ackstate.cursor.listener import Change, CursorListener
+    from ackstate.cursor.managed import ManagedCursor, persist_all
+    from ackstate.cursor.message_log import Message, MessageLog
+    from ackstate.cursor.outcome import (
+        CursorStats,
+        PersistResult,
+        Receipt,
+        ReceiptStatus,
+        RecoveryReport,
+        Route,
+        Source,
+    )
+    from ackstate.cursor.policy_store import Policies, PolicyOwner, PolicyStore
+    from ackstate.cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.cursor.recovery import UnreadableCursorError
+    from ackstate.cursor.shared_holes import BucketReferences, SharedHoles
+    from ackstate.cursor.store import (
+        LedgerFencedError,
+        LedgerNotFoundError,
+        LedgerStore,
+        MetadataStore,
+        PayloadTooLargeError,
+        Store,
+        StoreError,
+        StoreFullError,
+        StoreLockedError,
+        VersionMismatchError,
+    )
+    from ackstate.cursor.stores.file import FileStore
+    from ackstate.cursor.stores.memory import MemoryStore
+    from ackstate.cursor.stores.sqlite import SqliteStore
+    from ackstate.cursor.subscription import (
+        AckRefusedError,
+        BlockReason,
+        ConsumerBusyError,
+        ConsumerClosedError,
+        DeadLetterPolicy,
+        Delivery,
+        Subscription,
+        SubscriptionOptions,
+        SubscriptionType,
+    )
 
 __all__ = [
     "AUTO",
@@ -94,6 +107,63 @@ __all__ = [
     "VersionMismatchError",
     "persist_all",
 ]
+
+# A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
+_NAMES = {
+    "auto_age": ("AUTO", "AutoAge"),
+    "bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
+    "config": ("CursorConfig",),
+    "journal_format": ("Format", "Repair"),
+    "listener": ("Change", "CursorListener"),
+    "managed": ("ManagedCursor", "persist_all"),
+    "message_log": ("Message", "MessageLog"),
+    "outcome": ("CursorStats", "PersistResult", "Receipt", "ReceiptStatus", "RecoveryReport", "Route", "Source"),
+    "policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "recovery": ("UnreadableCursorError",),
+    "shared_holes": ("BucketReferences", "SharedHoles"),
+    "store": (
+        "LedgerFencedError",
+        "LedgerNotFoundError",
+        "LedgerStore",
+        "MetadataStore",
+        "PayloadTooLargeError",
+        "Store",
+        "StoreError",
+        "StoreFullError",
+        "StoreLockedError",
+        "VersionMismatchError",
+    ),
+    "stores.file": ("FileStore",),
+    "stores.memory": ("MemoryStore",),
+    "stores.sqlite": ("SqliteStore",),
+    "subscription": (
+        "AckRefusedError",
+        "BlockReason",
+        "ConsumerBusyError",
+        "ConsumerClosedError",
+        "DeadLetterPolicy",
+        "Delivery",
+        "Subscription",
+        "SubscriptionOptions",
+        "SubscriptionType",
+    ),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # Else every name would be one.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"ackstate.cursor.{_MODULES[name]}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 if __name__ == "cursor":
     alias(__name__)

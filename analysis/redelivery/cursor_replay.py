@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 from pyroaring import BitMap
@@ -54,6 +54,9 @@ class CursorReplay:
             log has grown that far or not, as no ack is of an entry that is not there yet.
         opened_ms: When the cursor is opened.
     """
+
+    kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
+    """In a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy

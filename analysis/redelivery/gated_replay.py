@@ -17,7 +17,7 @@ gate.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 from pyroaring import BitMap
@@ -73,6 +73,9 @@ class GatedReplay(PersistWatcher):
         log: As `CursorReplay` has it.
         opened_ms: The same.
     """
+
+    kind: ClassVar[Literal["gated"]] = "gated"
+    """In a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._limits = GateLimits(

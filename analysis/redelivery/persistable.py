@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.redelivery.cursor_replay import CursorReplay
 from ackstate.analysis.redelivery.policy import AS_RECORDED, PolicyError
-from ackstate.cursor.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +32,9 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
 
 
 def _refusal(policy: Policy) -> str:
+    from ackstate.analysis.redelivery.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
+    from ackstate.cursor.store import StoreError  # noqa: PLC0415 - most grids need no cursor
+
     try:
         CursorReplay(policy, {0: 1}, opened_ms=0)
     except StoreError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class PlainReplay:
         policy: One that `is_plain`.
         opened_ms: When the cursor is opened.
     """
+
+    kind: ClassVar[Literal["counted"]] = "counted"
+    """In a state."""
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
         self._policy = policy

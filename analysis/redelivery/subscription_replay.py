@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from ackstate.analysis.redelivery.acked import AckedFold, Chunk
-from ackstate.analysis.redelivery.cursor_replay import CursorReplay
 from ackstate.analysis.redelivery.curve_sum import CAUSES, CurveSum, Points
 from ackstate.analysis.redelivery.fold import RedeliveryFold, complete_until
-from ackstate.analysis.redelivery.gated_replay import GatedReplay
 from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold, mark_delete_of
 from ackstate.analysis.redelivery.plain_replay import PlainReplay
 from ackstate.analysis.redelivery.policy import AS_RECORDED
@@ -23,11 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.redelivery.acked import Int64s
+    from ackstate.analysis.redelivery.cursor_replay import CursorReplay
+    from ackstate.analysis.redelivery.gated_replay import GatedReplay
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.replay import Epochs
     from ackstate.analysis.redelivery.state_fields import Fields
 
-_AnyReplay = PlainReplay | CursorReplay | GatedReplay
+_AnyReplay: TypeAlias = "PlainReplay | CursorReplay | GatedReplay"
 NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
 """A chunk without events."""
 
@@ -404,7 +404,7 @@ class _Life:
         return {
             "acked": self._fold.to_record(), "acked_count": self._acked_count,
             "mark_delete": self._mark_delete.to_record(),
-            "replays": [{"policy": index, "kind": _KINDS[type(each)], **each.to_record()}
+            "replays": [{"policy": index, "kind": each.kind, **each.to_record()}
                         for index, each in self.replays.items()],
         }  # fmt: skip
 
@@ -500,7 +500,7 @@ class _Life:
         for index, replay in self.replays.items():
             curve = curves[index]
             assert isinstance(curve, PolicyCurve)
-            if isinstance(replay, GatedReplay):
+            if replay.kind == "gated":
                 events, epochs = replay.take(part, until_ms=until_ms, blocked_until_ms=counted_ms)
                 piece = self._take(events)
                 curve.costs = curve.costs._replace(blocked_ms=replay.blocked_ms)
@@ -518,9 +518,6 @@ class _Life:
         return Piece(events, news, new_counts, acked, placed, self._fold.acked)
 
 
-_KINDS = {PlainReplay: "counted", CursorReplay: "with a cursor", GatedReplay: "gated"}
-
-
 def _opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[_Life]:
     """Open a cursor for each policy."""
     replays = {
@@ -531,9 +528,13 @@ def _opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: i
 
 def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> _AnyReplay:
     if policy.blocks:
+        from ackstate.analysis.redelivery.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
+
         return GatedReplay(policy, log, opened_ms=now_ms)
     if policy.is_plain:
         return PlainReplay(policy, opened_ms=now_ms)
+    from ackstate.analysis.redelivery.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
+
     return CursorReplay(policy, log, opened_ms=now_ms)
 
 
@@ -544,16 +545,14 @@ def _replay_of(fields: Fields, policies: Sequence[Policy | None], log: Mapping[i
     if policy is AS_RECORDED:
         fields.refuse("policy", "one that is replayed", index)
     replay = _opened_replay(policy, log, 0)
-    fields.word("kind", _KINDS[type(replay)])
+    fields.word("kind", replay.kind)
     replay.restore(fields)
     return index, replay
 
 
 def _agreeing(replays: Mapping[int, _AnyReplay]) -> list[dict[int, _AnyReplay]]:
     """Put those together that agree in what is acked when: all but those that may move it."""
-    together: dict[int, _AnyReplay] = {
-        index: replay for index, replay in replays.items() if not isinstance(replay, GatedReplay)
-    }
+    together: dict[int, _AnyReplay] = {index: replay for index, replay in replays.items() if replay.kind != "gated"}
     alone: list[dict[int, _AnyReplay]] = [{index: replay} for index, replay in replays.items() if index not in together]
     return [together, *alone] if together else alone
 
