@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -16,6 +16,7 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.output import command
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from rich.progress import Progress
 
     from ackstate.analysis.cli.output import ReportFiles
@@ -24,11 +25,21 @@ if TYPE_CHECKING:
     from ackstate.analysis.redelivery.trace_source import Engine as Runs
 
 
+_LOG = logging.getLogger(__name__)
+# Of columns times policies. To bring rows together takes Spark three seconds, in which a worker replays more than this.
+_ONE_TASK_BYTES_MAX = 2**21
+
+
 class Engine(Enum):
     """Where a trace is replayed."""
 
     SPARK = "spark"
     LOCAL = "local"
+
+
+def _show_steps(context: typer.Context, is_wanted: bool) -> None:
+    if is_wanted:
+        context.with_resource(console.steps_shown())
 
 
 MasterOption: TypeAlias = Annotated[
@@ -40,15 +51,34 @@ EngineOption: TypeAlias = Annotated[
 ]
 
 
-def chosen_engine(engine: Engine | None, master: str | None) -> Engine:
-    """Return the engine to use.
+VerboseOption: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", callback=_show_steps, help="Show on standard error how long each step took.")
+]
+Session: TypeAlias = "Callable[[], SparkSession] | None"
+"""Waits for Spark and returns its session; None if a trace is replayed without Spark."""
+
+
+@contextmanager
+def starting(engine: Engine | None, master: str | None) -> Iterator[Session]:
+    """Start the engine in the background; the block imports and checks what else there is to check.
 
     Raises:
         typer.BadParameter: There is a master, and the engine is not Spark.
+        AckStateError: As `ackstate.analysis.redelivery.spark.starting_session`.
     """
-    if engine is Engine.LOCAL and master is not None:
-        raise typer.BadParameter("--master is for --engine spark")
-    return engine or Engine.SPARK
+    _LOG.info("command line read")
+    if engine is Engine.LOCAL:
+        if master is not None:
+            raise typer.BadParameter("--master is for --engine spark")
+        from ackstate.analysis.redelivery.without_pandas import without_pandas
+
+        with without_pandas():
+            yield None
+        return
+    from ackstate.analysis.redelivery.spark import starting_session
+
+    with starting_session(master) as session:
+        yield session
 
 
 def estimated(
@@ -56,8 +86,7 @@ def estimated(
     policies: Sequence[Policy | None],
     *,
     crashes_per_day: float,
-    engine: Engine = Engine.SPARK,
-    master: str | None = None,
+    session: Session,
     report: ReportFiles | None = None,
     baseline: str = "",
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
@@ -77,15 +106,17 @@ def estimated(
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
-    # Before Spark, which takes seconds to start.
     covered = check_trace(trace)
     policies, refused = persistable(policies)
     inputs = None if report is None else report.read_inputs()
-    with console.progress() as progress, readable_failures(trace), started(engine, master, progress) as where:
+    _LOG.info("imports, trace checked")
+    size = covered.size_bytes * len(policies)
+    with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
             where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None
         )
         rows = found.collect()
+        _LOG.info("replayed")
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(
@@ -96,26 +127,37 @@ def estimated(
 
             made_by = where.made_by()
             report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
+            _LOG.info("report written")
         return result, rows
 
 
 @contextmanager
-def started(engine: Engine, master: str | None, progress: Progress) -> Iterator[Runs]:
-    """Start an engine, and show how far it is while the block runs."""
-    if engine is Engine.LOCAL:
-        from ackstate.analysis.redelivery.trace_source import LocalEngine
+def started(session: Session, progress: Progress, size_bytes: int | None = None) -> Iterator[Runs]:
+    """Wait for the engine, and show how far it is while the block runs.
 
+    Args:
+        session: As of `starting`.
+        progress: Where it is shown.
+        size_bytes: What a trace takes, times the policies; None if there are several.
+    """
+    from ackstate.analysis.redelivery.trace_source import LocalEngine
+
+    if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
         progress.add_task("computing every instant", total=None)
         yield LocalEngine()
         return
-    from ackstate.analysis.redelivery.spark import open_session, shown_stages
+    from ackstate.analysis.redelivery.cluster import is_local
+    from ackstate.analysis.redelivery.one_task import OneTaskEngine
+    from ackstate.analysis.redelivery.spark import shown_stages
     from ackstate.analysis.redelivery.spark_source import SparkEngine
 
-    spark = open_session(master)
+    spark = session()
+    is_small = size_bytes is not None and size_bytes <= _ONE_TASK_BYTES_MAX
+    is_small = is_small and is_local(spark.sparkContext.master or "")
     with shown_stages(spark, progress):
-        yield SparkEngine(spark)
+        yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
 
 
 def numbers_table(first: str, others: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Where `make calibrate` leaves it.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
+_LOG = logging.getLogger(__name__)
 
 
 FORMATS = ("json", "parquet", "csv", "html")
@@ -159,6 +161,7 @@ class Output:
             _write_table(result, self.out, is_parquet=self.form == "parquet")
         if answer is None and (lines := self._lines(result)):
             console.show(*lines)
+        _LOG.info("answer written")
 
     def _lines(self, result: SweepResult) -> list[str]:
         lines = []

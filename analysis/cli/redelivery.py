@@ -10,16 +10,16 @@ import typer
 
 from ackstate.analysis.cli import console, tables
 from ackstate.analysis.cli.estimates import (
-    Engine,
     EngineOption,
     MasterOption,
-    chosen_engine,
+    VerboseOption,
     count_text,
     estimated,
     mean_text,
     numbers_table,
     rate_text,
     started,
+    starting,
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
 from ackstate.analysis.cli.output import (
@@ -74,6 +74,7 @@ def redelivery(
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
+    verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
     """Compute from a trace how many acked messages a crash would have brought back, at every instant.
 
@@ -81,23 +82,19 @@ def redelivery(
     topics, namespaces and all together. Without a policy, a rate or a file it
     shows the subscriptions, with the number at each crash that the trace holds.
     """
-    from ackstate.analysis.redelivery.policy import Policy
-
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
-    where = chosen_engine(engine, master)
-    settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
     rate = 1.0 if crashes_per_day is None else crashes_per_day
-    if state is not None:
-        _daily(
-            trace, state, settings, crashes_per_day=rate, output=output, json=json, engine=where, master=master
-        )  # fmt: skip
-        return
-    is_plain = settings is None and crashes_per_day is None and out is None and report is None
-    result, found = estimated(
-        trace, [settings], crashes_per_day=rate, engine=where, master=master, report=output.report
-    )
+    with starting(engine, master) as session:
+        from ackstate.analysis.redelivery.policy import Policy
+
+        settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
+        if state is not None:
+            _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, session=session)
+            return
+        is_plain = settings is None and crashes_per_day is None and out is None and report is None
+        result, found = estimated(trace, [settings], crashes_per_day=rate, session=session, report=output.report)
     answer = result.to_json()
     if is_plain:
         rows = _subscriptions(result.policies[0], found)
@@ -139,7 +136,7 @@ def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
 
 def _daily(
     directory: Path, state: Path, policy: Policy | None, *, crashes_per_day: float, output: Output,
-    json: bool, engine: Engine, master: str | None,
+    json: bool, session: Session,
 ) -> None:  # fmt: skip
     """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
     from ackstate.analysis.redelivery.checkpoint import Checkpoint
@@ -155,7 +152,7 @@ def _daily(
     unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
     inputs = None if output.report is None else output.report.read_inputs()
     with readable_failures(directory), ExitStack() as kept:
-        with console.progress() as progress, started(engine, master, progress) as where:
+        with console.progress() as progress, started(session, progress) as where:
             daily = daily_estimates(where, directory, state, [policy], crashes_per_day=crashes_per_day)
             found = kept.enter_context(daily)
         if not found.rows:

@@ -10,12 +10,13 @@ import typer
 from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
-    chosen_engine,
+    VerboseOption,
     count_text,
     estimated,
     mean_text,
     numbers_table,
     rate_text,
+    starting,
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
 from ackstate.analysis.cli.output import (
@@ -61,6 +62,7 @@ def sweep(
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
+    verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
     """Replay a trace under every combination of some settings, and say which is worth its price.
 
@@ -69,9 +71,6 @@ def sweep(
     recorded comes first. What is recommended is compared with the first
     policy of the grid, or with --baseline.
     """
-    from ackstate.analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
-    from ackstate.analysis.redelivery.results import RECORDED_LABEL
-
     flags = list(settings or ())
     if flush_interval_ms is not None:
         flags.append(f"flush_interval_ms={flush_interval_ms}")
@@ -80,13 +79,17 @@ def sweep(
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
-    policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
-    if baseline and baseline != RECORDED_LABEL:
-        policies, baseline = with_baseline(policies, baseline)
-    result, _ = estimated(
-        trace, [None, *policies], crashes_per_day=crashes_per_day, engine=chosen_engine(engine, master), master=master,
-        report=output.report, baseline=baseline,
-    )  # fmt: skip
+    with starting(engine, master) as session:
+        from ackstate.analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
+        from ackstate.analysis.redelivery.results import RECORDED_LABEL
+
+        policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
+        if baseline and baseline != RECORDED_LABEL:
+            policies, baseline = with_baseline(policies, baseline)
+        result, _ = estimated(
+            trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
+            baseline=baseline,
+        )  # fmt: skip
     refused = [f"{label}: {reason}" for label, reason in result.refused]
     output.deliver(
         result, _policy_table(result), *refused, result.recommendation, answer=result.to_json() if json else None

@@ -16,8 +16,9 @@ from pathlib import Path
 from pyspark import SparkContext
 
 from ackstate.analysis.redelivery.estimates import estimates
+from ackstate.analysis.redelivery.java import CLASS_ARCHIVE, SparkUnavailableError
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark import CLASS_ARCHIVE, SparkUnavailableError, local_session
+from ackstate.analysis.redelivery.spark import local_session
 from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace, write_trace

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,19 +21,17 @@ from ackstate.analysis.redelivery.cluster import (
     is_on_loopback,
     ship_package,
 )
+from ackstate.analysis.redelivery.java import Java, SparkUnavailableError, class_archive_option
 from ackstate.analysis.trace.events import TraceError
-from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from rich.progress import Progress, TaskID
 
-CLASS_ARCHIVE = Path(sys.prefix, "share", "ackstate", "spark-classes.jsa")
-"""Used if it is there; see `ackstate.analysis.redelivery.class_archive`."""
-JAVA_MAJOR_MIN = 17
+_LOG = logging.getLogger(__name__)
 _CORES = 2
 # Spark puts small ones together until there is one a core, and all are of about one size.
 _PARTITIONS_PER_CORE = 8
@@ -49,10 +45,6 @@ _UNREAD_FILE = re.compile(r"Encountered error while reading file (?:file://)?(.+
 # Java's and Python's text of ENOSPC.
 _NO_ROOM = "No space left on device"
 _WRITTEN = re.compile(r"writing rows to (?:file:)?(.+?): ")
-
-
-class SparkUnavailableError(AckStateError):
-    """Spark cannot run here; the message says what to install."""
 
 
 def local_session(*, cores: int = 2) -> SparkSession:
@@ -72,37 +64,53 @@ def open_session(master: str | None = None) -> SparkSession:
         SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
         ClusterError: The cluster is not there, or gives nothing.
     """
-    try:
-        from pyspark import SparkConf, SparkContext
-        from pyspark.errors import PySparkException
-        from pyspark.java_gateway import launch_gateway
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SparkUnavailableError(f"Spark is missing, install ackstate[spark]: {error}") from None
-    from py4j.protocol import Py4JError
+    with starting_session(master) as session:
+        return session()
 
+
+@contextmanager
+def starting_session(master: str | None = None) -> Iterator[Callable[[], SparkSession]]:
+    """Start a session as `open_session` does, in the background: the block calls what it is given when it needs it.
+
+    Java, which takes longest, is started at once, and ended if the block ends without the session.
+    """
     is_submitted = _SUBMITTED in os.environ
     if master is None and not is_submitted:
         master = f"local[{_CORES}]"
     if master is not None:
         check_master(master)
-    if not is_submitted:
-        _check_java()
-    # Workers would take the system's interpreter, which lacks our packages.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    configuration = SparkConf().setAppName("ackstate").setAll(list(_settings(master).items()))
+    settings = _settings(master)
     if master is not None:
-        configuration.setMaster(master)
+        settings |= {"spark.master": master, "spark.app.name": "ackstate"}
         if is_on_loopback(master):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with tempfile.TemporaryFile() as said, _own_interrupts():
+    # Workers would take the system's interpreter, which lacks our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with ExitStack() as kept:
+        java = None if is_submitted or _is_running() else kept.enter_context(Java(settings))
+        yield lambda: _session(master, settings, java)
+
+
+def _is_running() -> bool:
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def _session(master: str | None, settings: Mapping[str, str], java: Java | None) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    with _own_interrupts():
         try:
-            # The virtual machine greets every start with warnings that are none of the user's business.
-            if SparkContext._gateway is None:
-                output = {"stdout": said, "stderr": said}
-                with _interrupts_held_back():
-                    gateway = launch_gateway(configuration, popen_kwargs=output)  # type: ignore[no-untyped-call]
-                SparkContext._ensure_initialized(gateway=gateway)
+            if java is not None:
+                SparkContext._ensure_initialized(gateway=java.gateway())
+                _LOG.info("Java started")
+            configuration = SparkConf().setAppName("ackstate").setAll(list(settings.items()))
             # Now Spark tells what it was submitted to.
             where = master or SparkConf().get("spark.master", "local")
             assert where is not None
@@ -110,13 +118,12 @@ def open_session(master: str | None = None) -> SparkSession:
             with answer_awaited(where):
                 spark = SparkSession.builder.config(conf=configuration).getOrCreate()
             await_executor(spark, where)
-            if not is_local(where) and not is_submitted:
+            if not is_local(where) and _SUBMITTED not in os.environ:
                 ship_package(spark)
+            _LOG.info("Spark session begun")
         except (PySparkException, Py4JError, OSError) as error:
-            said.seek(0)
-            told = said.read().decode(errors="replace")
-            reason = _reason(error) if isinstance(error, Py4JError) else _complaint(told) or _reason(error)
-            raise SparkUnavailableError(f"Spark does not start: {reason}") from error
+            told = "" if isinstance(error, Py4JError) or java is None else java.complaint()
+            raise SparkUnavailableError(f"Spark does not start: {told or _reason(error)}") from error
     return spark
 
 
@@ -201,13 +208,16 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         # What takes time are our Python workers. To compile Java well takes their cores for seconds, and pays later.
         "spark.driver.extraJavaOptions": (
-            f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={_log_settings()}" {_class_archive()}'
+            f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={_log_settings()}" {class_archive_option()}'
         ),
     }
     if is_on_loopback(master):
         # The workers of such a cluster are on this machine, too.
-        settings["spark.executor.extraJavaOptions"] = _class_archive()
+        settings["spark.executor.extraJavaOptions"] = class_archive_option()
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    if is_local(master):
+        # Others have no such module until it is sent.
+        settings["spark.python.daemon.module"] = "ackstate.analysis.redelivery.worker_daemon"
     cores = re.fullmatch(r"local\[(\d+)\]", master)
     if cores:
         settings["spark.sql.shuffle.partitions"] = str(_PARTITIONS_PER_CORE * int(cores[1]))
@@ -225,23 +235,6 @@ def _own_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C take effect after the block: a virtual machine that nobody is connected to yet would live on."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or handler is signal.SIG_IGN:
-        yield
-        return
-    held_back: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _frame: held_back.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held_back:
-            raise KeyboardInterrupt
 
 
 def parquet_frame(spark: SparkSession, schema: StructType, *paths: Path) -> DataFrame:
@@ -266,42 +259,6 @@ def _reason(error: Exception) -> str:
     told = [line.partition("Exception: ")[2] or line for line in (*raised[:1], *raised[1:][-1:])] or lines[:1]
     plain = [re.sub(r"^\[[\w.]+\] | *SQLSTATE: \w+$", "", line).rstrip(" .") for line in told]
     return ": ".join(plain) or type(error).__name__
-
-
-def _complaint(told: str) -> str:
-    """Return the line in which a process that did not start says why, empty if it said nothing."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
-    return next(
-        (line for line in lines if re.search("error|exception|unrecognized", line, re.IGNORECASE)), "".join(lines[-1:])
-    )
-
-
-def _check_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None or not Path(java).is_file():
-        where = f"in JAVA_HOME={home}" if home else "on the PATH"
-        raise SparkUnavailableError(
-            f"no Java {where}: install Java {JAVA_MAJOR_MIN}, for example openjdk-17-jre-headless"
-        )
-    told = _output_of([java, "-version"])
-    # Java 8 calls itself 1.8.
-    version = re.search(r'version "(?:1\.)?(\d+)', told)
-    if version is None:
-        raise SparkUnavailableError(f"{java} does not say its version: {_complaint(told) or 'it says nothing'}")
-    if int(version[1]) < JAVA_MAJOR_MIN:
-        raise SparkUnavailableError(f"{java} is Java {version[1]}: Spark needs Java {JAVA_MAJOR_MIN} or newer")
-
-
-def _output_of(command: Sequence[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr  # noqa: S603
-    except OSError as error:
-        raise SparkUnavailableError(f"{command[0]} does not run: {error.strerror}") from error
-
-
-def _class_archive() -> str:
-    return f'"-XX:SharedArchiveFile={CLASS_ARCHIVE}"' if CLASS_ARCHIVE.is_file() else ""
 
 
 def _log_settings() -> Path:

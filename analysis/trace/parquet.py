@@ -149,6 +149,7 @@ class Span(NamedTuple):
         chunk_count: How many chunks it has.
         row_groups_max: How many row groups the file with most has.
         is_packed: Whether its events are bytes, as from version 3 on.
+        size_bytes: What its columns take, not compressed.
     """
 
     begin_ms: int
@@ -156,6 +157,7 @@ class Span(NamedTuple):
     chunk_count: int
     row_groups_max: int = 1
     is_packed: bool = True
+    size_bytes: int = 0
 
 
 def check_trace(path: Path, *, is_timed: bool = True) -> Span:
@@ -175,14 +177,15 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     begins: list[int] = []
     ends: list[int] = []
     clock = TraceClock()
-    row_groups_max = 0
+    row_groups_max = size_bytes = 0
     files = trace_files(path)
     listed = check_names(path, files)
     stated: dict[Path, bytes | None] = {}
     packed: dict[bool, Path] = {}
     for file in files:
-        rows, row_groups, stated[file] = _scalars(file)
+        rows, row_groups, size, stated[file] = _scalars(file)
         packed[is_packed(rows.schema)] = file
+        size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
             _check_times(file, rows, clock)
@@ -209,11 +212,11 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
         if missing < len(chunks):
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
-    return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max, is_packed=True in packed)
+    return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max, True in packed, size_bytes)
 
 
-def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
-    """Check a file, and return which chunks it has, when, the number of its row groups, and its `FILES_KEY`."""
+def _scalars(file: Path) -> tuple[pa.Table, int, int, bytes | None]:
+    """Check a file, and return which chunks it has, when, the number and size of its row groups, and `FILES_KEY`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     try:
@@ -227,7 +230,9 @@ def _scalars(file: Path) -> tuple[pa.Table, int, bytes | None]:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
         check_rows(file, rows)
-        return rows, parquet.num_row_groups, (parquet.metadata.metadata or {}).get(FILES_KEY)
+        groups = range(parquet.num_row_groups)
+        size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
+        return rows, len(groups), size, (parquet.metadata.metadata or {}).get(FILES_KEY)
     # Arrow meets damage with errors of many kinds.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error

@@ -18,7 +18,7 @@ from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
-from command_line import assert_one_line, run, run_apart
+from command_line import assert_one_line, run, run_apart, status_of
 
 TOPIC = "persistent://a/b/t"
 POLICIES = [
@@ -127,7 +127,8 @@ def test_a_refused_trace_is_one_line(trace, capsys):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_both_answer_the_same(spark, tmp_path_factory):
+def test_all_answer_the_same(spark, tmp_path_factory):
+    from ackstate.analysis.redelivery.one_task import OneTaskEngine
     from ackstate.analysis.redelivery.spark_source import SparkSource
 
     @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
@@ -141,11 +142,12 @@ def test_both_answer_the_same(spark, tmp_path_factory):
             patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
             parquet.write_trace(frames, place / "trace")
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
+        engines = (here, there, OneTaskEngine(spark).trace(place / "trace"))
         rows = [
             sorted(estimates(each, policies[:3], crashes_per_day=3, is_plotted=True).collect(), key=json.dumps)
-            for each in (here, there)
+            for each in engines
         ]
-        assert rows[0] == rows[1]
+        assert rows[0] == rows[1] == rows[2]
 
     check()
 
@@ -157,3 +159,37 @@ def test_a_replay_imports_nothing_of_spark():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyspark", "pandas", "py4j"} & set(done.stdout.split())
+
+
+def test_it_imports_neither_pandas_nor_cursors(trace):
+    code = "import sys; from ackstate.analysis.cli import main\n"
+    code += "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    words = [sys.executable, "-P", "-c", code, "redelivery", str(trace), "--engine", "local"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert not {"pandas", "ackstate.cursor.managed", "sqlite3"} & set(done.stderr.split())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(("size_bytes_max", "task_count"), [(2**21, 2), (1, None)])
+def test_a_small_trace_is_one_task_a_job(spark, trace, monkeypatch, size_bytes_max, task_count):
+    monkeypatch.setattr("ackstate.analysis.cli.estimates._ONE_TASK_BYTES_MAX", size_bytes_max)
+    store = spark.sparkContext._jsc.sc().statusStore()
+    before = store.jobsList(None).size()
+    assert status_of("redelivery", trace) == 0
+    jobs = store.jobsList(None)
+    counts = [jobs.apply(number).numTasks() for number in range(jobs.size() - before)]
+    assert len(counts) > 2 if task_count is None else sum(counts) == task_count
+
+
+@pytest.mark.parametrize("command", [["redelivery"], ["sweep", "--flush-interval-ms", "10"]])
+def test_steps_are_shown_if_wanted(trace, capsys, command):
+    words = [*command, trace, "--engine", "local"]
+    quiet, verbose = run(capsys, *words), run(capsys, *words, "--verbose")
+    assert (quiet.out, quiet.err) == (verbose.out, "")
+    steps = [line.split("  ")[-1] for line in verbose.err.splitlines()]
+    assert steps[:3] == ["command line read", "imports, trace checked", "replayed"]
+    assert steps[-1] == "answer written"
+    elapsed = [float(line.split()[0]) for line in verbose.err.splitlines()]
+    assert elapsed == sorted(elapsed)
+    assert run(capsys, *words).err == ""

@@ -227,7 +227,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
     def start(*_):
         raise AssertionError("started")
 
-    monkeypatch.setattr("ackstate.analysis.redelivery.spark.open_session", start)
+    monkeypatch.setattr("ackstate.analysis.redelivery.spark._session", start)
     words = ["redelivery", directory, "--state"]
     assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
     impossible = ["--policy", "ledger_writable=false", "--policy", "metadata_bytes_max=1"]

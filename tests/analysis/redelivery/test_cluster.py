@@ -20,9 +20,9 @@ import pytest
 
 from ackstate.analysis.cli import main
 from ackstate.analysis.redelivery import cluster
+from ackstate.analysis.redelivery.java import class_archive_option
 from ackstate.analysis.redelivery.package import SCRIPT, write_package
 from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark import _class_archive
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -30,7 +30,7 @@ from ackstate.analysis.trace.recorder import Frame
 
 POLICY = "flush_interval_ms=50"
 # Half a dozen virtual machines start here, none of which lives long.
-JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {_class_archive()}"
+JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {class_archive_option()}"
 
 
 def some_trace(path, *, length=300):
@@ -226,7 +226,7 @@ def no_java(monkeypatch):
     def launch(*_arguments, **_options):
         raise AssertionError("started")
 
-    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+    monkeypatch.setattr("ackstate.analysis.redelivery.spark.Java", launch)
 
 
 def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys, no_java):

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(capsys, tmp_
 
 @pytest.mark.slow
 def test_without_java_nobody_is_killed(capsys, monkeypatch):
-    from ackstate.analysis.redelivery.spark import SparkUnavailableError
+    from ackstate.analysis.redelivery.java import SparkUnavailableError
 
     def refuse():
         raise SparkUnavailableError("planted: no Java")

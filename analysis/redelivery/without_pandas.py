@@ -1,0 +1,30 @@
+"""Keeps Arrow from importing pandas with its first array: that takes longer than to replay a small trace."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def without_pandas() -> Iterator[None]:
+    """Let pandas be missing while the block runs, unless it is imported already; Arrow then does without, for good."""
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@final
+class _NoPandas:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """See `importlib.abc.MetaPathFinder`."""
+        del path, target
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)

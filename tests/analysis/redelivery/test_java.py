@@ -1,0 +1,84 @@
+"""Java starts in the background, and none is left when nobody came to use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ackstate.analysis.redelivery.java import Java, SparkUnavailableError
+from command_line import Outcome, assert_one_line
+
+pytest.importorskip("pyspark")
+
+SLEEPING = """#!/bin/sh
+echo $$ >>"{pids}"
+exec sleep 600
+"""
+# The trace is not looked at before Java has told that it runs.
+SPYING = """
+import os
+from pathlib import Path
+from ackstate.analysis.cli import main
+from ackstate.analysis.trace import parquet
+
+def after_java(*arguments, look=parquet.check_trace):
+    os.environ["JAVA"] = Path(os.environ["JAVA_HOME"], "pids").read_text()
+    return look(*arguments)
+
+parquet.check_trace = after_java
+main()
+"""
+
+
+@pytest.fixture
+def pids(tmp_path, monkeypatch):
+    """Make a Java that never gets anywhere, and return the pipe to which it writes its process id."""
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    os.mkfifo(tmp_path / "pids")
+    program.write_text(SLEEPING.format(pids=tmp_path / "pids"))
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    return tmp_path / "pids"
+
+
+def await_end(pid):
+    """Wait until a process is dead; whoever inherited it may not have taken note."""
+    status = Path(f"/proc/{pid}/stat")
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+
+
+def test_java_that_nobody_used_is_ended(pids):
+    with Java({}):
+        pid = int(pids.read_text())
+    await_end(pid)
+
+
+def test_java_is_ended_after_an_interrupt(pids):
+    def interrupted():
+        with Java({}):
+            begun.append(int(pids.read_text()))
+            raise KeyboardInterrupt
+
+    begun = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    await_end(*begun)
+
+
+def test_java_starts_before_the_trace_is_looked_at(pids, tmp_path):
+    words = [sys.executable, "-P", "-c", SPYING, "redelivery", str(tmp_path / "none")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert_one_line(Outcome(done.returncode, done.stdout, done.stderr), "none: no such trace")
+
+
+def test_what_is_no_home_of_spark_is_named(pids, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "none"))
+    with pytest.raises(SparkUnavailableError, match=r"no spark-submit in SPARK_HOME=.*none"):
+        Java({})
