@@ -17,9 +17,11 @@ from pyspark import SparkContext
 
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.java import CLASS_ARCHIVE, SparkUnavailableError
+from ackstate.analysis.redelivery.one_task import OneTaskSource
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import local_session
 from ackstate.analysis.redelivery.spark_source import SparkSource
+from ackstate.analysis.redelivery.trace_source import LocalSource
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace, write_trace
 from ackstate.analysis.trace.recorder import Frame
@@ -57,8 +59,10 @@ def _estimate_some(trace: Path) -> None:
     acks = [Event(entry, EventKind.ACK, 1, entry, entry) for entry in range(100)]
     write_trace([Frame("persistent://public/default/orders", "billing", acks)], trace)
     spark = local_session()
-    found = estimates(SparkSource.of(spark, trace, check_trace(trace)), [None, Policy()]).collect()
-    assert found
+    source = SparkSource.of(spark, trace, check_trace(trace))
+    for each in (source, OneTaskSource(spark, LocalSource.of(trace, source.covered))):
+        found = estimates(each, [None, Policy()]).collect()
+        assert found
     spark.stop()
 
 
