@@ -104,6 +104,18 @@ class Report:
                 assert figure.spread.median <= figure.against.figure, f"over its limit: {figure}"
 
 
+class Screen(Report):
+    """Shows and does not keep: figures of another size than the README's."""
+
+    def publish(self) -> None:
+        for figure in self._figures:
+            median, low, high, runs = figure.spread
+            held = f", {figure.against.name} {figure.against.figure:.3g}" if figure.against else ""
+            Console(width=160).print(
+                f"{figure.what}: {median:.3g} {figure.unit} ({low:.3g} to {high:.3g}, {runs} runs{held})"
+            )
+
+
 class Timing(NamedTuple):
     """What is to be timed: `thing` on what `fresh` makes anew for each run, outside the time."""
 

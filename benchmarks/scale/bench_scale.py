@@ -15,15 +15,13 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ackstate.analysis.redelivery.estimates import estimates
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.spark import local_session
 from ackstate.analysis.redelivery.spark_source import SparkSource
 from ackstate.analysis.trace.generate.job import make_trace
 from ackstate.analysis.trace.generate.plan import TracePlan
-from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
+from benchmarks.measurement import Against, Report, Screen, Spread, Timing, timed_in_turn
 from benchmarks.scale import identity, worker_memory
 from benchmarks.scale.rows import Summary, summaries, write_rows
 
@@ -167,18 +165,6 @@ def measure_curve(report: Report, spark: SparkSession, directory: Path, sizes: S
         report.time(row_of(events, "time"), "s", taken)
         report.count(row_of(events, "largest worker"), "MB", worker_memory.peak_mb(spark))
         expected_s = (perf_counter() - begun) / events
-
-
-class Screen(Report):
-    """Shows and does not keep: figures of another size than the README's."""
-
-    def publish(self) -> None:
-        for figure in self._figures:
-            median, low, high, runs = figure.spread
-            held = f", {figure.against.name} {figure.against.figure:.3g}" if figure.against else ""
-            Console(width=160).print(
-                f"{figure.what}: {median:.3g} {figure.unit} ({low:.3g} to {high:.3g}, {runs} runs{held})"
-            )
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""How long does a user wait for `ackstate redelivery`, beside a Spark session that counts ten rows, and for what?
+
+``--events N`` takes another large trace, ``--rounds N`` another number of rounds; what is printed then is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.measurement import Against, Report, Screen, Spread
+from benchmarks.whole_process import Cost, cost_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+SMALL = 10_000
+LARGE = 10_000_000
+ROUNDS = 5
+BARE = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+print(spark.range(10).count())
+"""
+BARE_NAME = "bare session"
+ABOUT = (
+    "Whole processes, in rounds. The bare session is `SparkSession.builder.master('local[2]').getOrCreate()` and "
+    "`spark.range(10).count()`, as a user has it. The commands are `ackstate redelivery TRACE`, on made traces, "
+    "`key_shared`, 8 subscriptions on 4 topics, and the same with `--engine local`; Spark has the archive of its "
+    "classes that `make setup` makes. CPU seconds include Java and the workers. The steps are those of `--verbose`."
+)
+_ACKSTATE = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
+
+
+def made(directory: Path, events: int) -> Path:
+    """Make a trace."""
+    trace = directory / str(events)
+    cost_of([*_ACKSTATE, "trace", "generate", str(trace), "--workload", "key_shared", "--events", str(events)])
+    return trace
+
+
+def commands(traces: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Return what is run, by name."""
+    found = {BARE_NAME: [sys.executable, "-c", BARE]}
+    for name, trace in traces.items():
+        estimate = [*_ACKSTATE, "redelivery", str(trace), "--verbose"]
+        found |= {name: estimate, f"{name}, local": [*estimate, "--engine", "local"]}
+    return found
+
+
+def in_rounds(run: Mapping[str, Sequence[str]], *, rounds: int) -> dict[str, list[Cost]]:
+    """Run commands in turn: a slow spell of the machine hits all of them."""
+    taken: dict[str, list[Cost]] = {name: [] for name in run}
+    for _ in range(rounds):
+        for name, command in run.items():
+            taken[name].append(cost_of(command))
+    return taken
+
+
+def steps(cost: Cost) -> dict[str, float]:
+    """Return the seconds of each step that ``--verbose`` showed."""
+    words = (line.split(maxsplit=4) for line in cost.err.splitlines())
+    return {step: float(seconds) for _, _, seconds, _, step in words}
+
+
+def spread_of(numbers: Iterable[float]) -> Spread:
+    found = list(numbers)
+    return Spread(median(found), min(found), max(found), len(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=lambda text: int(float(text)), default=LARGE)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    chosen = parser.parse_args()
+    is_kept = (chosen.events, chosen.rounds) == (LARGE, ROUNDS)
+    report = (Report if is_kept else Screen)("command", ABOUT)
+    with TemporaryDirectory() as directory:
+        traces = {f"{events:,} events": made(Path(directory), events) for events in (SMALL, chosen.events)}
+        taken = in_rounds(commands(traces), rounds=chosen.rounds)
+    for name in traces:
+        answers = {cost.out for each in (name, f"{name}, local") for cost in taken[each]}
+        assert len(answers) == 1, answers
+    for unit, of in (("s", lambda cost: cost.wall_s), ("CPU s", lambda cost: cost.cpu_s)):
+        spreads = {name: spread_of(map(of, costs)) for name, costs in taken.items()}
+        for name, spread in spreads.items():
+            against = None if name == BARE_NAME else Against(BARE_NAME, spreads[BARE_NAME].median)
+            report.time(name, unit, spread, against)
+    for name, costs in taken.items():
+        shown = [steps(cost) for cost in costs if name != BARE_NAME]
+        for step in shown[0] if shown else ():
+            report.time(f"{name}: {step}", "s", spread_of(each[step] for each in shown))
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()
