@@ -43,18 +43,19 @@ def cost_of(command: Sequence[str]) -> Cost:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         begun = perf_counter()
-        pid = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err).pid
-        wall_s, cpu_s, failure = 0.0, 0.0, 0
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        wall_s = cpu_s = 0.0
         while True:
             try:
                 ended, status, used = os.wait4(-1, 0)
             except ChildProcessError:
                 break
             cpu_s += used.ru_utime + used.ru_stime
-            if ended == pid:
-                wall_s, failure = perf_counter() - begun, os.waitstatus_to_exitcode(status)
+            if ended == process.pid:
+                wall_s = perf_counter() - begun
+                process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        if failure:
-            raise subprocess.CalledProcessError(failure, command, out.read(), err.read())
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, out.read(), err.read())
         return Cost(wall_s, cpu_s, out.read(), err.read())

@@ -21,37 +21,48 @@ COPY (
 ) TO '{out}' (FORMAT parquet, COMPRESSION zstd)
 """
 
+# Numbers instead of names, which DuckDB would compare row by row.
+_PREPARED = """
+CREATE VIEW rows AS SELECT * FROM read_parquet('{rows}');
+CREATE TABLE subscriptions AS
+    SELECT (row_number() OVER (ORDER BY topic, subscription))::INTEGER AS id, topic, subscription
+    FROM (SELECT DISTINCT topic, subscription FROM rows WHERE subscription <> '');
+CREATE VIEW events AS
+    SELECT id, seq::INTEGER AS seq, ts_ms, kind::UTINYINT AS kind
+    FROM rows JOIN subscriptions USING (topic, subscription);
+CREATE TABLE span AS SELECT min(ts_ms) AS begin_ms, max(ts_ms) AS end_ms FROM rows
+"""
+
+# The fastest query known: one window over the events, and an ASOF join with the few persists for what is durable.
 # Every entry of these traces is acked once, which spares SQL the work of looking for those that are acked again.
-# CASE, because with FILTER a window takes DuckDB 2.0 a hundred times as long.
 _SUMMARY = f"""
-WITH span AS (
-    SELECT min(ts_ms) AS begin_ms, max(ts_ms) AS end_ms FROM read_parquet($rows)
-), counted AS (
-    SELECT topic, subscription, seq, ts_ms, kind,
-        sum(CASE WHEN kind = {int(EventKind.ACK)} THEN 1 ELSE 0 END) OVER w AS acked
-    FROM read_parquet($rows) WHERE subscription <> ''
-    WINDOW w AS (PARTITION BY topic, subscription ORDER BY seq)
-), covered AS (
-    SELECT *, max(CASE WHEN kind = {int(EventKind.PERSIST_BEGUN)} THEN acked END) OVER w AS begun
-    FROM counted WINDOW w AS (PARTITION BY topic, subscription ORDER BY seq)
+WITH counted AS (
+    SELECT id, seq, ts_ms, kind, sum((kind = {int(EventKind.ACK)})::INT) OVER w AS acked, lead(ts_ms) OVER w AS next_ms
+    FROM events WINDOW w AS (PARTITION BY id ORDER BY seq)
+), persists AS (
+    SELECT id, seq, kind, max(CASE WHEN kind = {int(EventKind.PERSIST_BEGUN)} THEN acked END)
+        OVER (PARTITION BY id ORDER BY seq) AS begun
+    FROM counted WHERE kind IN ({int(EventKind.PERSIST_BEGUN)}, {int(EventKind.PERSIST_ENDED)})
+), ended AS (
+    SELECT id, seq, max(begun) OVER (PARTITION BY id ORDER BY seq) AS durable
+    FROM persists WHERE kind = {int(EventKind.PERSIST_ENDED)}
 ), steps AS (
-    SELECT topic, subscription,
-        acked - coalesce(max(CASE WHEN kind = {int(EventKind.PERSIST_ENDED)} THEN begun END) OVER w, 0) AS redelivery,
-        coalesce(lead(ts_ms) OVER w, (SELECT end_ms FROM span)) - ts_ms AS duration_ms
-    FROM covered WINDOW w AS (PARTITION BY topic, subscription ORDER BY seq)
+    SELECT counted.id, counted.acked - coalesce(ended.durable, 0) AS redelivery,
+        coalesce(counted.next_ms, (SELECT end_ms FROM span)) - counted.ts_ms AS duration_ms
+    FROM counted ASOF LEFT JOIN ended ON counted.id = ended.id AND counted.seq >= ended.seq
     UNION ALL
-    SELECT topic, subscription, 0, min(ts_ms) - (SELECT begin_ms FROM span) FROM counted GROUP BY topic, subscription
+    SELECT id, 0, min(ts_ms) - (SELECT begin_ms FROM span) FROM events GROUP BY id
 ), by_value AS (
-    SELECT topic, subscription, redelivery, sum(duration_ms) AS duration_ms FROM steps GROUP BY ALL
+    SELECT id, redelivery, sum(duration_ms) AS duration_ms FROM steps GROUP BY ALL
 ), ranked AS (
-    SELECT *, sum(duration_ms) OVER (PARTITION BY topic, subscription ORDER BY redelivery)
-        / sum(duration_ms) OVER (PARTITION BY topic, subscription) AS share
+    SELECT *, sum(duration_ms) OVER (PARTITION BY id ORDER BY redelivery)
+        / sum(duration_ms) OVER (PARTITION BY id) AS share
     FROM by_value
 )
 SELECT topic, subscription, sum(redelivery * duration_ms) / sum(duration_ms) AS expected,
     min(CASE WHEN share >= 0.50 THEN redelivery END)::BIGINT AS p50,
     min(CASE WHEN share >= 0.99 THEN redelivery END)::BIGINT AS p99, max(redelivery)::BIGINT AS max
-FROM ranked GROUP BY topic, subscription ORDER BY topic, subscription
+FROM ranked JOIN subscriptions USING (id) GROUP BY topic, subscription ORDER BY topic, subscription
 """
 
 
@@ -75,5 +86,6 @@ def write_rows(trace: Path, out: Path) -> None:
 def summaries(rows: Path, *, threads: int) -> list[Summary]:
     """Return every subscription's summary, computed by DuckDB from one row an event."""
     with duckdb.connect(config={"threads": threads}) as connection:
-        found = connection.execute(_SUMMARY, {"rows": str(rows)}).fetchall()
+        connection.execute(_PREPARED.format(rows=rows))
+        found = connection.execute(_SUMMARY).fetchall()
     return [Summary(*row) for row in found]
