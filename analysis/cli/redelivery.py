@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ackstate.analysis.cli.estimates import Session
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.results import PolicyResult
 

@@ -19,7 +19,7 @@ def main() -> None:
     with without_pandas():
         from pyspark import daemon, worker  # noqa: F401, PLC0415 - pandas is left out
 
-        from ackstate.analysis.redelivery import crashes, estimates, trace_source  # noqa: F401, PLC0415 - the same
+        from ackstate.analysis.redelivery import estimates, trace_source  # noqa: F401, PLC0415 - the same
 
         # Spark has each worker collect garbage after each task: what was imported here is none.
         gc.collect()

@@ -6,23 +6,19 @@ It does only what these traces need: every entry is acked once, and no process d
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.parquet import trace_files
-from benchmarks.scale.rows import Summary
+from benchmarks.scale.rows import Summary, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     import numpy.typing as npt
-
-_KEY = ("topic", "subscription", "first_seq")
-_EVENTS = ("ts_ms", "kind")
 
 
 class Columns(NamedTuple):
@@ -40,18 +36,14 @@ class Columns(NamedTuple):
     subscription: str
     first_seq: int
     ts_ms: npt.NDArray[np.int64]
-    kind: npt.NDArray[np.int8]
+    kind: npt.NDArray[np.int64]
 
 
 def decoded_columns(trace: Path) -> Iterator[Columns]:
     """Yield the chunks of a trace in any order."""
-    for file in trace_files(trace):
-        table = pq.ParquetFile(file, memory_map=True).read([*_KEY, *_EVENTS], use_threads=False)
-        lists = [table[name].combine_chunks() for name in _EVENTS]
-        ts_ms, kind = (each.values.to_numpy() for each in lists)
-        bounds = lists[0].offsets.to_numpy()
-        keys = zip(*(table[name].to_pylist() for name in _KEY), strict=True)
-        for key, begin, end in zip(keys, bounds[:-1], bounds[1:], strict=True):
+    for batch, offsets, (ts_ms, kind) in unpacked(trace, ("ts_ms", "kind")):
+        keys = zip(*(batch[name].to_pylist() for name in ("topic", "subscription", "first_seq")), strict=True)
+        for key, (begin, end) in zip(keys, pairwise(offsets.tolist()), strict=True):
             yield Columns(*key, ts_ms[begin:end], kind[begin:end])
 
 

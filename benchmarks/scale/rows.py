@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.parquet import trace_files
+from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_UNNEST = """
-COPY (
-    SELECT topic, subscription, first_seq + generate_subscripts(kind, 1) - 1 AS seq,
-        unnest(ts_ms) AS ts_ms, unnest(kind) AS kind, unnest(ledger_id) AS ledger_id,
-        unnest(first_entry) AS first_entry, unnest(last_entry) AS last_entry
-    FROM read_parquet(?)
-) TO '{out}' (FORMAT parquet, COMPRESSION zstd)
-"""
+    from ackstate.analysis.trace.packed_numbers import Int64s
+
+_KEY = ("topic", "subscription", "first_seq")
+_ROWS = pa.schema([
+    ("topic", pa.string()), ("subscription", pa.string()), ("seq", pa.int64()), ("ts_ms", pa.int64()),
+    ("kind", pa.int8()), ("ledger_id", pa.int64()), ("first_entry", pa.int64()), ("last_entry", pa.int64()),
+])  # fmt: skip
 
 # Numbers instead of names, which DuckDB would compare row by row.
 _PREPARED = """
@@ -79,8 +84,24 @@ class Summary(NamedTuple):
 
 def write_rows(trace: Path, out: Path) -> None:
     """Write a trace in chunks as one row an event."""
-    with duckdb.connect() as connection:
-        connection.execute(_UNNEST.format(out=out), [[str(file) for file in trace_files(trace)]])
+    names = _ROWS.names[3:]
+    with pq.ParquetWriter(out, _ROWS, compression="zstd") as writer:
+        for batch, offsets, columns in unpacked(trace, names):
+            counts = np.diff(offsets)
+            seq = np.repeat(batch["first_seq"].to_numpy() - offsets[:-1], counts) + np.arange(offsets[-1])
+            names_of = [batch[name].take(np.repeat(np.arange(len(counts)), counts)) for name in _KEY[:2]]
+            arrays = [*names_of, seq, *columns]
+            cast = [pa.array(each).cast(field.type) for each, field in zip(arrays, _ROWS, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(cast, schema=_ROWS))
+
+
+def unpacked(trace: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Int64s, list[Int64s]]]:
+    """Yield a few chunks of a trace at a time, in any order: their keys, and what `events_of` returns of them."""
+    for file in trace_files(trace):
+        parquet = pq.ParquetFile(file, memory_map=True)
+        columns = [*_KEY, "chunk", *packed_columns(names, is_packed=True)]
+        for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+            yield (batch, *events_of(batch, names))
 
 
 def summaries(rows: Path, *, threads: int) -> list[Summary]:
