@@ -1,0 +1,363 @@
+"""Locations of files and directories: a local path, or a URL of a file system or object store elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import socket
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
+from uuid import uuid4
+
+from ackstate.errors import AckStateError
+from ackstate.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMES = ("abfs", "abfss", "file", "gs", "hdfs", "s3", "s3a")
+_AZURE = frozenset(("abfs", "abfss"))
+_S3 = frozenset(("s3", "s3a"))
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
+_HOST_AND_PORT = re.compile(r"([^:]+):(\d+)")
+_CONNECT_SECONDS = 5.0
+_COPY_BYTES = 8 << 20
+# What the client of S3 says of an answer, or of there being none.
+_S3_ERROR = re.compile(r"AWS Error (\w+)(?: \([^)]*\))? during \w+ operation: (.*)")
+_S3_REASONS = {
+    "ACCESS_DENIED": (errno.EACCES, "access denied: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    "INVALID_ACCESS_KEY_ID": (errno.EACCES, "access denied: AWS_ACCESS_KEY_ID is unknown there"),
+    "SIGNATURE_DOES_NOT_MATCH": (errno.EACCES, "access denied: AWS_SECRET_ACCESS_KEY is wrong"),
+    "NO_SUCH_BUCKET": (errno.ENOENT, "no such bucket"),
+}
+
+
+class LocationError(AckStateError):
+    """A URL that names no location here, or whose store needs something that is not installed."""
+
+
+class Status(NamedTuple):
+    """What a store says of a location.
+
+    Attributes:
+        is_dir: Whether it is a directory.
+        st_size: Bytes of a file; 0 for a directory.
+    """
+
+    is_dir: bool
+    st_size: int
+
+
+@final
+@dataclass(frozen=True, order=True)
+class StorePath:
+    """A file or directory behind a URL, with the part of `pathlib.Path` that is used here.
+
+    Any method may raise OSError with the URL and a reason of one line. A file of an object store appears when it is
+    closed; a file of HDFS appears, empty, when it is opened.
+
+    Attributes:
+        scheme: Of `SCHEMES`, but not ``file``.
+        authority: Bucket, name node or container and account.
+        parts: Names from the root down; none for the root.
+        listed: What a listing said of it; asked for again if None.
+    """
+
+    scheme: str
+    authority: str
+    parts: tuple[str, ...]
+    listed: Status | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}/{'/'.join(self.parts)}"
+
+    def __truediv__(self, names: str) -> StorePath:
+        return StorePath(self.scheme, self.authority, (*self.parts, *filter(None, names.split("/"))))
+
+    @property
+    def name(self) -> str:
+        """The last name; empty for the root."""
+        return self.parts[-1] if self.parts else ""
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name from its last dot on, as of `pathlib.Path`."""
+        return Path(self.name).suffix
+
+    @property
+    def parent(self) -> StorePath:
+        """The directory that it is in; the root is in itself."""
+        return StorePath(self.scheme, self.authority, self.parts[:-1])
+
+    def with_name(self, name: str) -> StorePath:
+        """Return the location of another name in the same directory."""
+        return self.parent / name
+
+    def relative_to(self, directory: StorePath) -> str:
+        """Return the names from a directory above it down to it."""
+        return "/".join(self.parts[len(directory.parts) :])
+
+    def absolute(self) -> StorePath:
+        """Return itself: a URL depends on no current directory."""
+        return self
+
+    def is_symlink(self) -> bool:
+        """Return False: a link is followed, where there are any."""
+        return False
+
+    def exists(self) -> bool:
+        """Return whether there is a file or directory."""
+        return self._status() is not None
+
+    def is_dir(self) -> bool:
+        """Return whether it is a directory; in an object store, whether a file is below it."""
+        status = self._status()
+        return status is not None and status.is_dir
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        status = self._status()
+        return status is not None and not status.is_dir
+
+    def stat(self) -> Status:
+        """Return what the store says of it; raises FileNotFoundError if nothing is there."""
+        status = self._status()
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory", str(self))
+        return status
+
+    def iterdir(self) -> Iterator[StorePath]:
+        """Yield what is in the directory, in any order."""
+        return self._entries(is_recursive=False)
+
+    def glob(self, pattern: str) -> Iterator[StorePath]:
+        """Yield what is in the directory with a name as `fnmatch` matches it; nothing if there is no directory."""
+        return (each for each in self.iterdir() if fnmatchcase(each.name, pattern)) if self.is_dir() else iter(())
+
+    def rglob(self, pattern: str) -> Iterator[StorePath]:
+        """Yield what is anywhere below the directory, likewise."""
+        entries = self._entries(is_recursive=True) if self.is_dir() else iter(())
+        return (each for each in entries if fnmatchcase(each.name, pattern))
+
+    def open(self, mode: Literal["rb", "wb"] = "rb") -> Any:
+        """Open the file, as `pyarrow.NativeFile`; one that is written replaces what is there."""
+        with self.reasons():
+            system, path = self._place()
+            return system.open_input_file(path) if mode == "rb" else system.open_output_stream(path)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Return the text of the file."""
+        with self.open() as source, self.reasons():
+            data: bytes = source.read()
+        return data.decode(encoding)
+
+    def put(self, file: Path) -> None:
+        """Copy a local file there, whole or not at all; one that is there is replaced."""
+        self._put(file, overwrite=True)
+
+    def put_new(self, file: Path) -> None:
+        """Copy a local file there, unless there is one already.
+
+        On HDFS that is one step. Object stores are asked first: of two that do so at the same moment, the later stays.
+
+        Raises:
+            FileExistsError: There is one.
+        """
+        if self.exists():
+            raise FileExistsError(errno.EEXIST, "it is there already", str(self))
+        self._put(file, overwrite=False)
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Delete the file."""
+        with self.reasons(), suppress(*((FileNotFoundError,) if missing_ok else ())):
+            system, path = self._place()
+            system.delete_file(path)
+
+    def rmtree(self) -> None:
+        """Delete the directory and all below it; nothing if it is not there."""
+        with self.reasons(), suppress(FileNotFoundError):
+            system, path = self._place()
+            system.delete_dir(path)
+
+    @contextmanager
+    def reasons(self) -> Iterator[None]:
+        """Turn what a client of a store raises into an OSError with the URL and a reason."""
+        try:
+            yield
+        except OSError as error:
+            raise error if error.filename else _os_error(error.errno, error, str(self)) from error
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            raise _os_error(None, error, str(self)) from error
+
+    def _status(self) -> Status | None:
+        if self.listed is not None:
+            return self.listed
+        with self.reasons():
+            system, path = self._place()
+            return _status_of(system.get_file_info(path))
+
+    def _entries(self, *, is_recursive: bool) -> Iterator[StorePath]:
+        from pyarrow.fs import FileSelector
+
+        with self.reasons():
+            system, path = self._place()
+            found = system.get_file_info(FileSelector(path, recursive=is_recursive))
+        for info in found:
+            below = info.path.strip("/").removeprefix(path.strip("/")).strip("/")
+            # An object may mark the directory itself.
+            if below:
+                yield StorePath(self.scheme, self.authority, (self / below).parts, _status_of(info))
+
+    def _put(self, file: Path, *, overwrite: bool) -> None:
+        """Copy a file; where it would be seen before it is whole, under another name that is then changed."""
+        if self.scheme != "hdfs":
+            self._copy(file)
+            return
+        unfinished = self.with_name(f".{self.name}.{uuid4().hex}")
+        try:
+            unfinished._copy(file)
+            with self.reasons():
+                system, path = self._place()
+                system.handler.fs.client.rename(unfinished._place()[1], path, overwrite=overwrite)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+
+    def _copy(self, file: Path) -> None:
+        with self.reasons(), file.open("rb") as source, self.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _COPY_BYTES)
+
+    def _place(self) -> tuple[Any, str]:
+        """Return the file system, and the path in it."""
+        system, root = _file_system(self.scheme, self.authority)
+        return system, "/".join((root, *self.parts)) or "/"
+
+
+Location: TypeAlias = Path | StorePath
+
+
+def location(text: str) -> Location:
+    """Return the location that a text names: a URL if it begins as one (``s3a://``), else a local path.
+
+    A URL is taken as Hadoop takes it: ``%20`` in it is three characters of a name. ``file:///x`` is a local path.
+
+    Raises:
+        LocationError: The text is empty, or a URL of an unknown scheme, without a bucket or name node, with a password
+            or with a query. The message has no password.
+    """
+    if not text:
+        raise LocationError("it is empty")
+    url = _URL.fullmatch(text)
+    if url is None:
+        return Path(text)
+    scheme, authority, path = url[1].lower(), url[2], url[3]
+    if scheme not in SCHEMES:
+        known = ", ".join(SCHEMES)
+        raise LocationError(f"unknown scheme {scheme!r}, known: {known}{did_you_mean(scheme, SCHEMES)}")
+    user, at, host = authority.rpartition("@")
+    if at and (scheme not in _AZURE or ":" in user):
+        raise LocationError(f"{scheme}://...@{host}{path}: a URL with a user or a password: they go elsewhere")
+    if any(sign in path for sign in "?#") or not path.isprintable():
+        raise LocationError(f"{scheme}://{authority}{path!r}: a URL with a query, or a name that is no plain text")
+    if scheme == "file":
+        if authority not in {"", "localhost"} or not path:
+            raise LocationError(f"{text}: a local file is file:///PATH")
+        return Path(path)
+    if not authority:
+        raise LocationError(f"{text}: {scheme}:// needs a {'name node' if scheme == 'hdfs' else 'bucket'} after it")
+    parts = tuple(filter(None, path.split("/")))
+    if not {".", ".."}.isdisjoint(parts):
+        raise LocationError(f"{text}: a URL must not contain '.' or '..' as a name")
+    return StorePath(scheme, authority, parts)
+
+
+def spark_path(place: Location) -> str:
+    """Return a location for Spark, which would take brackets and stars in a path for a pattern, and `a:b` for a URL."""
+    text = str(place.absolute()) if isinstance(place, Path) else f"/{'/'.join(place.parts)}"
+    return _for_spark(place, re.sub(r"([\\{}\[\]*?])", r"\\\1", text))
+
+
+def spark_target(place: Location) -> str:
+    """Return a location that Spark writes to: there it takes nothing for a pattern."""
+    return _for_spark(place, str(place.absolute()) if isinstance(place, Path) else f"/{'/'.join(place.parts)}")
+
+
+def remove_tree(directory: Location) -> None:
+    """Delete a directory and all below it; nothing if it is not there."""
+    if isinstance(directory, StorePath):
+        directory.rmtree()
+    else:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+
+
+def _for_spark(place: Location, path: str) -> str:
+    if isinstance(place, Path):
+        return f"file://{path}"
+    # Hadoop's client of S3 has its own name.
+    return f"{'s3a' if place.scheme in _S3 else place.scheme}://{place.authority}{path}"
+
+
+@cache
+def _file_system(scheme: str, authority: str) -> tuple[Any, str]:
+    """Return a store as `pyarrow.fs.FileSystem`, and the path of its root in it."""
+    from pyarrow import fs
+
+    if scheme == "hdfs":
+        return _hdfs(authority), ""
+    if scheme in _S3:
+        endpoint = next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), None)
+        return fs.S3FileSystem(endpoint_override=endpoint, allow_delayed_open=True), authority
+    system, root = fs.FileSystem.from_uri(f"{scheme}://{authority}/")
+    return system, root.strip("/")
+
+
+def _hdfs(authority: str) -> Any:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    try:
+        from hdfs_native.fsspec import HdfsFileSystem
+    except ImportError as error:
+        raise LocationError(f"hdfs:// needs a client, install ackstate[hdfs]: {error}") from None
+    address = _HOST_AND_PORT.fullmatch(authority)
+    if address is None:
+        return PyFileSystem(FSSpecHandler(HdfsFileSystem(authority)))
+    # The client would try for three minutes.
+    socket.create_connection((address[1], int(address[2])), timeout=_CONNECT_SECONDS).close()
+    return PyFileSystem(FSSpecHandler(HdfsFileSystem(address[1], int(address[2]))))
+
+
+def _status_of(info: Any) -> Status | None:
+    from pyarrow.fs import FileType
+
+    if info.type == FileType.NotFound:
+        return None
+    return Status(info.type == FileType.Directory, info.size or 0)
+
+
+def _os_error(number: int | None, error: Exception, url: str) -> OSError:
+    """Return an error with a number, a reason in a line and a URL; a number makes it FileNotFoundError and the like."""
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    from_s3 = _S3_ERROR.search(said)
+    if from_s3 is None:
+        reason = (error.strerror if isinstance(error, OSError) else None) or said
+        if isinstance(error, FileNotFoundError):
+            reason = "no such file or directory"
+        return OSError(number or _number_of(error), reason, url)
+    if from_s3[1] in _S3_REASONS:
+        return OSError(*_S3_REASONS[from_s3[1]], url)
+    return OSError(errno.EIO, f"{from_s3[1].lower().replace('_', ' ')}: {from_s3[2]}", url)
+
+
+def _number_of(error: Exception) -> int:
+    """Return the number of an error that has only a class."""
+    numbers = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}
+    return next((number for kind, number in numbers.items() if isinstance(error, kind)), errno.EIO)

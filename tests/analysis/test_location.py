@@ -1,0 +1,179 @@
+"""Which texts are paths and which are URLs, and what Spark is told of each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+
+from ackstate.analysis import location as locations
+from ackstate.analysis.location import LocationError, StorePath, location, spark_path, spark_target
+
+
+@pytest.mark.parametrize("text", ["trace", "/x/a b", "a:b", "s3a:/bucket/x", "./s3a", "~", "//x", "file:/x", "-"])
+def test_a_text_that_begins_with_no_scheme_is_a_local_path(text):
+    assert location(text) == Path(text)
+
+
+@pytest.mark.parametrize("text", ["file:///tmp/a%20b", "file://localhost/tmp/a%20b", "FILE:///tmp/a%20b"])
+def test_a_file_url_is_a_local_path_with_nothing_decoded(text):
+    assert location(text) == Path("/tmp/a%20b")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "for_spark"),
+    [
+        ("s3a://bucket/a/b", "s3a://bucket/a/b", "s3a://bucket/a/b"),
+        ("S3://bucket//a/b/", "s3://bucket/a/b", "s3a://bucket/a/b"),
+        ("s3a://bucket", "s3a://bucket/", "s3a://bucket/"),
+        ("gs://bucket/day=2026-11-20", "gs://bucket/day=2026-11-20", "gs://bucket/day=2026-11-20"),
+        ("hdfs://node:8020/a b/%20", "hdfs://node:8020/a b/%20", "hdfs://node:8020/a b/%20"),
+        ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
+        ("s3a://bucket/[a]*{b}", "s3a://bucket/[a]*{b}", r"s3a://bucket/\[a\]\*\{b\}"),
+    ],
+)  # fmt: skip
+def test_a_url_is_shown_as_it_was_given_and_no_pattern_for_spark(text, shown, for_spark):
+    found = location(text)
+    assert str(found) == shown
+    assert spark_path(found) == for_spark
+    assert location(shown) == found
+    assert spark_target(found) == for_spark.replace("\\", "")
+
+
+def test_a_local_path_is_no_pattern_for_spark(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert spark_path(Path("a[1]?")) == f"file://{tmp_path}/" + r"a\[1\]\?"
+    assert spark_target(Path("a[1]?")) == f"file://{tmp_path}/a[1]?"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("s4a://b/x", "unknown scheme 's4a', known: .*s3a; did you mean 's3a'"),
+        ("http://user:pass@host/x", "unknown scheme 'http'"),
+        ("s3a:///x", "needs a bucket"),
+        ("hdfs:///x", "needs a name node"),
+        ("s3a://key:secret@bucket/x", "a user or a password"),
+        ("s3a://secret@bucket/x", "a user or a password"),
+        ("abfss://c:secret@a.dfs.core.windows.net/x", "a user or a password"),
+        ("s3a://b/x?secret=1", "a query"),
+        ("s3a://b/x#1", "a query"),
+        ("s3a://b/a\nb", "no plain text"),
+        ("s3a://b/../x", r"must not contain '\.'"),
+        ("file://host/x", "a local file is file:///PATH"),
+        ("file://", "a local file is file:///PATH"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(text, said):
+    with pytest.raises(LocationError, match=said) as refused:
+        location(text)
+    assert "secret@" not in str(refused.value)
+    assert ":pass" not in str(refused.value)
+
+
+def test_names_go_together_as_those_of_a_path():
+    directory = location("s3a://bucket/traces")
+    file = directory / "day=1/part-0.parquet"
+    assert file == directory / "day=1" / "part-0.parquet"
+    assert (file.name, file.suffix, str(file.parent)) == ("part-0.parquet", ".parquet", "s3a://bucket/traces/day=1")
+    assert file.with_name("x") == directory / "day=1" / "x"
+    assert file.relative_to(directory) == "day=1/part-0.parquet"
+    assert location("s3a://bucket/").parent == location("s3a://bucket")
+    assert sorted([directory / "b", directory / "a"]) == [directory / "a", directory / "b"]
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Return a directory behind a URL, whose store is a directory of this machine."""
+    # Of pyarrow, which has the same interface for all of them.
+    root = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    monkeypatch.setattr(locations, "_file_system", lambda _scheme, _authority: (root, ""))
+    (tmp_path / "a").mkdir()
+    return StorePath("s3a", "bucket", ("a",))
+
+
+def test_files_are_written_listed_read_and_deleted(store, tmp_path):
+    (tmp_path / "local").write_bytes(b"text")
+    for name in ("x.parquet", "y.txt", "below/z.parquet"):
+        (tmp_path / "a" / "below").mkdir(exist_ok=True)
+        (store / name).put(tmp_path / "local")
+    assert (tmp_path / "a/below/z.parquet").read_bytes() == b"text"
+    assert {each.name: each.is_dir() for each in store.iterdir()} == {"x.parquet": False, "y.txt": False, "below": True}
+    assert [str(each) for each in store.glob("*.parquet")] == ["s3a://bucket/a/x.parquet"]
+    assert sorted(each.relative_to(store) for each in store.rglob("*.parquet")) == ["below/z.parquet", "x.parquet"]
+    assert list((store / "none").glob("*")) == list((store / "none").rglob("*")) == []
+    assert (store / "y.txt").read_text() == "text"
+    assert (store / "y.txt").stat().st_size == 4
+    assert (store / "y.txt").is_file()
+    (store / "y.txt").unlink()
+    (store / "y.txt").unlink(missing_ok=True)
+    assert not (store / "y.txt").exists()
+    locations.remove_tree(store)
+    locations.remove_tree(store)
+    assert not store.exists()
+
+
+def test_a_file_that_must_be_new_replaces_none(store, tmp_path):
+    (tmp_path / "local").write_bytes(b"1")
+    (store / "x").put_new(tmp_path / "local")
+    (tmp_path / "local").write_bytes(b"2")
+    with pytest.raises(FileExistsError):
+        (store / "x").put_new(tmp_path / "local")
+    assert (store / "x").read_text() == "1"
+    (store / "x").put(tmp_path / "local")
+    assert (store / "x").read_text() == "2"
+
+
+@pytest.mark.parametrize("call", [
+    lambda path: path.stat(), lambda path: path.open(), lambda path: path.unlink(), lambda path: path.read_text(),
+    lambda path: list(path.iterdir()),
+])  # fmt: skip
+def test_what_is_not_there_is_named_by_its_url(store, call):
+    with pytest.raises(FileNotFoundError) as missing:
+        call(store / "none")
+    assert (missing.value.filename, missing.value.strerror) == ("s3a://bucket/a/none", "no such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "reason"),
+    [
+        (
+            "When uploading object with key 'y' in bucket 'b': AWS Error NO_SUCH_BUCKET during PutObject operation: "
+            "The specified bucket does not exist (Request ID: 2F)", errno.ENOENT, "no such bucket",
+        ),
+        (
+            "When getting information for key 'x' in bucket 'b': AWS Error ACCESS_DENIED during HeadObject operation: "
+            "No response body.", errno.EACCES, "access denied: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ),
+        (
+            "AWS Error UNKNOWN (HTTP status 400) during CreateBucket operation: no\nmore", errno.EIO, "unknown: no",
+        ),
+        ("broken pipe\n\tat org.apache.hadoop", errno.EIO, "broken pipe"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_a_store_is_a_reason_of_one_line(store, said, number, reason):
+    with pytest.raises(OSError) as failed, store.reasons():
+        raise OSError(said)
+    assert (failed.value.errno, failed.value.strerror, failed.value.filename) == (number, reason, str(store))
+
+
+def test_a_name_node_that_is_not_there_is_named_at_once():
+    pytest.importorskip("hdfs_native")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"hdfs://127.0.0.1:{taken.getsockname()[1]}/x"
+        with pytest.raises(ConnectionRefusedError) as refused:
+            location(url).exists()
+    assert refused.value.filename == url
+    assert refused.value.strerror == os.strerror(errno.ECONNREFUSED)
+
+
+def test_a_missing_client_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "hdfs_native.fsspec", None)
+    with pytest.raises(LocationError, match=r"install ackstate\[hdfs\]"):
+        location("hdfs://127.0.0.1:1/x").exists()
