@@ -1,19 +1,24 @@
-"""Writes files atomically, by rename, and opens lock files. No link is followed."""
+"""Writes files atomically, by rename or in a store, and opens lock files. No link is followed."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
+
+from ackstate.analysis.location import StorePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from ackstate.analysis.location import Location
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary file, which replaces `path` when the block ends without an error.
+def atomic_write(path: Location) -> Iterator[Path]:
+    """Yield a temporary local file, which replaces `path` when the block ends without an error.
 
     The temporary file is empty and newly created: an unfinished file of an earlier run, or a link in its place, is
     removed first, and no link is followed. A link at `path` itself is replaced, not followed.
@@ -21,6 +26,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Raises:
         OSError: The disk is full or failed; `path` is unchanged.
     """
+    if isinstance(path, StorePath):
+        with TemporaryDirectory() as directory:
+            yield Path(directory, path.name)
+            path.put(Path(directory, path.name))
+        return
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
@@ -34,7 +44,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Location, text: str) -> None:
     """Write a text file that exists either complete or not at all; raises as `atomic_write`."""
     with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")

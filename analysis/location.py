@@ -279,15 +279,12 @@ def location(text: str) -> Location:
     return StorePath(scheme, authority, parts)
 
 
-def spark_path(place: Location) -> str:
-    """Return a location for Spark, which would take brackets and stars in a path for a pattern, and `a:b` for a URL."""
-    text = str(place.absolute()) if isinstance(place, Path) else f"/{'/'.join(place.parts)}"
-    return _for_spark(place, re.sub(r"([\\{}\[\]*?])", r"\\\1", text))
-
-
-def spark_target(place: Location) -> str:
-    """Return a location that Spark writes to: there it takes nothing for a pattern."""
-    return _for_spark(place, str(place.absolute()) if isinstance(place, Path) else f"/{'/'.join(place.parts)}")
+def spark_url(place: Location) -> str:
+    """Return a location for Spark."""
+    if isinstance(place, Path):
+        return f"file://{place.absolute()}"
+    # Hadoop's client of S3 has its own name.
+    return str(StorePath("s3a" if place.scheme in _S3 else place.scheme, place.authority, place.parts))
 
 
 def remove_tree(directory: Location) -> None:
@@ -297,13 +294,6 @@ def remove_tree(directory: Location) -> None:
     else:
         with suppress(FileNotFoundError):
             shutil.rmtree(directory)
-
-
-def _for_spark(place: Location, path: str) -> str:
-    if isinstance(place, Path):
-        return f"file://{path}"
-    # Hadoop's client of S3 has its own name.
-    return f"{'s3a' if place.scheme in _S3 else place.scheme}://{place.authority}{path}"
 
 
 @cache

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ackstate.analysis.cli.output import ReportFiles
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.results import SweepResult
     from ackstate.analysis.redelivery.trace_source import Engine as Runs
@@ -82,7 +82,7 @@ def starting(engine: Engine | None, master: str | None) -> Iterator[Session]:
 
 
 def estimated(
-    trace: Path,
+    trace: Location,
     policies: Sequence[Policy | None],
     *,
     crashes_per_day: float,

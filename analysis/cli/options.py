@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.location import Location, LocationError, location
 
 NUMBER_MAX = 10**15
 """What clocks and counters of 64 bits hold, added up as often as need be."""
@@ -25,6 +26,18 @@ def path_argument(text: str) -> Path:
     if not str(text):
         raise typer.BadParameter("it is empty")
     return Path(text)
+
+
+def location_argument(text: str) -> Location:
+    """Return the local path, or what is behind the URL, that a user named.
+
+    Raises:
+        typer.BadParameter: It is empty, or a URL that cannot be used.
+    """
+    try:
+        return location(str(text))
+    except LocationError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def between(lowest: float, highest: float) -> Callable[[float], float]:
@@ -76,7 +89,8 @@ def duration_option(
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 TraceArgument: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="TRACE", parser=path_argument, help="A Parquet trace, directory or file.")
+    Any,
+    typer.Argument(metavar="TRACE", parser=location_argument, help="A Parquet trace, directory or file; may be a URL."),
 ]
 BrokerDirectoryArgument: TypeAlias = Annotated[
     Path,

@@ -13,11 +13,12 @@ import typer
 
 from ackstate.analysis.atomic_write import atomic_write, write_atomically
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.options import path_argument
+from ackstate.analysis.cli.options import location_argument, path_argument
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.results import SweepResult
     from ackstate.analysis.redelivery_report.contents import Contents
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
@@ -31,9 +32,10 @@ FORMATS = ("json", "parquet", "csv", "html")
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="F", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; with --out.")
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", parser=path_argument, help="Write it there.")]
+OutOption = Annotated[Any, typer.Option(metavar="FILE", parser=location_argument, help="Write it there; may be a URL.")]
 ReportOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", parser=path_argument, help="Write a report there: one HTML file.")
+    Any,
+    typer.Option(metavar="FILE", parser=location_argument, help="Write a report there, one HTML file; may be a URL."),
 ]
 CalibrationOption = Annotated[
     Path | None,
@@ -62,14 +64,19 @@ class ReportFiles:
         trace_summary: The same.
     """
 
-    report: Path
+    report: Location
     calibration: Path | None = None
     recorded_runs: Path | None = None
     trace_summary: Path | None = None
 
     @classmethod
     def wanted(
-        cls, report: Path | None, *, calibration: Path | None, recorded_runs: Path | None, trace_summary: Path | None
+        cls,
+        report: Location | None,
+        *,
+        calibration: Path | None,
+        recorded_runs: Path | None,
+        trace_summary: Path | None,
     ) -> ReportFiles | None:
         """Return the report, or None if there is to be none.
 
@@ -111,15 +118,15 @@ class Output:
     """
 
     form: str | None
-    out: Path | None
+    out: Location | None
     report: ReportFiles | None
 
     @classmethod
     def wanted(
         cls,
         form: str | None,
-        out: Path | None,
-        report: Path | None,
+        out: Location | None,
+        report: Location | None,
         *,
         calibration: Path | None,
         recorded_runs: Path | None,
@@ -178,13 +185,13 @@ def command() -> str:
     return shlex.join(["ackstate", *sys.argv[1:]])
 
 
-def _check_place(file: Path) -> None:
+def _check_place(file: Location) -> None:
     """Make sure, before Spark starts, that a file can be made there."""
-    if file.is_dir() or not file.absolute().parent.is_dir():
+    if file.is_dir() or (isinstance(file, Path) and not file.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{file}: what is written is a file in a directory that is there")
 
 
-def _write_table(result: SweepResult, out: Path, *, is_parquet: bool) -> None:
+def _write_table(result: SweepResult, out: Location, *, is_parquet: bool) -> None:
     import pyarrow as pa
     from pyarrow import csv, parquet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +20,14 @@ from ackstate.analysis.cli.estimates import (
     started,
     starting,
 )
-from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs, path_argument
+from ackstate.analysis.cli.options import (
+    NUMBER_MAX,
+    JsonOption,
+    TraceArgument,
+    between,
+    key_value_pairs,
+    location_argument,
+)
 from ackstate.analysis.cli.output import (
     CalibrationOption,
     FormatOption,
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.cli.estimates import Session
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.results import PolicyResult
 
@@ -67,9 +74,11 @@ def redelivery(
     recorded_runs: RecordedRunsOption = None,
     trace_summary: TraceSummaryOption = None,
     state: Annotated[
-        Path | None,
+        Any,
         typer.Option(
-            metavar="DIR", parser=path_argument, help="TRACE has a trace a day: read new ones, keep the rest here."
+            metavar="DIR",
+            parser=location_argument,
+            help="TRACE has a trace a day: read new ones, keep the rest here; may be a URL.",
         ),
     ] = None,
     engine: EngineOption = None,
@@ -136,7 +145,7 @@ def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
 
 
 def _daily(
-    directory: Path, state: Path, policy: Policy | None, *, crashes_per_day: float, output: Output,
+    directory: Location, state: Location, policy: Policy | None, *, crashes_per_day: float, output: Output,
     json: bool, session: Session,
 ) -> None:  # fmt: skip
     """Show, or write, the estimates over all days of a directory, of which those are read that are new."""

@@ -15,7 +15,13 @@ import typer
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.names import Group
-from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, TraceArgument, path_argument
+from ackstate.analysis.cli.options import (
+    FlushIntervalOption,
+    JsonOption,
+    TraceArgument,
+    location_argument,
+    path_argument,
+)
 from ackstate.analysis.durations import Duration
 from ackstate.spelling import closest
 
@@ -57,8 +63,10 @@ def convert(
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; an existing one is replaced."),
+        Any,
+        typer.Argument(
+            metavar="TRACE", parser=location_argument, help="The trace, maybe a URL; an existing one is replaced."
+        ),
     ],
     bad_rows_max: Annotated[
         Any,
@@ -117,8 +125,10 @@ def _count(text: str) -> int:
 
 def generate(
     out: Annotated[
-        Path,
-        typer.Argument(metavar="TRACE", parser=path_argument, help="The trace; an existing one is replaced."),
+        Any,
+        typer.Argument(
+            metavar="TRACE", parser=location_argument, help="The trace, maybe a URL; an existing one is replaced."
+        ),
     ],
     workload: Annotated[str, typer.Option(metavar="NAME", help="The shape; an unknown name lists them.")],
     events: Annotated[

@@ -15,14 +15,14 @@ from ackstate.analysis.trace.parquet import trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.checkpoint import Checkpoint
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)(?!\d)")
 
 
-def days_of(directory: Path) -> list[Path]:
+def days_of(directory: Location) -> list[Location]:
     """Return the daily traces of a directory, each a directory such as ``day=2026-11-20`` or a Parquet file, by name.
 
     A day on which nothing happened may be an empty directory; where names have dates, none may be missing.
@@ -42,7 +42,7 @@ def days_of(directory: Path) -> list[Path]:
     return days
 
 
-def unread(directory: Path, days: Sequence[Path], checkpoint: Checkpoint | None) -> list[Path]:
+def unread(directory: Location, days: Sequence[Location], checkpoint: Checkpoint | None) -> list[Location]:
     """Return the days after those that a checkpoint has seen; those may have been deleted since.
 
     Raises:
@@ -69,7 +69,7 @@ def unread(directory: Path, days: Sequence[Path], checkpoint: Checkpoint | None)
 _AGAIN = "put back what was there, or give all days with another --state"
 
 
-def fingerprint(day: Path) -> str:
+def fingerprint(day: Location) -> str:
     """Return what changes with a day: names, sizes and footers of its files, which list the size of every part.
 
     Complexity: O(footers); no event is read.
@@ -81,12 +81,12 @@ def fingerprint(day: Path) -> str:
     return digest.hexdigest()
 
 
-def files_of(day: Path) -> list[Path]:
+def files_of(day: Location) -> list[Location]:
     """Return the Parquet files of a day, which may have none."""
     return trace_files(day) if day.is_file() or any(day.iterdir()) else []
 
 
-def _check_follows(before: str, after: str, directory: Path) -> None:
+def _check_follows(before: str, after: str, directory: Location) -> None:
     dates = [_DATE.search(name) for name in (before, after)]
     try:
         first, second = (date.fromisoformat(found[1]) for found in dates if found)

@@ -8,7 +8,6 @@ bytes written it is not known before a day ends how long a ledger without PUBLIS
 from __future__ import annotations
 
 import hashlib
-import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackstate.analysis.redelivery.checkpoint import DAYS_KEPT, RESTART, Checkpoint, claimed, keep, settings_of
+from ackstate.analysis.location import remove_tree
+from ackstate.analysis.redelivery.checkpoint import (
+    DAYS_KEPT,
+    RESTART,
+    Checkpoint,
+    claimed,
+    keep,
+    next_path,
+    settings_of,
+)
 from ackstate.analysis.redelivery.curve_sum import SERIES
 from ackstate.analysis.redelivery.daily import days_of, files_of, fingerprint, unread
 from ackstate.analysis.redelivery.daily_state import BrokerState, decoded, decoded_broker, encoded_broker
@@ -44,8 +52,8 @@ from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.policy import Policy
     from ackstate.analysis.redelivery.rows import Rows
     from ackstate.analysis.redelivery.trace_source import Engine
@@ -91,7 +99,12 @@ class DailyEstimates:
 
 @contextmanager
 def daily_estimates(
-    engine: Engine, directory: Path, state: Path, policies: Sequence[Policy | None], *, crashes_per_day: float = 1
+    engine: Engine,
+    directory: Location,
+    state: Location,
+    policies: Sequence[Policy | None],
+    *,
+    crashes_per_day: float = 1,
 ) -> Iterator[DailyEstimates]:
     """Estimate over all days of a directory, reading those that the state has not seen.
 
@@ -131,7 +144,7 @@ def daily_estimates(
 
 
 def _read(  # noqa: PLR0913, PLR0917 - each is needed once
-    engine: Engine, directory: Path, new: Sequence[Path], before: Checkpoint | None, unfinished: Path,
+    engine: Engine, directory: Location, new: Sequence[Location], before: Checkpoint | None, unfinished: Location,
     policies: Sequence[Policy | None], prints: Mapping[str, str],
 ) -> Checkpoint:  # fmt: skip
     """Read new days, write what they lead to, and return the checkpoint that is to be kept."""
@@ -159,13 +172,13 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     ledgers = named_ledgers(list(days.values()), kept).together(("topic", "ledger_id"))
     ledgers.through(highest, LOGS).stored(unfinished / "logs")
     _follow(engine.rows(unfinished / "staged" / "results", PART), broker)
-    shutil.rmtree(unfinished / "staged")
+    remove_tree(unfinished / "staged")
     for each in prints.values():
         broker.days_digest = hashlib.sha256((broker.days_digest + each).encode()).hexdigest()
     day_count = (before.day_count if before else 0) + len(new)
     known = dict(list({**(before.days if before else {}), **prints}.items())[-DAYS_KEPT:])
     return Checkpoint(
-        unfinished.with_name(f"{day_count:06}"), tuple(settings_of(policies)), day_count, known, begin_ms, end_ms,
+        next_path(unfinished, day_count), tuple(settings_of(policies)), day_count, known, begin_ms, end_ms,
         encoded_broker(broker), {},
     )  # fmt: skip
 
@@ -177,7 +190,7 @@ def _broker(checkpoint: Checkpoint) -> BrokerState:
         raise CheckpointError(f"{checkpoint.path}: broker: {error}; {RESTART}") from None
 
 
-def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, directory: Path) -> tuple[int, int]:
+def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, directory: Location) -> tuple[int, int]:
     """Return when all days begin and end, having made sure that each begins after the one before it."""
     last, last_ms = (before.last_day, before.end_ms) if before else ("", None)
     for name, covered in spans:
@@ -197,7 +210,7 @@ def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, direc
     return before.begin_ms if before else spans[0][1].begin_ms, last_ms
 
 
-def _go_on(engine: Engine, chunks: Rows, wanted: Wanted, before: Checkpoint | None, unfinished: Path) -> None:
+def _go_on(engine: Engine, chunks: Rows, wanted: Wanted, before: Checkpoint | None, unfinished: Location) -> None:
     """Replay new days from the states that there are, and write the states and results that follow."""
     staged = unfinished / "staged"
     # Read several times, replayed once.

@@ -10,11 +10,11 @@ from ackstate.analysis.redelivery.trace_source import LocalSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.rows import Rows, Step
     from ackstate.analysis.redelivery.trace_source import Engine, TraceSource
     from ackstate.analysis.trace.parquet import Span
@@ -25,11 +25,11 @@ class OneTaskEngine(NamedTuple):
 
     spark: SparkSession
 
-    def trace(self, path: Path, covered: Span | None = None) -> OneTaskSource:
+    def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
         """See `Engine`."""
         return OneTaskSource(self.spark, LocalSource.of(path, covered))
 
-    def rows(self, directory: Path, schema: pa.Schema) -> OneTaskRows:
+    def rows(self, directory: Location, schema: pa.Schema) -> OneTaskRows:
         """See `Engine`."""
         return OneTaskRows(self.spark, LocalRows.of_files(directory, schema))
 
@@ -88,7 +88,7 @@ class OneTaskRows:
         """See `Rows`."""
         return OneTaskRows(self._spark, self._rows.plus(others._rows))
 
-    def stored(self, directory: Path) -> OneTaskRows:
+    def stored(self, directory: Location) -> OneTaskRows:
         """See `Rows`."""
         rows = self._rows
 

@@ -6,6 +6,7 @@ A pipeline is written once, against `Rows`. A step is a function from record bat
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+
+    from ackstate.analysis.location import Location
 
     Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -45,7 +47,7 @@ class Rows(Protocol):
         """Return these rows and others of the same schema, from the same engine."""
         ...
 
-    def stored(self, directory: Path) -> Self:
+    def stored(self, directory: Location) -> Self:
         """Compute the rows, write them into a new directory as Parquet files, and return those.
 
         Raises:
@@ -93,22 +95,26 @@ class LocalRows:
         return LocalRows(both, self._schema)
 
     @classmethod
-    def of_files(cls, directory: Path, schema: pa.Schema) -> Self:
+    def of_files(cls, directory: Location, schema: pa.Schema) -> Self:
         """Return the rows of Parquet files, with some of their columns."""
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for file in sorted(directory.glob("*.parquet")):
-                with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            files: list[Location] = list(directory.glob("*.parquet"))
+            for file in sorted(files, key=str):
+                with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
                     for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names):
                         yield batch.select(schema.names).cast(schema)
 
         return cls(batches, schema)
 
-    def stored(self, directory: Path) -> LocalRows:
+    def stored(self, directory: Location) -> LocalRows:
         """See `Rows`."""
-        directory.mkdir(parents=True)
-        file = directory / "part-00000.parquet"
-        with pq.ParquetWriter(file, self._schema, compression="zstd", write_page_checksum=True) as writer:
+        if isinstance(directory, Path):
+            directory.mkdir(parents=True)
+        with (
+            (directory / "part-00000.parquet").open("wb") as sink,
+            pq.ParquetWriter(sink, self._schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
             for batch in self._batches():
                 writer.write_batch(batch.cast(self._schema))
         return self.of_files(directory, self._schema)

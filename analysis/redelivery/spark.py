@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.location import spark_url
 from ackstate.analysis.redelivery.cluster import (
     answer_awaited,
     await_executor,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from rich.progress import Progress, TaskID
+
+    from ackstate.analysis.location import Location
 
 _LOG = logging.getLogger(__name__)
 _CORES = 2
@@ -128,7 +131,7 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
 
 
 @contextmanager
-def readable_failures(what: Path, *, work: str = "read") -> Iterator[None]:
+def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
     """Turn what Spark raises into a `TraceError` of one line, and put the trace into one that does not name it.
 
     Args:
@@ -237,7 +240,7 @@ def _own_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def parquet_frame(spark: SparkSession, schema: StructType, *paths: Path) -> DataFrame:
+def parquet_frame(spark: SparkSession, schema: StructType, *paths: Location) -> DataFrame:
     """Return Parquet files as a DataFrame.
 
     Args:
@@ -246,7 +249,7 @@ def parquet_frame(spark: SparkSession, schema: StructType, *paths: Path) -> Data
         paths: Files or directories; brackets and stars in their names are no patterns.
     """
     reader = spark.read.schema(schema).option("__globPaths__", "false")
-    return reader.parquet(*(f"file://{path.absolute()}" for path in paths))
+    return reader.parquet(*map(spark_url, paths))
 
 
 def _reason(error: Exception) -> str:

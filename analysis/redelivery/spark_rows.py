@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ackstate.analysis.location import spark_url
 from ackstate.analysis.redelivery.spark import parquet_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.rows import Rows, Step
 
 
@@ -44,13 +45,13 @@ class SparkRows:
         return SparkRows(self.frame.unionByName(others.frame))
 
     @classmethod
-    def of_files(cls, spark: SparkSession, directory: Path, schema: pa.Schema) -> Self:
+    def of_files(cls, spark: SparkSession, directory: Location, schema: pa.Schema) -> Self:
         """Return the rows of Parquet files, with some of their columns."""
         return cls(parquet_frame(spark, from_arrow_schema(schema), directory))
 
-    def stored(self, directory: Path) -> SparkRows:
+    def stored(self, directory: Location) -> SparkRows:
         """See `Rows`."""
-        self.frame.write.option("compression", "zstd").parquet(f"file://{directory.absolute()}")
+        self.frame.write.option("compression", "zstd").parquet(spark_url(directory))
         return SparkRows(parquet_frame(self.frame.sparkSession, self.frame.schema, directory))
 
     def collect(self) -> list[dict[str, Any]]:

@@ -16,11 +16,11 @@ from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.rows import Step
 
 
@@ -36,7 +36,7 @@ class SparkSource(NamedTuple):
     covered: Span | None = None
 
     @classmethod
-    def of(cls, spark: SparkSession, path: Path, covered: Span | None = None) -> Self:
+    def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
         """Find the files of a trace, a file or a directory; what the files alone tell is checked at once.
 
         Args:
@@ -86,11 +86,11 @@ class SparkEngine(NamedTuple):
 
     spark: SparkSession
 
-    def trace(self, path: Path, covered: Span | None = None) -> SparkSource:
+    def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
         """See `Engine`."""
         return SparkSource.of(self.spark, path, covered)
 
-    def rows(self, directory: Path, schema: pa.Schema) -> SparkRows:
+    def rows(self, directory: Location, schema: pa.Schema) -> SparkRows:
         """See `Engine`."""
         return SparkRows.of_files(self.spark, directory, schema)
 

@@ -16,8 +16,8 @@ from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.rows import Rows, Step
 
 _SHARES_PER_CORE = 4
@@ -49,7 +49,7 @@ class TraceSource(Protocol):
 class Engine(Protocol):
     """Where traces are replayed."""
 
-    def trace(self, path: Path, covered: Span | None = None) -> TraceSource:
+    def trace(self, path: Location, covered: Span | None = None) -> TraceSource:
         """Find the files of a trace, a file or a directory.
 
         Args:
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """
         ...
 
-    def rows(self, directory: Path, schema: pa.Schema) -> Rows:
+    def rows(self, directory: Location, schema: pa.Schema) -> Rows:
         """Return rows that were stored, with some of their columns."""
         ...
 
@@ -74,11 +74,11 @@ class Engine(Protocol):
 class LocalEngine:
     """This process."""
 
-    def trace(self, path: Path, covered: Span | None = None) -> LocalSource:
+    def trace(self, path: Location, covered: Span | None = None) -> LocalSource:
         """See `Engine`."""
         return LocalSource.of(path, covered)
 
-    def rows(self, directory: Path, schema: pa.Schema) -> LocalRows:
+    def rows(self, directory: Location, schema: pa.Schema) -> LocalRows:
         """See `Engine`."""
         return LocalRows.of_files(directory, schema)
 
@@ -90,11 +90,11 @@ class LocalEngine:
 class LocalSource(NamedTuple):
     """A trace whose files this process reads."""
 
-    files: tuple[Path, ...]
+    files: tuple[Location, ...]
     covered: Span
 
     @classmethod
-    def of(cls, path: Path, covered: Span | None = None) -> Self:
+    def of(cls, path: Location, covered: Span | None = None) -> Self:
         """Find the files of a trace, a file or a directory; arguments and errors as of `SparkSource.of`."""
         return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
 
@@ -124,7 +124,7 @@ class LocalSource(NamedTuple):
         return LocalRows(batches, schema)
 
 
-def _row_groups(file: Path, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
+def _row_groups(file: Location, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
     """Yield, a few chunks at a time, some columns of each row group ``n`` of a file with ``n % shares == share``."""
     try:
         # Opened here, because Arrow takes no name whose bytes are not text. Damage may decompress to other numbers.

@@ -13,8 +13,8 @@ from ackstate.analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.redelivery.incremental import DailyEstimates
     from ackstate.analysis.redelivery.results import SweepResult
     from ackstate.analysis.redelivery_report.inputs import ReportInputs
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make_contents(  # noqa: PLR0913 - each is needed once
-    rows: Sequence[Mapping[str, Any]], span: Span, trace: Path, result: SweepResult, inputs: ReportInputs, *,
+    rows: Sequence[Mapping[str, Any]], span: Span, trace: Location, result: SweepResult, inputs: ReportInputs, *,
     command: str, engine: tuple[tuple[str, str], ...],
 ) -> Contents:  # fmt: skip
     """Return the report of some estimates.

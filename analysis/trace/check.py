@@ -25,8 +25,8 @@ from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.rows import Mask
 
 _KEY = ("topic", "subscription", "chunk")
@@ -77,7 +77,7 @@ class TraceSummary:
         ]
 
 
-def trace_hash(path: Path) -> str:
+def trace_hash(path: Location) -> str:
     """Return a SHA-256, in hexadecimal digits, that names a trace: of those of its Parquet files, in order of names.
 
     It does not depend on where the trace lies nor on how its files are called, only on their order and bytes.
@@ -94,7 +94,7 @@ def trace_hash(path: Path) -> str:
 
 
 def check_events(
-    path: Path, *, progress: Callable[[int, int | None], None] = lambda _done, _total: None
+    path: Location, *, progress: Callable[[int, int | None], None] = lambda _done, _total: None
 ) -> TraceSummary:
     """Check every event of a trace and count.
 
@@ -168,7 +168,7 @@ class _TraceCheck:
         while followed.next_chunk in followed.early:
             self._judge(followed, followed.early.pop(followed.next_chunk))
 
-    def finish(self, path: Path) -> None:
+    def finish(self, path: Location) -> None:
         """Judge the whole."""
         for topic, count, sample in self._published.never():
             self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
@@ -219,7 +219,7 @@ def _wrong_alone(events: Events) -> dict[Wrong, Mask]:
     }
 
 
-def _chunks(path: Path) -> Iterator[_Chunk]:
+def _chunks(path: Location) -> Iterator[_Chunk]:
     """Yield every chunk, in the order of the files."""
     for file in trace_files(path):
         try:
@@ -231,7 +231,7 @@ def _chunks(path: Path) -> Iterator[_Chunk]:
             raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
 
 
-def _chunks_of(file: Path, batch: pa.RecordBatch) -> Iterator[_Chunk]:
+def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[_Chunk]:
     try:
         for piece in pieces(batch):
             offsets, columns = events_of(piece, _EVENTS)

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from ackstate.analysis.trace.chunk_rows import ONLY_FILE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.rows import Events
 
 _EVENTS_PER_ROW_GROUP = 1 << 20
@@ -30,7 +29,7 @@ class ChunkWriter:
         OSError: The disk is full or failed; any call may raise it.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Location) -> None:
         self.events = 0
         self._sink = file.open("wb")
         self._writer = pq.ParquetWriter(self._sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS)

@@ -10,7 +10,7 @@ from ackstate.analysis.trace import ack_log, jsonl, row_parquet
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import TraceError
-from ackstate.analysis.trace.parquet import FIRST_FILE, new_trace, write_trace
+from ackstate.analysis.trace.parquet import new_trace, write_trace
 from ackstate.analysis.trace.recorder import read_recording, segments
 from ackstate.analysis.trace.rows import checked_rows
 from ackstate.analysis.trace.sorter import EventSorter
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.rows import Int64s
 
 _PARQUET = b"PAR1"
@@ -47,7 +48,7 @@ class Converted:
 
 def convert(
     sources: Sequence[Path],
-    out: Path,
+    out: Location,
     *,
     bad_rows_max: BadRowsMax | None = None,
     text_bytes_max: int = jsonl.TEXT_BYTES_MAX,
@@ -75,8 +76,8 @@ def convert(
         return Converted(write_trace(read_recording(sources[0]), out))
     files = list(chain.from_iterable(map(_files, sources)))
     bad_rows = BadRows()
-    with new_trace(out) as directory:
-        with ChunkWriter(directory / FIRST_FILE) as writer:
+    with new_trace(out) as files_out:
+        with ChunkWriter(files_out.file()) as writer:
             _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run(text_bytes_max)
         if not writer.events:
             raise TraceError(f"{', '.join(map(str, sources))}: no event in it, so there is no trace to write")

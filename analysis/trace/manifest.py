@@ -17,8 +17,9 @@ from ackstate.analysis.trace.events import TraceError
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ackstate.analysis.location import Location
 
 MANIFEST = "_manifest.json"
 FILES_KEY = b"ackstate.trace.files"
@@ -32,7 +33,7 @@ _AGAIN = "copy the whole trace again, or create it again"
 _LOG = logging.getLogger(__name__)
 
 
-def footer(file: Path) -> tuple[int, bytes]:
+def footer(file: Location) -> tuple[int, bytes]:
     """Return the size of a Parquet file, and its footer: what it ends with, whatever that is."""
     with file.open("rb") as source:
         size = source.seek(0, 2)
@@ -42,17 +43,35 @@ def footer(file: Path) -> tuple[int, bytes]:
         return size, source.read()
 
 
-def write_manifest(directory: Path) -> None:
+def write_manifest(directory: Location, names: Iterable[str] | None = None) -> None:
     """List the Parquet files of a trace that is complete.
+
+    Args:
+        directory: Of the trace.
+        names: Of its files; all Parquet files there if None.
 
     Raises:
         OSError: The disk is full or failed.
     """
-    files = {file.name: _entry(file) for file in sorted(directory.glob("*.parquet"))}
+    if names is None:
+        names = [file.name for file in directory.glob("*.parquet")]
+    files = {name: _entry(directory / name) for name in sorted(names)}
     write_atomically(directory / MANIFEST, json.dumps({"magic": _MAGIC, "version": _VERSION, "files": files}, indent=1))
 
 
-def check_names(path: Path, files: Sequence[Path]) -> Mapping[str, Mapping[str, Any]] | None:
+def listed_names(directory: Location) -> frozenset[str] | None:
+    """Return the files that a manifest lists; None without one.
+
+    Raises:
+        TraceError: It is damaged.
+        UnsupportedVersionError: A newer release wrote it.
+        OSError: It cannot be read.
+    """
+    manifest = directory / MANIFEST
+    return frozenset(_read(manifest)) if manifest.exists() else None
+
+
+def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mapping[str, Any]] | None:
     """Make sure that a trace has the files that its manifest lists, and return that; None without one.
 
     Args:
@@ -76,7 +95,7 @@ def check_names(path: Path, files: Sequence[Path]) -> Mapping[str, Mapping[str, 
 
 
 def check_files(
-    path: Path, stated: Mapping[Path, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
+    path: Location, stated: Mapping[Location, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
 ) -> None:
     """Make sure that a trace is complete, and that its files are those that were written together.
 
@@ -104,15 +123,15 @@ def check_files(
         _LOG.warning("%s: an older trace, which does not state its files: a missing one would not be noticed", path)
 
 
-def _entry(file: Path) -> dict[str, Any]:
+def _entry(file: Location) -> dict[str, Any]:
     size, end = footer(file)
     return {"bytes": size, "footer_sha256": hashlib.sha256(end).hexdigest()}
 
 
-def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
+def _read(file: Location) -> Mapping[str, Mapping[str, Any]]:
     try:
         with file.open("rb") as source:
-            text = source.read(_BYTES_MAX + 1)
+            text: bytes = source.read(_BYTES_MAX + 1)
         if len(text) > _BYTES_MAX:
             raise ValueError(f"it has more than {_BYTES_MAX} bytes")
         said = json.loads(text)
@@ -125,6 +144,8 @@ def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
         files = said["files"]
         if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
             raise ValueError("its files are no objects")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise TraceError(f"{file}: the manifest cannot be read, {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(f"{file}: the manifest is damaged, {error}: {_AGAIN}") from error
     return files

@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from ackstate.analysis.location import StorePath
 from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, is_packed
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import CHUNK_EVENTS, TRACE_VERSION, VERSION_KEY, Event, TraceError
-from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names
+from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names, listed_names
+from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, standing_names
 from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
 from ackstate.analysis.trace.rows import Events
 from ackstate.analysis.trace.times import TraceClock
@@ -28,6 +30,7 @@ from ackstate.errors import UnsupportedVersionError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.recorder import Frame
 
 _CHUNK = ("topic", "subscription", "chunk")
@@ -40,7 +43,7 @@ _HIDDEN = ("_", ".")
 _NOTES = frozenset(("_SUCCESS", MANIFEST))
 
 
-def write_trace(frames: Iterable[Frame], path: Path) -> int:
+def write_trace(frames: Iterable[Frame], path: Location) -> int:
     """Write a Parquet trace and return how many events it has.
 
     The trace appears at `path` when it is whole: a directory with one Parquet file, renamed into place. One that stands
@@ -51,8 +54,8 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
         UnsupportedVersionError: A newer release wrote what stands at `path`.
         OSError: The disk is full or failed; what stood at `path` still stands.
     """
-    with new_trace(path) as directory:
-        with ChunkWriter(directory / FIRST_FILE) as writer:
+    with new_trace(path) as files:
+        with ChunkWriter(files.file()) as writer:
             _write_chunks(frames, writer)
         if not writer.events:
             raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
@@ -60,21 +63,26 @@ def write_trace(frames: Iterable[Frame], path: Path) -> int:
 
 
 @contextmanager
-def new_trace(path: Path) -> Iterator[Path]:
-    """Make a directory for the Parquet files of a trace, which gets its place when the block ends without an error.
+def new_trace(path: Location) -> Iterator[NewFiles]:
+    """Yield where to write the Parquet files of a trace, which are its files when the block ends without an error.
 
-    If they are several, the block adds a manifest: `ackstate.analysis.trace.manifest.write_manifest`.
+    If they are several, the block adds a manifest: `ackstate.analysis.trace.manifest.write_manifest`. In a store each
+    trace has one, which is written when the block has ended.
 
     Raises:
         As `write_trace`; what the block raises is raised again, and what stood at `path` still stands.
     """
     check_replaceable(path)
+    if isinstance(path, StorePath):
+        with committed_in_store(path) as files:
+            yield files
+        return
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        yield unfinished
+        yield NewFiles(unfinished)
         _put_in_place(unfinished, target)
     except OSError as error:
         # Arrow says what is wrong and not where.
@@ -83,7 +91,7 @@ def new_trace(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def check_replaceable(path: Path) -> None:
+def check_replaceable(path: Location) -> None:
     """Make sure that nothing but a trace would be lost if `path` were replaced; an empty directory is nothing.
 
     Raises:
@@ -92,16 +100,18 @@ def check_replaceable(path: Path) -> None:
         OSError: It cannot be looked into.
     """
     if path.is_dir():
-        entries = sorted(path.iterdir())
-        for stranger in (each.name for each in entries if not _is_of_trace(each)):
+        entries: list[Location] = list(path.iterdir())
+        for stranger in sorted(each.name for each in entries if not _is_of_trace(each)):
             raise TraceError(f"{path}: not a trace that can be replaced, it holds {stranger!r}")
         if not entries:
             return
-    if os.path.lexists(path):
+        if isinstance(path, StorePath) and not standing_names(path):
+            return
+    if path.exists() if isinstance(path, StorePath) else os.path.lexists(path):
         check_trace(path)
 
 
-def _is_of_trace(entry: Path) -> bool:
+def _is_of_trace(entry: Location) -> bool:
     """Tell whether an entry of a directory is one that a trace has, so that it may be removed with the trace."""
     name = entry.name
     is_checksum = name.startswith(".") and name.endswith(".crc")
@@ -109,11 +119,13 @@ def _is_of_trace(entry: Path) -> bool:
     return has_our_name and entry.is_file() and not entry.is_symlink()
 
 
-def trace_files(path: Path) -> list[Path]:
+def trace_files(path: Location) -> list[Location]:
     """Return the Parquet files of a trace, a file or a directory, in order of their names.
 
+    In a store, whose files may be those of a writer that has not finished, they are those that the manifest lists.
+
     Raises:
-        TraceError: There are none, or one has a name that is not UTF-8.
+        TraceError: There are none, or one has a name that is not UTF-8; or as `listed_names`.
         OSError: The directory cannot be read.
     """
     _check_name(path)
@@ -123,7 +135,12 @@ def trace_files(path: Path) -> list[Path]:
         if path.name.startswith(_HIDDEN):
             raise TraceError(f"{path}: Spark reads no file whose name begins with {path.name[0]!r}")
         return [path]
-    files = [file for file in path.iterdir() if file.name.endswith(_SUFFIX) and not file.name.startswith(_HIDDEN)]
+    files: list[Location] = [
+        file for file in path.iterdir() if file.name.endswith(_SUFFIX) and not file.name.startswith(_HIDDEN)
+    ]
+    listed = listed_names(path) if isinstance(path, StorePath) else None
+    if listed is not None:
+        files = [file for file in files if file.name in listed]
     if not files:
         raise TraceError(f"{path}: no trace here, expected Parquet files")
     for file in files:
@@ -131,9 +148,9 @@ def trace_files(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _check_name(path: Path) -> None:
+def _check_name(path: Location) -> None:
     """Refuse a name that no other process can be told."""
-    name = os.fsencode(path.absolute())
+    name = os.fsencode(str(path.absolute()))
     try:
         name.decode()
     except UnicodeDecodeError:
@@ -160,7 +177,7 @@ class Span(NamedTuple):
     size_bytes: int = 0
 
 
-def check_trace(path: Path, *, is_timed: bool = True) -> Span:
+def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     """Read the footers of a Parquet trace and which chunks it has, and return what they cover.
 
     Args:
@@ -180,8 +197,8 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     row_groups_max = size_bytes = 0
     files = trace_files(path)
     listed = check_names(path, files)
-    stated: dict[Path, bytes | None] = {}
-    packed: dict[bool, Path] = {}
+    stated: dict[Location, bytes | None] = {}
+    packed: dict[bool, Location] = {}
     for file in files:
         rows, row_groups, size, stated[file] = _scalars(file)
         packed[is_packed(rows.schema)] = file
@@ -215,7 +232,7 @@ def check_trace(path: Path, *, is_timed: bool = True) -> Span:
     return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max, True in packed, size_bytes)
 
 
-def _scalars(file: Path) -> tuple[pa.Table, int, int, bytes | None]:
+def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None]:
     """Check a file, and return which chunks it has, when, the number and size of its row groups, and `FILES_KEY`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
@@ -238,7 +255,7 @@ def _scalars(file: Path) -> tuple[pa.Table, int, int, bytes | None]:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
 
 
-def _check_times(file: Path, rows: pa.Table, clock: TraceClock) -> None:
+def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
     """Refuse times that no trace may have; within a chunk they rise from the first to the last."""
     ends = [rows[name].to_numpy() for name in _TIMES]
     wrong = [clock.judge(each) for each in ends]
@@ -249,7 +266,7 @@ def _check_times(file: Path, rows: pa.Table, clock: TraceClock) -> None:
         raise TraceError(f"{file}: row {row + 1}, {where}: {clock.wrong(ts_ms)}")
 
 
-def _check_schema(file: Path, parquet: pq.ParquetFile) -> pa.Schema:
+def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
     """Return the columns that a file has, which are those of its version."""
     version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
     if not version.isdigit():

@@ -13,10 +13,10 @@ import numpy as np
 from ackstate.analysis.trace.events import EVENT_COLUMNS, TraceError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from ackstate.analysis.location import Location
 
 ROWS_AT_ONCE = 64
 OPTION = "ACKSTATE_TRACE_ROW_EVENTS_MAX"
@@ -37,7 +37,7 @@ def row_events_max() -> int:
     return int(text)
 
 
-def check_row_groups(file: Path, parquet: pq.ParquetFile) -> None:
+def check_row_groups(file: Location, parquet: pq.ParquetFile) -> None:
     """Refuse row groups that would take too much memory, from their footer alone.
 
     Raises:
@@ -60,7 +60,7 @@ def check_row_groups(file: Path, parquet: pq.ParquetFile) -> None:
                 )
 
 
-def check_rows(file: Path, rows: pa.Table) -> None:
+def check_rows(file: Location, rows: pa.Table) -> None:
     """Refuse rows that say that they have too many events, or none.
 
     Args:

@@ -11,7 +11,7 @@ import pyarrow.fs
 import pytest
 
 from ackstate.analysis import location as locations
-from ackstate.analysis.location import LocationError, StorePath, location, spark_path, spark_target
+from ackstate.analysis.location import LocationError, StorePath, location, spark_url
 
 
 @pytest.mark.parametrize("text", ["trace", "/x/a b", "a:b", "s3a:/bucket/x", "./s3a", "~", "//x", "file:/x", "-"])
@@ -33,21 +33,18 @@ def test_a_file_url_is_a_local_path_with_nothing_decoded(text):
         ("gs://bucket/day=2026-11-20", "gs://bucket/day=2026-11-20", "gs://bucket/day=2026-11-20"),
         ("hdfs://node:8020/a b/%20", "hdfs://node:8020/a b/%20", "hdfs://node:8020/a b/%20"),
         ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
-        ("s3a://bucket/[a]*{b}", "s3a://bucket/[a]*{b}", r"s3a://bucket/\[a\]\*\{b\}"),
     ],
 )  # fmt: skip
-def test_a_url_is_shown_as_it_was_given_and_no_pattern_for_spark(text, shown, for_spark):
+def test_a_url_is_shown_as_it_was_given_and_spark_takes_it(text, shown, for_spark):
     found = location(text)
     assert str(found) == shown
-    assert spark_path(found) == for_spark
     assert location(shown) == found
-    assert spark_target(found) == for_spark.replace("\\", "")
+    assert spark_url(found) == for_spark
 
 
-def test_a_local_path_is_no_pattern_for_spark(tmp_path, monkeypatch):
+def test_spark_takes_a_local_path_from_the_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert spark_path(Path("a[1]?")) == f"file://{tmp_path}/" + r"a\[1\]\?"
-    assert spark_target(Path("a[1]?")) == f"file://{tmp_path}/a[1]?"
+    assert spark_url(Path("a[1]?")) == f"file://{tmp_path}/a[1]?"
 
 
 @pytest.mark.parametrize(

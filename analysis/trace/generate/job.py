@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.generate.outages import Outage
     from ackstate.analysis.trace.generate.plan import Piece
     from ackstate.analysis.trace.generate.series import SubscriptionSeries
+    from ackstate.analysis.trace.new_files import NewFiles
     from ackstate.analysis.trace.rows import Events
 
 # A piece takes 2 to 5 MB.
@@ -67,7 +70,7 @@ class _Chunks(NamedTuple):
     events: Sequence[Events]
 
 
-def make_trace(spark: SparkSession, plan: TracePlan, out: Path) -> Made:
+def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Made:
     """Make a trace at `out`, which appears there when it is whole; a trace that stands there is replaced.
 
     `out` is a directory that every worker sees by that path. The same plan makes the same rows, whatever the number of
@@ -79,17 +82,18 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Path) -> Made:
         PySparkException: A worker failed, for want of room maybe.
     """
     outages = plan.outages()
-    with new_trace(out) as directory:
+    with new_trace(out) as written:
         files = min(plan.piece_count, max(plan.piece_count // _PIECES_PER_FILE, _FILES_PER_CORE * _cores(spark)))
         pieces = spark.range(0, plan.piece_count, numPartitions=files)
-        work = partial(_make, plan=plan, outages=outages, directory=str(directory.absolute()))
+        work = partial(_make, plan=plan, outages=outages, written=written)
         try:
             (total,) = pieces.mapInArrow(work, _MADE_SCHEMA).groupBy().sum(*Made._fields).collect()
         except BaseException:
             # Tasks that still run would write into what is being removed.
             spark.sparkContext.cancelAllJobs()
             raise
-        write_manifest(directory)
+        if isinstance(written.directory, Path):
+            write_manifest(written.directory)
     return Made(*total)
 
 
@@ -98,41 +102,43 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _make(
-    batches: Iterable[pa.RecordBatch], *, plan: TracePlan, outages: list[Outage], directory: str
+    batches: Iterable[pa.RecordBatch], *, plan: TracePlan, outages: list[Outage], written: NewFiles
 ) -> Iterator[pa.RecordBatch]:
     """Write the file of one partition, and yield what is in it."""
     pieces = (plan.piece(index) for batch in batches for index in batch.column(0).to_pylist())
     context = TaskContext.get()
     assert context is not None
-    file = Path(directory, f"part-{context.partitionId():05}.parquet")
+    file = written.file(context.partitionId())
     # Of two attempts at a task, the second may begin while the first still writes.
-    unfinished = file.with_name(f".{file.name}.{context.taskAttemptId()}")
-    made = write_pieces(plan, outages, pieces, unfinished)
-    if made.files:
-        unfinished.rename(file)
+    if isinstance(file, Path):
+        unfinished = file.with_name(f".{file.name}.{context.taskAttemptId()}")
+        made = write_pieces(plan, outages, pieces, unfinished)
+        if made.files:
+            unfinished.rename(file)
+    else:
+        made = write_pieces(plan, outages, pieces, file)
     yield pa.RecordBatch.from_pydict({name: [count] for name, count in made._asdict().items()})
 
 
-def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece], file: Path) -> Made:
+def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece], file: Location) -> Made:
     """Write neighbouring pieces into one Parquet file, a row group each and one for what their topic publishes.
 
     Memory: a piece, whatever their number.
     """
     writer: pq.ParquetWriter | None = None
     events = published = 0
-    try:
+    with ExitStack() as opened:
         for subscription, group in groupby(pieces, key=lambda piece: piece.subscription):
             series = plan.series_of(subscription, outages)
             for piece in group:
-                writer = writer or pq.ParquetWriter(file, SEVERAL_FILES_SCHEMA, **WRITE_OPTIONS)
+                if writer is None:
+                    sink = opened.enter_context(file.open("wb"))
+                    writer = opened.enter_context(pq.ParquetWriter(sink, SEVERAL_FILES_SCHEMA, **WRITE_OPTIONS))
                 for chunks in (_own_chunks(plan, series, piece), *_topic_chunks(plan, series, piece)):
                     count = sum(len(each.kind) for each in chunks.events)
                     events += count if chunks.subscription else 0
                     published += 0 if chunks.subscription else count
                     writer.write_table(_table(chunks))
-    finally:
-        if writer:
-            writer.close()
     return Made(events, published, 1, file.stat().st_size) if writer else Made(0, 0, 0, 0)
 
 

@@ -27,12 +27,12 @@ def one_file(path, name="s", *, entry=0):
 
 def several(path, names=("a", "b", "c"), *, entry=0):
     """Write a trace with a file for each subscription, as the generator does."""
-    with new_trace(path) as directory:
+    with new_trace(path) as files:
         for number, name in enumerate(names):
             file = one_file(path.with_name("part"), name, entry=entry)
             table = pq.read_table(file).cast(SEVERAL_FILES_SCHEMA)
-            pq.write_table(table, directory / f"part-{number:05}.parquet")
-        write_manifest(directory)
+            pq.write_table(table, files.file(number))
+        write_manifest(files.directory)
     shutil.rmtree(path.with_name("part"))
     return path
 
