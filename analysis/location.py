@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -113,8 +113,8 @@ class StorePath:
         return False
 
     def exists(self) -> bool:
-        """Return whether there is a file or directory."""
-        return self._status() is not None
+        """Return whether there is a file or directory; asked now, whatever a listing said."""
+        return replace(self, listed=None)._status() is not None
 
     def is_dir(self) -> bool:
         """Return whether it is a directory; in an object store, whether a file is below it."""
@@ -186,15 +186,19 @@ class StorePath:
             system, path = self._place()
             system.delete_dir(path)
 
+    def named(self, error: Exception) -> OSError:
+        """Return an error of a client of a store as an OSError with the URL, unless it has one, and a reason."""
+        if isinstance(error, OSError) and error.filename:
+            return error
+        return _os_error(error, str(self))
+
     @contextmanager
     def reasons(self) -> Iterator[None]:
         """Turn what a client of a store raises into an OSError with the URL and a reason."""
         try:
             yield
-        except OSError as error:
-            raise error if error.filename else _os_error(error.errno, error, str(self)) from error
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            raise _os_error(None, error, str(self)) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self.named(error) from error
 
     def _status(self) -> Status | None:
         if self.listed is not None:
@@ -333,7 +337,7 @@ def _status_of(info: Any) -> Status | None:
     return Status(info.type == FileType.Directory, info.size or 0)
 
 
-def _os_error(number: int | None, error: Exception, url: str) -> OSError:
+def _os_error(error: Exception, url: str) -> OSError:
     """Return an error with a number, a reason in a line and a URL; a number makes it FileNotFoundError and the like."""
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     from_s3 = _S3_ERROR.search(said)
@@ -341,13 +345,15 @@ def _os_error(number: int | None, error: Exception, url: str) -> OSError:
         reason = (error.strerror if isinstance(error, OSError) else None) or said
         if isinstance(error, FileNotFoundError):
             reason = "no such file or directory"
-        return OSError(number or _number_of(error), reason, url)
+        return OSError(_number_of(error), reason, url)
     if from_s3[1] in _S3_REASONS:
         return OSError(*_S3_REASONS[from_s3[1]], url)
     return OSError(errno.EIO, f"{from_s3[1].lower().replace('_', ' ')}: {from_s3[2]}", url)
 
 
 def _number_of(error: Exception) -> int:
-    """Return the number of an error that has only a class."""
+    """Return the number of an error, which may have only a class."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
     numbers = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}
     return next((number for kind, number in numbers.items() if isinstance(error, kind)), errno.EIO)

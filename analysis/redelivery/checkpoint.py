@@ -169,7 +169,10 @@ def claimed(state: Location) -> Iterator[Location]:
         try:
             yield run
         except BaseException:
-            run.rmtree()
+            # A store that did not answer may have written the manifest all the same.
+            with suppress(OSError, CheckpointError, UnsupportedVersionError):
+                if all(Checkpoint._decode(each).path != run for each in _manifests(state)):
+                    run.rmtree()
             raise
         return
     state.mkdir(parents=True, exist_ok=True)

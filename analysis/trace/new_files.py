@@ -10,7 +10,7 @@ from uuid import uuid4
 from ackstate.analysis.trace.manifest import listed_names, write_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ackstate.analysis.location import Location, StorePath
 
@@ -45,17 +45,22 @@ def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
     """
     files = NewFiles(directory, uuid4().hex)
     try:
-        with directory.reasons():
-            # What has no manifest has one from here on, so that readers do not see the new files beside it.
-            if listed_names(directory) is None and (before := standing_names(directory)):
-                write_manifest(directory, before)
-            yield files
-            before = standing_names(directory)
-    except BaseException:
-        _delete(directory, _names_of(directory, files.run))
+        # What has no manifest has one from here on, so that readers do not see the new files beside it.
+        if listed_names(directory) is None and (before := standing_names(directory)):
+            write_manifest(directory, before)
+        yield files
+        before = standing_names(directory)
+    except BaseException as error:
+        _delete_all(directory, files.run)
+        if isinstance(error, OSError):
+            # Arrow says what is wrong and not where.
+            raise directory.named(error) from error
         raise
-    write_manifest(directory, _names_of(directory, files.run))
-    _delete(directory, before)
+    write_manifest(directory, [each.name for each in _files_of(directory, files.run)])
+    # What cannot be deleted takes room, and nothing else.
+    with suppress(OSError):
+        for name in before:
+            (directory / name).unlink(missing_ok=True)
 
 
 def standing_names(directory: StorePath) -> frozenset[str]:
@@ -67,12 +72,11 @@ def standing_names(directory: StorePath) -> frozenset[str]:
     return frozenset(name for name in names if not _OF_A_RUN.fullmatch(name))
 
 
-def _names_of(directory: StorePath, run: str) -> list[str]:
-    return [each.name for each in directory.glob(f"part-*-{run}.parquet")]
+def _files_of(directory: StorePath, run: str) -> Iterator[StorePath]:
+    return directory.glob(f"part-*-{run}.parquet")
 
 
-def _delete(directory: StorePath, names: Iterable[str]) -> None:
-    """Delete files that no reader needs; what cannot be deleted takes room, and nothing else."""
+def _delete_all(directory: StorePath, run: str) -> None:
     with suppress(OSError):
-        for name in names:
-            (directory / name).unlink(missing_ok=True)
+        for each in _files_of(directory, run):
+            each.unlink(missing_ok=True)

@@ -7,11 +7,10 @@ import os
 import socket
 from pathlib import Path
 
-import pyarrow.fs
 import pytest
 
 from ackstate.analysis import location as locations
-from ackstate.analysis.location import LocationError, StorePath, location, spark_url
+from ackstate.analysis.location import LocationError, location, spark_url
 
 
 @pytest.mark.parametrize("text", ["trace", "/x/a b", "a:b", "s3a:/bucket/x", "./s3a", "~", "//x", "file:/x", "-"])
@@ -85,54 +84,58 @@ def test_names_go_together_as_those_of_a_path():
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    """Return a directory behind a URL, whose store is a directory of this machine."""
-    # Of pyarrow, which has the same interface for all of them.
-    root = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    monkeypatch.setattr(locations, "_file_system", lambda _scheme, _authority: (root, ""))
-    (tmp_path / "a").mkdir()
-    return StorePath("s3a", "bucket", ("a",))
+def directory(store, tmp_path):
+    """Return a directory behind a URL."""
+    (tmp_path / "store" / "a").mkdir()
+    return store / "a"
 
 
-def test_files_are_written_listed_read_and_deleted(store, tmp_path):
+def test_files_are_written_listed_read_and_deleted(directory, tmp_path):
     (tmp_path / "local").write_bytes(b"text")
     for name in ("x.parquet", "y.txt", "below/z.parquet"):
-        (tmp_path / "a" / "below").mkdir(exist_ok=True)
-        (store / name).put(tmp_path / "local")
-    assert (tmp_path / "a/below/z.parquet").read_bytes() == b"text"
-    assert {each.name: each.is_dir() for each in store.iterdir()} == {"x.parquet": False, "y.txt": False, "below": True}
-    assert [str(each) for each in store.glob("*.parquet")] == ["s3a://bucket/a/x.parquet"]
-    assert sorted(each.relative_to(store) for each in store.rglob("*.parquet")) == ["below/z.parquet", "x.parquet"]
-    assert list((store / "none").glob("*")) == list((store / "none").rglob("*")) == []
-    assert (store / "y.txt").read_text() == "text"
-    assert (store / "y.txt").stat().st_size == 4
-    assert (store / "y.txt").is_file()
-    (store / "y.txt").unlink()
-    (store / "y.txt").unlink(missing_ok=True)
-    assert not (store / "y.txt").exists()
-    locations.remove_tree(store)
-    locations.remove_tree(store)
-    assert not store.exists()
+        (tmp_path / "store" / "a" / "below").mkdir(exist_ok=True)
+        (directory / name).put(tmp_path / "local")
+    assert (tmp_path / "store/a/below/z.parquet").read_bytes() == b"text"
+    assert {each.name: each.is_dir() for each in directory.iterdir()} == {
+        "x.parquet": False,
+        "y.txt": False,
+        "below": True,
+    }
+    assert [str(each) for each in directory.glob("*.parquet")] == ["s3a://bucket/a/x.parquet"]
+    assert sorted(each.relative_to(directory) for each in directory.rglob("*.parquet")) == [
+        "below/z.parquet",
+        "x.parquet",
+    ]
+    assert list((directory / "none").glob("*")) == list((directory / "none").rglob("*")) == []
+    assert (directory / "y.txt").read_text() == "text"
+    assert (directory / "y.txt").stat().st_size == 4
+    assert (directory / "y.txt").is_file()
+    (directory / "y.txt").unlink()
+    (directory / "y.txt").unlink(missing_ok=True)
+    assert not (directory / "y.txt").exists()
+    locations.remove_tree(directory)
+    locations.remove_tree(directory)
+    assert not directory.exists()
 
 
-def test_a_file_that_must_be_new_replaces_none(store, tmp_path):
+def test_a_file_that_must_be_new_replaces_none(directory, tmp_path):
     (tmp_path / "local").write_bytes(b"1")
-    (store / "x").put_new(tmp_path / "local")
+    (directory / "x").put_new(tmp_path / "local")
     (tmp_path / "local").write_bytes(b"2")
     with pytest.raises(FileExistsError):
-        (store / "x").put_new(tmp_path / "local")
-    assert (store / "x").read_text() == "1"
-    (store / "x").put(tmp_path / "local")
-    assert (store / "x").read_text() == "2"
+        (directory / "x").put_new(tmp_path / "local")
+    assert (directory / "x").read_text() == "1"
+    (directory / "x").put(tmp_path / "local")
+    assert (directory / "x").read_text() == "2"
 
 
 @pytest.mark.parametrize("call", [
     lambda path: path.stat(), lambda path: path.open(), lambda path: path.unlink(), lambda path: path.read_text(),
     lambda path: list(path.iterdir()),
 ])  # fmt: skip
-def test_what_is_not_there_is_named_by_its_url(store, call):
+def test_what_is_not_there_is_named_by_its_url(directory, call):
     with pytest.raises(FileNotFoundError) as missing:
-        call(store / "none")
+        call(directory / "none")
     assert (missing.value.filename, missing.value.strerror) == ("s3a://bucket/a/none", "no such file or directory")
 
 
@@ -153,10 +156,10 @@ def test_what_is_not_there_is_named_by_its_url(store, call):
         ("broken pipe\n\tat org.apache.hadoop", errno.EIO, "broken pipe"),
     ],
 )  # fmt: skip
-def test_an_answer_of_a_store_is_a_reason_of_one_line(store, said, number, reason):
-    with pytest.raises(OSError) as failed, store.reasons():
+def test_an_answer_of_a_store_is_a_reason_of_one_line(directory, said, number, reason):
+    with pytest.raises(OSError) as failed, directory.reasons():
         raise OSError(said)
-    assert (failed.value.errno, failed.value.strerror, failed.value.filename) == (number, reason, str(store))
+    assert (failed.value.errno, failed.value.strerror, failed.value.filename) == (number, reason, str(directory))
 
 
 def test_a_name_node_that_is_not_there_is_named_at_once():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from ackstate.analysis.cli import main
 from ackstate.analysis.redelivery import checkpoint
-from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep, settings_of
+from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep, next_path, settings_of
 from ackstate.analysis.redelivery.daily import days_of, fingerprint, unread
 from ackstate.analysis.redelivery.policy import Policy
 from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError
@@ -51,6 +53,100 @@ def kept(state, days):
         place = state / f"{len(days):06}"
         keep(unfinished, Checkpoint(place, tuple(settings_of(POLICIES)), len(days), seen, 1, 2, "", {}))
     return state
+
+
+@contextmanager
+def claimed_in_store(state, tmp_path, days):
+    """Claim a state behind a URL, yield the run's directory there and here, and keep what the block leaves."""
+    with claimed(state) as run:
+        here = tmp_path / "store" / "/".join(run.parts)
+        for name in ("states", "results"):
+            (here / name).mkdir(parents=True)
+            (here / name / "part.parquet").write_bytes(bytes(range(256)))
+        yield run, here
+        seen = {day.name: fingerprint(day) for day in days}
+        place = next_path(run, len(days))
+        keep(run, Checkpoint(place, tuple(settings_of(POLICIES)), len(days), seen, 1, 2, "", {}))
+
+
+def plain_names(state):
+    return sorted(re.sub("[0-9a-f]{32}", "*", each.name) for each in state.iterdir())
+
+
+def test_in_a_store_the_manifest_is_the_checkpoint_and_the_one_before_is_deleted(store, tmp_path, directory):
+    state, days = store / "state", days_of(directory)
+    assert Checkpoint.latest(state, POLICIES) is None
+    for count in (2, 3):
+        with claimed_in_store(state, tmp_path, days[:count]) as (run, _):
+            before = Checkpoint.latest(state, POLICIES)
+            assert (before and before.day_count) == (None if count == 2 else 2)
+        found = Checkpoint.latest(state, POLICIES)
+        assert (found.day_count, found.path) == (count, run)
+        assert plain_names(state) == [f"{count:06}.json", "run-*"]
+
+
+def test_in_a_store_a_run_that_another_one_has_overtaken_is_refused(store, tmp_path, directory):
+    state, days = store / "state", days_of(directory)
+
+    def overtaken():
+        with claimed_in_store(state, tmp_path, days), claimed_in_store(state, tmp_path, days) as (faster, _):
+            runs.append(faster)
+
+    runs = []
+    with pytest.raises(CheckpointError, match=r"000003\.json: another run has written it meanwhile"):
+        overtaken()
+    assert Checkpoint.latest(state, POLICIES).path == runs[0]
+    assert plain_names(state) == ["000003.json", "run-*"]
+
+
+def test_in_a_store_an_error_leaves_what_was_there(store, tmp_path, directory):
+    state, days = store / "state", days_of(directory)
+
+    def failed():
+        with claimed_in_store(state, tmp_path, days):
+            raise LookupError("x")
+
+    with claimed_in_store(state, tmp_path, days[:1]):
+        pass
+    with pytest.raises(LookupError):
+        failed()
+    assert plain_names(state) == ["000001.json", "run-*"]
+    assert Checkpoint.latest(state, POLICIES).day_count == 1
+
+
+def test_in_a_store_damage_and_strangers_are_refused(store, tmp_path, directory):
+    state = store / "state"
+    with claimed_in_store(state, tmp_path, days_of(directory)[:1]) as (run, here):
+        pass
+    # What a killed run has left.
+    shutil.copytree(here, here.with_name("run-" + "a" * 32))
+    assert Checkpoint.latest(state, POLICIES).path == run
+    manifest = here.parent / "000001.json"
+    good = json.loads(manifest.read_text())
+    for files in (
+        {},
+        {"states/part.parquet": "x"},
+        {"run-/x": "x"},
+        {"../x": "x"},
+        {f"{run.name}/x": "x", "run-b/x": "x"},
+    ):
+        body = good["body"] | {"files": files}
+        manifest.write_text(json.dumps({"body": body, "sha256": checkpoint._digest(body)}))
+        with pytest.raises(
+            CheckpointError, match=r"000001\.json: the state is damaged: files must be files of one run"
+        ):
+            Checkpoint.latest(state, POLICIES)
+    manifest.write_text(json.dumps(good))
+    (here / "states" / "another.parquet").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"another\.parquet: the state is damaged"):
+        Checkpoint.latest(state, POLICIES)
+    (here / "states" / "another.parquet").unlink()
+    (here / "states" / "part.parquet").unlink()
+    with pytest.raises(CheckpointError, match=r"part\.parquet: the state is damaged"):
+        Checkpoint.latest(state, POLICIES)
+    (here.parent / "notes.txt").write_text("keep me")
+    with pytest.raises(CheckpointError, match=r"no state directory, it holds 'notes\.txt'"):
+        Checkpoint.latest(state, POLICIES)
 
 
 def test_what_was_kept_is_found(directory, state):
