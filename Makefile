@@ -30,6 +30,7 @@ demo: setup ## run the demo; ARGS='...' passes options on
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
+	@bash .ci/setup stores
 	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
 	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
 	$(PYTEST) -m '($(HEAVY)) and not soak' >"$$shown_after/2" 2>&1 & heavy=$$!; \
@@ -48,6 +49,7 @@ check: lint ## format, lint, types, imports and the fast tests, in under a minut
 	HYPOTHESIS_PROFILE=dev $(PYTEST) -m '$(FAST)'
 
 spark: setup ## the tests that start Spark
+	@bash .ci/setup stores
 	$(PYTEST) -m spark
 
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour

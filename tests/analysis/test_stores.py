@@ -1,0 +1,252 @@
+"""Real stores behind URLs: the commands answer as they do here, and a line says what a store does not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+import store_servers
+from ackstate.analysis import location as locations
+from ackstate.analysis.location import location
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.manifest import MANIFEST
+from ackstate.analysis.trace.recorder import Frame
+from command_line import ENTRY
+from spark_daemons import two_workers
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+DAY_MS = 86_400_000
+POLICY = ("--policy", "flush_interval_ms=50")
+GRID = ("--set", "flush_interval_ms=50,500")
+RUNNER = """
+import json, sys, ackstate.analysis.cli as cli
+for words in json.loads(sys.argv[1]):
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        print("\\nstatus", end.code, flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=["s3", "hdfs"])
+def server(request, tmp_path_factory):
+    with getattr(store_servers, request.param)(tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def base(server, tmp_path, monkeypatch):
+    """Return the URL of a directory of this test, which this process can use."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    locations._file_system.cache_clear()
+    yield location(f"{server.url}/{tmp_path.name}")
+    locations._file_system.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory):
+    with two_workers(tmp_path_factory.mktemp("cluster")) as (url, _):
+        yield url
+
+
+def events_of(day, path):
+    """Write the events of a day as JSON lines."""
+    rows = [
+        {"topic": f"persistent://public/default/t{topic}", "subscription": f"s{number}", "kind": "ack", "ledger_id": 3,
+         "ts_ms": 1_700_000_000_000 + day * DAY_MS + 7 * entry + number, "first_entry": 2 * entry}
+        for topic in range(2) for number in range(3) for entry in range(200 * day, 200 * day + 200)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def answers(commands, *, cwd, environment):
+    """Run commands in a process of their own; return what each said on standard output."""
+    code = [sys.executable, "-P", "-c", RUNNER, json.dumps(commands)]
+    cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
+    done = subprocess.run(code, capture_output=True, text=True, cwd=cwd, env=cleared | environment, check=False)
+    found = done.stdout.split("\nstatus ")
+    assert len(found) == len(commands) + 1, done.stderr
+    assert [int(each.split()[0]) for each in found[1:]] == [0] * len(commands), done.stderr
+    return [found[0], *(each.partition("\n")[2] for each in found[1:-1])]
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("days")
+    return [events_of(day, directory / f"{day}.jsonl") for day in range(2)]
+
+
+@pytest.fixture(scope="module")
+def here(days, tmp_path_factory):
+    """Return a directory of this machine, what the commands answer there, and the logs that they convert."""
+    root = tmp_path_factory.mktemp("here")
+    return root, answers(commands(root, days, "local[2]"), cwd=root, environment={}), days
+
+
+def commands(root, days, master):
+    trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
+    spark = ["--master", master]
+    return [
+        ["trace", "convert", days[0], trace],
+        ["trace", "check", trace, "--json"],
+        ["redelivery", trace, *options, *spark],
+        ["redelivery", trace, *options, "--engine", "local"],
+        ["redelivery", trace, "--json", "--engine", "local"],
+        ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *spark],
+        ["redelivery", f"{root}/days", "--state", state, *options, *spark],
+        ["trace", "convert", days[1], f"{root}/days/day=2026-11-21"],
+        ["redelivery", f"{root}/days", "--state", state, *options, *spark],
+        ["redelivery", trace, *POLICY, "--format", "csv", "--out", f"{root}/out.csv", "--engine", "local"],
+    ]
+
+
+def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, master, tmp_path):
+    local, expected, days = here
+    behind = answers(commands(base, days, master), cwd=tmp_path, environment=server.environment)
+    for mine, theirs in zip(expected, behind, strict=True):
+        assert theirs.replace(str(base), str(local)) == mine
+    with_spark, in_process = map(json.loads, behind[2:4])
+    assert with_spark == in_process
+    assert [json.loads(behind[at])["days_read"] for at in (6, 8)] == [["day=2026-11-20"], ["day=2026-11-21"]]
+
+    pages = [(root / "report.html").read_text(encoding="utf-8") for root in (local, base)]
+    drawn = [
+        json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1]) for page in pages
+    ]
+    assert drawn[0] == drawn[1]
+    assert (base / "out.csv").read_text() == (local / "out.csv").read_text()
+    # Of the first checkpoint nothing is left.
+    assert sorted(re.sub("[0-9a-f]{32}", "*", each.name) for each in (base / "state").iterdir()) == [
+        "000002.json",
+        "run-*",
+    ]
+
+
+def frames(name, count=100):
+    return [Frame("t", name, [Event(5 + entry, EventKind.ACK, 3, entry, entry)]) for entry in range(count)]
+
+
+def names(directory):
+    return sorted(each.name for each in directory.iterdir())
+
+
+def test_a_trace_is_replaced_in_one_step(base, tmp_path):
+    parquet.write_trace(frames("a"), base)
+    before = names(base)
+    assert before[0] == MANIFEST
+    with pytest.raises(LookupError, match="killed"), parquet.new_trace(base) as files:
+        raise LookupError(half_written(files, tmp_path, base, before[1:]))
+    assert names(base) == before
+    parquet.write_trace(frames("b", 7), base)
+    assert len(names(base)) == 2
+    assert names(base)[1] != before[1]
+    assert parquet.check_trace(base).end_ms == 11
+
+
+def half_written(files, tmp_path, base, seen):
+    """Write a file that no manifest lists, and which no reader sees."""
+    parquet.write_trace(frames("b", 1), tmp_path / "trace")
+    files.file().put(tmp_path / "trace" / parquet.FIRST_FILE)
+    assert len(names(base)) == 3
+    assert [each.name for each in parquet.trace_files(base)] == seen
+    return "killed"
+
+
+def test_of_many_that_must_be_new_one_is_kept(server, base, tmp_path):
+    if not server.url.startswith("hdfs"):
+        pytest.skip("an object store is asked first, and two may ask at once")
+    outcomes = []
+
+    def put(number):
+        file = tmp_path / str(number)
+        file.write_text(str(number))
+        with suppress(FileExistsError):
+            (base / "new").put_new(file)
+            outcomes.append(number)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 1
+    assert (base / "new").read_text() == str(outcomes[0])
+    assert names(base) == ["new"]
+
+
+def refused(words, *, cwd, environment):
+    """Return the line with which a command ends that cannot do its work."""
+    cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
+    done = subprocess.run(
+        [*ENTRY, *words], capture_output=True, text=True, cwd=cwd, env=cleared | environment, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert store_servers.SECRET not in line
+    return line.removeprefix("ackstate: ")
+
+
+def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_path):
+    parquet.write_trace(frames("a"), base / "trace")
+    source = events_of(0, tmp_path / "0.jsonl")
+    trace, missing = str(base / "trace"), str(base / "missing")
+    given = {"cwd": tmp_path, "environment": server.environment}
+    assert refused(["trace", "check", missing], **given) == f"{missing}: no such trace"
+    assert refused(["redelivery", missing, *POLICY], **given) == f"{missing}: no such trace"
+    assert refused(["redelivery", missing, "--state", missing], **given) == f"{missing}: no directory of daily traces"
+    if server.url.startswith("s3a"):
+        no_bucket = "s3a://no-bucket/trace"
+        assert refused(["trace", "convert", source, no_bucket], **given) == f"{no_bucket}: no such bucket"
+        denied = {"cwd": tmp_path, "environment": server.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"}}
+        gone = {"cwd": tmp_path, "environment": server.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}}
+        for words in (
+            ["trace", "check", trace],
+            ["trace", "convert", source, trace],
+            ["sweep", trace, *GRID],
+        ):
+            assert refused(words, **denied).startswith(f"{trace}: access denied: ")
+            assert refused(words, **gone).startswith(f"{trace}: network connection: ")
+        bare = {"cwd": tmp_path, "environment": server.environment | {"SPARK_CONF_DIR": str(tmp_path)}}
+        line = refused(["redelivery", trace, *POLICY], **bare)
+        assert line.endswith("Spark lacks its client of this store: docs/cluster.md says which package has it")
+    else:
+        nobody = "hdfs://127.0.0.1:1/trace"
+        for words in (["trace", "check", nobody], ["trace", "convert", source, nobody]):
+            assert refused(words, **given) == f"{nobody}: Connection refused"
+
+
+def test_a_trace_that_lacks_a_file_is_refused(base):
+    parquet.write_trace(frames("a"), base)
+    (file,) = parquet.trace_files(base)
+    file.unlink()
+    with pytest.raises(TraceError, match="no trace here"):
+        parquet.check_trace(base)
+
+
+def test_a_name_service_is_looked_up_where_hadoop_keeps_it(server, base, tmp_path, monkeypatch):
+    if not server.url.startswith("hdfs"):
+        pytest.skip("only HDFS has them")
+    names_and_values = {
+        "dfs.nameservices": "service", "dfs.ha.namenodes.service": "one",
+        "dfs.namenode.rpc-address.service.one": base.authority,
+        "dfs.client.failover.proxy.provider.service":
+            "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider",
+    }  # fmt: skip
+    properties = "".join(f"<property><name>{name}</name><value>{value}</value></property>"
+                         for name, value in names_and_values.items())  # fmt: skip
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{properties}</configuration>")
+    (tmp_path / "core-site.xml").write_text("<configuration></configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    parquet.write_trace(frames("a", 7), base)
+    assert parquet.check_trace(location(f"hdfs://service/{base.name}")).end_ms == 11
