@@ -275,6 +275,8 @@ def location(text: str) -> Location:
         if authority not in {"", "localhost"} or not path:
             raise LocationError(f"{text}: a local file is file:///PATH")
         return Path(path)
+    if scheme in _AZURE and not (user and "." in host):
+        raise LocationError(f"{text}: {scheme}:// needs CONTAINER@ACCOUNT.dfs.core.windows.net after it")
     if not authority:
         raise LocationError(f"{text}: {scheme}:// needs a {'name node' if scheme == 'hdfs' else 'bucket'} after it")
     parts = tuple(filter(None, path.split("/")))

@@ -112,6 +112,8 @@ def hint(reason: str, master: str) -> str:
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
         return f"; the workers' Python lacks {missing[1]}: send it an environment, as docs/cluster.md says"
+    if re.search(r"Class \S+FileSystem not found|No FileSystem for scheme", reason):
+        return "; Spark lacks its client of this store: docs/cluster.md says which package has it"
     if re.search("does not exist|FileNotFoundException|No such file", reason):
         if is_local(master):
             return "; it was there when the run began: put it back and run again"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.location import spark_url
+from ackstate.analysis.location import StorePath, spark_url
 from ackstate.analysis.redelivery.cluster import (
     answer_awaited,
     await_executor,
@@ -153,7 +153,9 @@ def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
             raise
         reason = _reason(error)
         session = SparkSession.getActiveSession()
-        advice = hint(reason, (session and session.sparkContext.master) or "local")
+        master = (session and session.sparkContext.master) or "local"
+        # Behind a URL there is for all what there is for one.
+        advice = hint(reason, "local" if isinstance(what, StorePath) else master)
         if own := _OWN_ERROR.fullmatch(reason):
             # An error of a file names it.
             where = "" if own[1].startswith(f"{what}/") else f"{what}: "

@@ -54,6 +54,8 @@ def test_spark_takes_a_local_path_from_the_root(tmp_path, monkeypatch):
         ("http://user:pass@host/x", "unknown scheme 'http'"),
         ("s3a:///x", "needs a bucket"),
         ("hdfs:///x", "needs a name node"),
+        ("abfss://account/x", "needs CONTAINER@ACCOUNT"),
+        ("abfss://@a.dfs.core.windows.net/x", "needs CONTAINER@ACCOUNT"),
         ("s3a://key:secret@bucket/x", "a user or a password"),
         ("s3a://secret@bucket/x", "a user or a password"),
         ("abfss://c:secret@a.dfs.core.windows.net/x", "a user or a password"),
