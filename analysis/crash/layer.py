@@ -6,6 +6,8 @@ A layer knows nothing of budgets, progress or totals: whoever asks for the next 
 
 from __future__ import annotations
 
+import logging
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -75,3 +77,13 @@ class Layer(Protocol):
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """Begin with the run of `first_seed`."""
         ...
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Silence some loggers meanwhile: faults are planned here, and nobody has to be warned of them."""
+    with ExitStack() as restored:
+        for logger in map(logging.getLogger, names):
+            restored.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
+        yield

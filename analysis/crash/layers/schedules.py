@@ -7,11 +7,10 @@ within a few seconds.
 
 from __future__ import annotations
 
-import logging
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.layer import RunOutcome
+from ackstate.analysis.crash.layer import RunOutcome, quiet
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.story import failure_of, told
 from ackstate.analysis.crash.promises import Promise
@@ -32,14 +31,9 @@ FEATURES = (
 
 def schedules(first_seed: int) -> Iterator[RunOutcome]:
     """See `Layer`."""
-    log = logging.getLogger("ackstate.cursor")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # Faults are scripted here: nobody has to be warned of them.
-    try:
+    with quiet("ackstate.cursor"):
         for seed in count(first_seed):
             yield run(seed)
-    finally:
-        log.setLevel(level)
 
 
 def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = _SHRINK_SECONDS) -> RunOutcome:

@@ -21,8 +21,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from ackstate.analysis.crash.layers.damage.story import keep_quiet
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
 from ackstate.analysis.crash.life import Life
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
@@ -72,12 +71,15 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
         from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
     except ImportError as error:
         raise LayerSkippedError(f"ZooKeeper needs kazoo: pip install 'ackstate[zookeeper]' ({error})") from error
-    keep_quiet("kazoo", "ackstate.cursor")
     seeds = count(first_seed)
     while True:
         # On a disk: where memory is scarce, the logs that a server makes room for in advance would fill it.
         on_disk = Path(tempfile.gettempdir())
-        with scratch_directory("zookeeper", on_disk) as directory, running_server(directory) as server:
+        with (
+            scratch_directory("zookeeper", on_disk) as directory,
+            running_server(directory) as server,
+            quiet("kazoo", "ackstate.cursor"),
+        ):
             for _ in range(_RUNS_OF_A_SERVER):
                 outcome = run(next(seeds), server, ZooKeeperStore)
                 yield shrunk(outcome, server, ZooKeeperStore) if outcome.broken else outcome

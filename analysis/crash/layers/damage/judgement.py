@@ -24,12 +24,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.layers.damage.kinds import Reach, flipped
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
-from ackstate.analysis.crash.layers.damage.story import Opened, Story, keep_quiet, open_story, write_story
+from ackstate.analysis.crash.layers.damage.story import Opened, Story, open_story, write_story
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
@@ -69,8 +69,7 @@ class HangError(Exception):
 
 def damage(first_seed: int) -> Iterator[RunOutcome]:
     """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
-    keep_quiet("ackstate.cursor")
-    with scratch_directory("damage") as directory:
+    with scratch_directory("damage") as directory, quiet("ackstate.cursor"):
         sqlite = SqliteMedium(directory)
         media: Sequence[Medium] = (FileMedium(), sqlite, RecordMedium())
         yield from every_bit(first_seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -28,14 +27,6 @@ SUBSCRIPTION, _OTHER = SUBSCRIPTIONS
 _STEP_MS = 60_000
 _FALL_BACK_SHARE = 0.2
 _WEIGHTS = {StepKind.ACK: 3, StepKind.ACK_BATCH: 1, StepKind.MARK_DELETE: 1, StepKind.PROPERTIES: 1}
-
-
-def keep_quiet(*names: str) -> None:
-    """Let what some loggers say of planned faults go nowhere, unless the application has somewhere for it."""
-    for name in names:
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
 
 
 class Opened(NamedTuple):

@@ -14,20 +14,19 @@ from __future__ import annotations
 import errno
 import gc
 import json
-import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.dying import die_with, end_worker
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
 from ackstate.analysis.crash.layers.system_calls.script import script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
@@ -132,7 +131,7 @@ def faulted_runs(
     """
     # A child that collects would copy every page that it shares.
     gc.freeze()
-    with scratch_directory(_PURPOSE) as directory, _quiet(logging.getLogger("ackstate.cursor")):
+    with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
         for seed in count(first_seed):
             open_store = stores[seed % len(stores)]
             misfortune = misfortunes[seed // len(stores) % len(misfortunes)]
@@ -222,17 +221,6 @@ class _Run:
 
 def _add(tally: Counter[str], tried: Attempt) -> None:
     tally.update(cycles=1, **counts(tried.log.broken))
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Keep a logger still: here failures are nothing that somebody should know of."""
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _outcome(line: bytes) -> RunOutcome:
