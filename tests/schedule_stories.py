@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ackstate.analysis.crash.model.client_events import ack, append, dispatch
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings, Tracker
-from ackstate.analysis.crash.model.traffic import ack, append, dispatch
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
 from ackstate.cursor.message_log import NO_DELAY
 from ackstate.cursor.outcome import Route

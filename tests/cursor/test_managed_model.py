@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ackstate.cursor.undurable
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
+from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.model.numbered_log import words_of
 from ackstate.analysis.crash.model.schedule import Schedule, judged
 from ackstate.analysis.crash.model.settings import Settings
-from ackstate.analysis.crash.model.traffic import append
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import AutoAge, CursorConfig, Format, Message, Route
 from ackstate.cursor.ack_state import AckState

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from ackstate.analysis.crash.model.checks import uses
+from ackstate.analysis.crash.model.client_events import ack, append, dispatch
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Tracker
-from ackstate.analysis.crash.model.traffic import ack, append, dispatch
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Deliveries

@@ -14,12 +14,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ackstate.analysis.crash.model import checks
+from ackstate.analysis.crash.model.client_events import drain, work_meanwhile
 from ackstate.analysis.crash.model.earlier_log import EarlierLog, open_log
 from ackstate.analysis.crash.model.events import EVENTS
 from ackstate.analysis.crash.model.numbered_log import NumberedLog
 from ackstate.analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
 from ackstate.analysis.crash.model.side import Side
-from ackstate.analysis.crash.model.traffic import drain, work_meanwhile
 from ackstate.analysis.crash.model.watched_store import WatchedStore
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.bucket_registry import MetadataBucketRegistry

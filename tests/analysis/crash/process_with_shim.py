@@ -17,7 +17,12 @@ from pathlib import Path
 
 from ackstate.analysis.crash.layers.power_cuts import PowerCuts
 from ackstate.analysis.crash.layers.system_calls import layer as system_calls
-from ackstate.analysis.crash.layers.system_calls.layer import MISFORTUNES, Misfortune, faulted_runs, small_file_store
+from ackstate.analysis.crash.layers.system_calls.layer import (
+    SYSCALL_FAULTS,
+    SyscallFault,
+    faulted_runs,
+    small_file_store,
+)
 from ackstate.analysis.crash.layers.system_calls.script import Script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
@@ -88,7 +93,7 @@ def lasting(directory):
 
 
 def killed(directory, action):
-    """Let a child write ten bytes and ten more, the second befallen; return its signal and what the file has."""
+    """Let a child write ten bytes and ten more, the second faulted; return its signal and what the file has."""
     path = directory / action.name
     child = os.fork()
     if child == 0:
@@ -275,12 +280,12 @@ def pass_a_group_by():
     group_persist._append_together = append_together
 
 
-GATE = Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
-SHORT = Misfortune("stores half, then EIO", Action.SHORT, errno.EIO)
-ENOSPC = Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
-GATE_LATER = Misfortune("fails with EIO, and loses power 2 calls later", Action.FAIL, errno.EIO, dies_later=2)
-GATE_MUCH_LATER = Misfortune("fails with EIO, and loses power 12 calls later", Action.FAIL, errno.EIO, dies_later=12)
-POWER = Misfortune("loses power before the call", Action.KILL_BEFORE)
+GATE = SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
+SHORT = SyscallFault("stores half, then EIO", Action.SHORT, errno.EIO)
+ENOSPC = SyscallFault("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
+GATE_LATER = SyscallFault("fails with EIO, and loses power 2 calls later", Action.FAIL, errno.EIO, dies_later=2)
+GATE_MUCH_LATER = SyscallFault("fails with EIO, and loses power 12 calls later", Action.FAIL, errno.EIO, dies_later=12)
+POWER = SyscallFault("loses power before the call", Action.KILL_BEFORE)
 # Two cursors whose acks are written with one sync, where each has a ledger already.
 GROUP = Script(
     (
@@ -313,12 +318,12 @@ def planted():
     return {name: in_child(lambda case=case: run_planted(*case)) for name, case in PLANTED.items()}
 
 
-def run_planted(plant, misfortune, open_store, played=None):
+def run_planted(plant, fault, open_store, played=None):
     """Plant a bug and return the first outcome that caught it, or the last of two runs."""
     plant()
     if played is not None:
         system_calls.script = lambda _seed: played
-    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=[misfortune])) as outcomes:
+    with closing(faulted_runs(0, SHIM, stores=[open_store], faults=[fault])) as outcomes:
         for outcome in takewhile(lambda outcome: outcome.seed < 2, outcomes):
             if outcome.broken:
                 break
@@ -357,22 +362,22 @@ def run_cuts(plant):
 
 
 def clean():
-    """Return the outcomes of a misfortune of each action on a `FileStore`, and of one on SQLite; short programs."""
-    one_of_each = {misfortune.action: misfortune for misfortune in MISFORTUNES}
+    """Return the outcomes of a fault of each action on a `FileStore`, and of one on SQLite; short programs."""
+    one_of_each = {fault.action: fault for fault in SYSCALL_FAULTS}
     reading = one_of_each.pop(Action.FAIL_READ)
     return [
         *outcomes_of(ALONE, small_file_store, [*one_of_each.values()]),
         # Opened a second time, or nothing would be read.
         *outcomes_of(REOPENED, small_file_store, [reading]),
-        *outcomes_of(ALONE, SqliteStore, MISFORTUNES[:1]),
+        *outcomes_of(ALONE, SqliteStore, SYSCALL_FAULTS[:1]),
     ]
 
 
-def outcomes_of(played, open_store, misfortunes):
-    """Run one program once with each misfortune."""
+def outcomes_of(played, open_store, faults):
+    """Run one program once with each fault."""
     system_calls.script = lambda _seed: played
-    with closing(faulted_runs(0, SHIM, stores=[open_store], misfortunes=misfortunes)) as outcomes:
-        return [asdict(outcome) for outcome in takewhile(lambda found: found.seed < len(misfortunes), outcomes)]
+    with closing(faulted_runs(0, SHIM, stores=[open_store], faults=faults)) as outcomes:
+        return [asdict(outcome) for outcome in takewhile(lambda found: found.seed < len(faults), outcomes)]
 
 
 if __name__ == "__main__":

@@ -94,11 +94,11 @@ def test_a_power_cut_takes_back_the_names_in_directories_that_were_not_synced(ca
 
 
 @pytest.mark.slow
-def test_the_product_survives_a_misfortune_of_each_kind_in_short_programs(library):
+def test_the_product_survives_a_fault_of_each_kind_in_short_programs(library):
     outcomes = run_with_shim(library, "clean")
     assert [outcome["broken"] for outcome in outcomes] == [[]] * len(outcomes)
     counts = sum((Counter(outcome["counts"]) for outcome in outcomes), Counter())
-    # One for each call of a program, and one that is not befallen.
+    # One for each call of a program, and one that is not faulted.
     assert counts["completed_programs"] == len(Action) + 1
     assert sum(outcome["cycles"] for outcome in outcomes) == counts["calls"] + counts["completed_programs"] > 100
     assert sum(outcome["is_last"] for outcome in outcomes) == counts["completed_programs"]

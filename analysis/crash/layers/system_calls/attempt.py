@@ -1,4 +1,4 @@
-"""Run a program, let one of its system calls be befallen, and hold what it left against what it said."""
+"""Run a program, let one of its system calls be faulted, and hold what it left against what it said."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _RECOVERY_CALLS = 16
 _LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
 
 
-class Misfortune(NamedTuple):
-    """What befalls a call.
+class SyscallFault(NamedTuple):
+    """What happens to a call.
 
     Attributes:
         name: In words.
@@ -75,13 +75,13 @@ class Stage:
         shim: As this process has it.
         directory: Does not exist between two attempts.
         open_store: Opens a store in a directory, or begins one there.
-        misfortune: What befalls one call.
+        fault: What happens to one call.
     """
 
     shim: FaultShim
     directory: Path
     open_store: Callable[[Path], Store]
-    misfortune: Misfortune
+    fault: SyscallFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Attempt:
 
     Attributes:
         calls: How many system calls were counted.
-        met: The call that was befallen; None if it did not come to that.
+        met: The call that was faulted; None if it did not come to that.
         log: What the program did and met, and what was wrong with it.
         files_left: Files that the store has at the end.
         bytes_left: Their size.
@@ -109,20 +109,20 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     Args:
         stage: Where and with what.
         played: What the program does.
-        at: Which call is befallen: 1 is the first, `NEVER` none.
+        at: Which call is faulted: 1 is the first, `NEVER` none.
     """
     shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
 
     def play(say: Callable[[bytes], None]) -> None:
         FaultedProgram(played, directory / "store", stage.open_store, say).run()
 
-    perform = _forked if stage.misfortune.kills else _in_place
-    said, status = perform(play, stage, stage.misfortune.of(at))
+    perform = _forked if stage.fault.kills else _in_place
+    said, status = perform(play, stage, stage.fault.of(at))
     calls, met = shim.call_count, shim.met
     for line in said.splitlines(keepends=True):
         log.record(line)
-    _check_end(log, status, may_be_killed=met is not None and stage.misfortune.kills)
-    if stage.misfortune.is_power_cut:
+    _check_end(log, status, may_be_killed=met is not None and stage.fault.kills)
+    if stage.fault.is_power_cut:
         lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
         log.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:

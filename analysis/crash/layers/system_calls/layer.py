@@ -1,6 +1,6 @@
 """L2: the n-th system call fails, stores half, or kills, for n = 1, 2, 3, ... until a run completes without meeting it.
 
-A seed decides what a program does, on which store, and what befalls it; then it is run for each n, in a forked child
+A seed decides what a program does, on which store, and what happens to it; then it is run for each n, in a forked child
 where it does not outlive that. It uses a cursor as a real program would, goes on after an error, and says what it was
 promised. What it left is recovered without faults, several times, and held against that. A power cut follows most
 faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover, and every
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.dying import die_with, end_worker
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
-from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Misfortune, Stage, attempt
+from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Stage, SyscallFault, attempt
 from ackstate.analysis.crash.layers.system_calls.script import script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from ackstate.analysis.crash.oracle import counts, told
@@ -59,25 +59,25 @@ def small_file_store(directory: Path) -> FileStore:
 _COMPACTION_SIZE_MIN = 700
 STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
 """The stores that a program uses, by turns."""
-MISFORTUNES = (
-    Misfortune("fails with EIO", Action.FAIL, errno.EIO),
-    Misfortune("fails to read with EIO", Action.FAIL_READ, errno.EIO),
-    Misfortune("is killed before the call", Action.KILL_BEFORE, is_power_cut=False),
-    Misfortune("fails with ENOSPC", Action.FAIL, errno.ENOSPC),
-    Misfortune("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1),
-    Misfortune("is killed half way through the call", Action.TORN_KILL, is_power_cut=False),
-    Misfortune("stores half, then ENOSPC", Action.SHORT, errno.ENOSPC),
-    Misfortune("loses power before the call", Action.KILL_BEFORE),
-    Misfortune("fails with EIO, and so do the 3 calls after it", Action.FAIL, errno.EIO, lasts=4),
-    Misfortune("is killed after the call", Action.KILL_AFTER, is_power_cut=False),
-    Misfortune("stores half, then EIO", Action.SHORT, errno.EIO),
-    Misfortune("fails with EIO, and loses power 4 calls later", Action.FAIL, errno.EIO, dies_later=4),
-    Misfortune("fails with ENOSPC, and so do the 3 calls after it", Action.FAIL, errno.ENOSPC, lasts=4),
-    Misfortune("loses power after the call", Action.KILL_AFTER),
-    Misfortune("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
-    Misfortune("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
+SYSCALL_FAULTS = (
+    SyscallFault("fails with EIO", Action.FAIL, errno.EIO),
+    SyscallFault("fails to read with EIO", Action.FAIL_READ, errno.EIO),
+    SyscallFault("is killed before the call", Action.KILL_BEFORE, is_power_cut=False),
+    SyscallFault("fails with ENOSPC", Action.FAIL, errno.ENOSPC),
+    SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1),
+    SyscallFault("is killed half way through the call", Action.TORN_KILL, is_power_cut=False),
+    SyscallFault("stores half, then ENOSPC", Action.SHORT, errno.ENOSPC),
+    SyscallFault("loses power before the call", Action.KILL_BEFORE),
+    SyscallFault("fails with EIO, and so do the 3 calls after it", Action.FAIL, errno.EIO, lasts=4),
+    SyscallFault("is killed after the call", Action.KILL_AFTER, is_power_cut=False),
+    SyscallFault("stores half, then EIO", Action.SHORT, errno.EIO),
+    SyscallFault("fails with EIO, and loses power 4 calls later", Action.FAIL, errno.EIO, dies_later=4),
+    SyscallFault("fails with ENOSPC, and so do the 3 calls after it", Action.FAIL, errno.ENOSPC, lasts=4),
+    SyscallFault("loses power after the call", Action.KILL_AFTER),
+    SyscallFault("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
+    SyscallFault("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
 )
-"""What befalls a program, by turns: with 2 stores, 32 seeds meet all."""
+"""What happens to a program, by turns: with 2 stores, 32 seeds meet all."""
 _CYCLES_AT_ONCE = 12
 _PATIENCE_S = 10.0
 _PURPOSE = "calls"
@@ -117,7 +117,7 @@ def faulted_runs(
     shim: FaultShim,
     *,
     stores: Sequence[OpenStore] = STORES,
-    misfortunes: Sequence[Misfortune] = MISFORTUNES,
+    faults: Sequence[SyscallFault] = SYSCALL_FAULTS,
 ) -> Generator[RunOutcome]:
     """Yield the runs of the seeds from `first_seed` on here, and in children of this process where a fault kills.
 
@@ -126,21 +126,21 @@ def faulted_runs(
     Args:
         first_seed: 0 or more.
         shim: As this process has it.
-        stores: Each opens a store in a directory, or begins one there; they take turns, faster than the misfortunes.
-        misfortunes: What befalls the programs.
+        stores: Each opens a store in a directory, or begins one there; they take turns, faster than the faults.
+        faults: What happens to the programs.
     """
     # A child that collects would copy every page that it shares.
     gc.freeze()
     with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
         for seed in count(first_seed):
             open_store = stores[seed % len(stores)]
-            misfortune = misfortunes[seed // len(stores) % len(misfortunes)]
-            yield from _Run(seed, Stage(shim, directory / "run", open_store, misfortune)).outcomes()
+            fault = faults[seed // len(stores) % len(faults)]
+            yield from _Run(seed, Stage(shim, directory / "run", open_store, fault)).outcomes()
 
 
 @final
 class _Run:
-    """The program of one seed: again and again, each time with the next call befallen."""
+    """The program of one seed: again and again, each time with the next call faulted."""
 
     def __init__(self, seed: int, stage: Stage) -> None:
         self._seed, self._stage, self._script = seed, stage, script(seed)
@@ -149,12 +149,12 @@ class _Run:
         """Try every n, up to the first broken promise."""
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
-        befallen = iter(()) if broken else self._befallen(undisturbed)
+        faulted = iter(()) if broken else self._faulted(undisturbed)
         counts, is_over = undisturbed.log.counts + Counter(calls=undisturbed.calls), False
         tally: Counter[str] = Counter()
         _add(tally, undisturbed)
         while not is_over:
-            some = list(islice(befallen, _CYCLES_AT_ONCE))
+            some = list(islice(faulted, _CYCLES_AT_ONCE))
             for tried, found in some:
                 _add(tally, tried)
                 counts += tried.log.counts
@@ -164,7 +164,7 @@ class _Run:
             yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts), is_last=is_over)
             counts, tally = Counter(), Counter(cycles=0)
 
-    def _befallen(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
+    def _faulted(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
         """Yield the attempt of each n that a call is met by, with what it broke; the last is the first that broke."""
         for at in count(1):
             tried = self._try(self._script, at)
@@ -198,8 +198,8 @@ class _Run:
         )
         if tried.met is None:
             return (begun, *tried.log.history)
-        befallen = f"{self._stage.misfortune.name}: call {at}, {tried.met.name} of {tried.met.path}"
-        return (begun, f"the program {befallen}", *tried.log.history)
+        faulted = f"{self._stage.fault.name}: call {at}, {tried.met.name} of {tried.met.path}"
+        return (begun, f"the program {faulted}", *tried.log.history)
 
     def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
         """Make sure that a fault does not leave much more behind than the program itself."""

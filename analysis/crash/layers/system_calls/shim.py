@@ -43,7 +43,7 @@ class Action(IntEnum):
 
 
 class Fault(NamedTuple):
-    """What befalls one call.
+    """What happens to one call.
 
     Attributes:
         at: Which: 1 is the first that is counted.

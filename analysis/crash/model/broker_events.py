@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.crash.model import traffic
+from ackstate.analysis.crash.model import client_events
 from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
 from ackstate.analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from ackstate.analysis.crash.model.side import Waiter
@@ -42,17 +42,17 @@ def persist_in_vain(schedule: Schedule, side: Side) -> None:
     # What a whole state was to displace counts as lost though no ledger was made for it: no set here is told of that.
     if not schedule.settings.fault_share or (side.config.format is Format.PULSAR and side.is_limited):
         return
-    traffic.publish(schedule, side, 5)
-    traffic.dispatch(schedule, side, count=5)
-    traffic.ack_some(schedule, side, count=3)
+    client_events.publish(schedule, side, 5)
+    client_events.dispatch(schedule, side, count=5)
+    client_events.ack_some(schedule, side, count=3)
     side.cursor.persist(now_ms=schedule.now_ms)
-    traffic.ack_some(schedule, side, count=1)
+    client_events.ack_some(schedule, side, count=1)
     before, write = schedule.meanwhile, schedule.random.choice((persist, promote))
     if write is persist:
         wait(schedule, side)
     kinds = FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL
     schedule.script_faults(side, schedule.random.choice(kinds), count=6)
-    schedule.meanwhile = traffic.ack_lowest
+    schedule.meanwhile = client_events.ack_lowest
     try:
         write(schedule, side)
     except StoreError:
@@ -79,7 +79,7 @@ def persist_together(schedule: Schedule, side: Side) -> None:
         return
     for _ in range(2):
         for each in schedule.sides:
-            traffic.ack_some(schedule, each, count=3)
+            client_events.ack_some(schedule, each, count=3)
         _persist_all(schedule)
 
 
