@@ -164,6 +164,13 @@ def test_an_answer_of_a_store_is_a_reason_of_one_line(directory, said, number, r
     assert (failed.value.errno, failed.value.strerror, failed.value.filename) == (number, reason, str(directory))
 
 
+def test_an_error_that_names_a_url_keeps_it(directory):
+    inner = OSError(errno.EIO, "torn", "s3a://bucket/another")
+    with pytest.raises(OSError) as failed, directory.reasons():
+        raise inner
+    assert failed.value is inner
+
+
 def test_a_name_node_that_is_not_there_is_named_at_once():
     pytest.importorskip("hdfs_native")
     with socket.socket() as taken:

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -56,9 +56,9 @@ def kept(state, days):
 
 
 @contextmanager
-def claimed_in_store(state, tmp_path, days):
+def claimed_in_store(state, tmp_path, days, claimed_run=None):
     """Claim a state behind a URL, yield the run's directory there and here, and keep what the block leaves."""
-    with claimed(state) as run:
+    with claimed(state) if claimed_run is None else nullcontext(claimed_run) as run:
         here = tmp_path / "store" / "/".join(run.parts)
         for name in ("states", "results"):
             (here / name).mkdir(parents=True)
@@ -112,6 +112,20 @@ def test_in_a_store_an_error_leaves_what_was_there(store, tmp_path, directory):
         failed()
     assert plain_names(state) == ["000001.json", "run-*"]
     assert Checkpoint.latest(state, POLICIES).day_count == 1
+
+
+def test_in_a_store_an_error_after_the_manifest_was_written_leaves_the_checkpoint(store, tmp_path, directory):
+    state, days = store / "state", days_of(directory)
+
+    def failed():
+        with claimed(state) as run:
+            with claimed_in_store(state, tmp_path, days, run):
+                pass
+            raise TimeoutError("no answer")
+
+    with pytest.raises(TimeoutError):
+        failed()
+    assert Checkpoint.latest(state, POLICIES).day_count == 3
 
 
 def test_in_a_store_damage_and_strangers_are_refused(store, tmp_path, directory):

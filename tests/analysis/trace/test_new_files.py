@@ -83,8 +83,9 @@ def test_after_an_error_it_is_as_it_was(trace, error):
     assert not isinstance(error, OSError) or raised.value.filename == "s3a://bucket/trace"
 
 
-def test_what_a_killed_writer_left_is_no_file_of_the_trace(trace, local):
-    (trace / LEFT_OVER).put(local / parquet.FIRST_FILE)
+def test_what_a_killed_writer_left_is_no_file_of_the_trace(trace, local, tmp_path):
+    whole = (local / parquet.FIRST_FILE).read_bytes()
+    (tmp_path / "store" / "trace" / LEFT_OVER).write_bytes(whole[: len(whole) // 2])
     write_trace(frames(7), trace)
     assert check_trace(trace).end_ms == 11
     # Its writer may be alive.
