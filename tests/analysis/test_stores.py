@@ -16,6 +16,7 @@ import store_servers
 from ackstate.analysis import location as locations
 from ackstate.analysis.location import location
 from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
@@ -131,6 +132,15 @@ def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, 
         "000002.json",
         "run-*",
     ]
+
+
+def test_a_trace_is_generated_behind_a_url(server, base, tmp_path):
+    words = ["trace", "generate", str(base), "--workload", "key_shared", "--events", "50000", "--json"]
+    made = json.loads(answers([words], cwd=tmp_path, environment=server.environment)[0])
+    assert made["events"] == 50_000
+    assert names(base) == [MANIFEST, *(each.name for each in parquet.trace_files(base))]
+    assert made["files"] == len(names(base)) - 1 > 1
+    assert sum(check_events(base).kinds.values()) == made["events"] + made["published"]
 
 
 def frames(name, count=100):
