@@ -16,7 +16,7 @@ from ackstate.entry_bitmap import bitmap_of_runs, runs_of
 from ackstate.position import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ackstate.analysis.redelivery.state_fields import Fields
 
@@ -89,11 +89,16 @@ class NewRuns(NamedTuple):
 class Thinned(Chunk):
     """A chunk in which what happened between two persist events within a millisecond is one event, the last.
 
-    What was acked is told by `news` instead, in order of position: what each event acks first if nothing was acked
-    before the chunk. So it is made without the chunks before, and `AckedFold` takes off what they had acked.
+    What was acked is in `news` instead, in order of position: what each event acks first if nothing was acked before
+    the chunk. So it is made without the chunks before, and `AckedFold` takes off what they had acked.
+
+    Attributes:
+        news: Those runs.
+        acked: Their entries by ledger, so that no set is built where chunks are taken one after another.
     """
 
     news: NewRuns
+    acked: Mapping[int, BitMap]
 
 
 @final
@@ -165,7 +170,7 @@ class AckedFold:
         Complexity: O(events log events + short entries), and one bitmap operation for each long run.
         """
         if isinstance(chunk, Thinned):
-            return self._take_runs(chunk.news)
+            return self._take_runs(chunk)
         is_ack = (chunk.kind == EventKind.ACK) | (chunk.kind == EventKind.MARK_DELETE)
         # Those may name entries that they found acked, though no event says so.
         is_ack |= chunk.is_any_of((EventKind.RECOVER, EventKind.RESET)) & (chunk.first_entry >= 0)
@@ -182,17 +187,27 @@ class AckedFold:
             begin = index + 1
         return _joined(found)
 
-    def _take_runs(self, runs: NewRuns) -> NewRuns:
-        """Ack runs in order of position that do not overlap, and return what of them was new."""
+    def _take_runs(self, chunk: Thinned) -> NewRuns:
+        """Ack what a chunk acks, and return what of it was new: all of it, unless earlier chunks acked some of it.
+
+        Complexity: O(containers of the bitmaps), O(runs) of the ledgers of which some was acked before.
+        """
+        known = {ledger_id for ledger_id, entries in chunk.acked.items() if not self._is_new(ledger_id, entries)}
+        runs = _joined(list(self._kept_runs(chunk, known))) if known else chunk.news
+        for ledger_id, entries in chunk.acked.items():
+            self.acked.setdefault(ledger_id, BitMap()).update(entries)
+        return runs
+
+    def _is_new(self, ledger_id: int, entries: BitMap) -> bool:
+        return ledger_id not in self.acked or entries.isdisjoint(self.acked[ledger_id])
+
+    def _kept_runs(self, chunk: Thinned, known: Collection[int]) -> Iterator[NewRuns]:
+        """Yield the runs of each ledger, without what is acked in some of the ledgers."""
+        runs = chunk.news
         bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
-        found = []
         for begin, end in itertools.pairwise(bounds):
-            part = NewRuns(*(column[begin:end] for column in runs))
-            mentioned = bitmap_of_runs(part.first, part.end - 1)
-            held = self.acked.setdefault(int(part.ledger_id[0]), BitMap())
-            found.append(part if mentioned.isdisjoint(held) else _kept(part, mentioned - held))
-            held |= mentioned
-        return _joined(found)
+            ledger_id, part = int(runs.ledger_id[begin]), NewRuns(*(column[begin:end] for column in runs))
+            yield _kept(part, chunk.acked[ledger_id] - self.acked[ledger_id]) if ledger_id in known else part
 
     def _apply_run(self, chunk: Chunk, index: int) -> Sequence[NewRuns]:
         """Ack one long run and return what of it was new, or take back a redelivered one."""

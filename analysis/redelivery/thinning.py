@@ -6,9 +6,11 @@ What is left to do one chunk after another is little, so that a subscription wit
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pyroaring import BitMap
 
 from ackstate.analysis.redelivery.acked import AckedFold, Chunk, NewRuns, Thinned, by_position
 from ackstate.analysis.trace.events import EventKind
@@ -37,7 +39,9 @@ def thinned(chunk: Chunk) -> Chunk:
     lasts = np.flatnonzero(is_last)
     none = np.full(len(lasts), -1)
     small = Thinned(chunk.ts_ms[lasts], chunk.kind[lasts], none, none, none)
-    news = by_position(AckedFold().take(chunk))
+    fold = AckedFold()
+    news = by_position(fold.take(chunk))
+    small.acked = fold.acked
     # Of all events up to one, those that end a thinned one before it.
     small.news = _welded(news._replace(event=(np.cumsum(is_last) - is_last)[news.event]))
     return small
@@ -68,7 +72,9 @@ def packed(chunk: Chunk) -> bytes:
     header = _HEADER.pack(len(chunk.kind), len(news.event), len(begins))
     in_ledgers = (begins, news.ledger_id[begins], news.first[begins])
     runs = (news.event, gaps, news.end - news.first - 1)
-    return b"".join((header, *map(pack, (chunk.ts_ms, chunk.kind, *in_ledgers, *runs))))
+    bitmaps = [chunk.acked[ledger_id].serialize() for ledger_id in in_ledgers[1].tolist()]
+    lengths = np.array(list(map(len, bitmaps)), np.int64)
+    return b"".join((header, *map(pack, (chunk.ts_ms, chunk.kind, *in_ledgers, *runs, lengths)), *bitmaps))
 
 
 def unpacked(data: memoryview) -> Chunk:
@@ -87,8 +93,14 @@ def unpacked(data: memoryview) -> Chunk:
     ts_ms, kind = column(events), column(events)
     begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
     event, gaps, further = (column(runs) for _ in range(3))
+    lengths = column(ledgers)
     none = np.full(events, -1)
     small = Thinned(ts_ms, kind, none, none, none)
+    bounds = (at + np.cumsum(np.append(0, lengths))).tolist()
+    small.acked = {
+        ledger_id: BitMap.deserialize(bytes(data[begin:end]))
+        for ledger_id, (begin, end) in zip(ledger_ids.tolist(), pairwise(bounds), strict=True)
+    }
     counts = np.diff(np.append(begins, runs))
     ends = np.cumsum(gaps + further + 1)
     ends += np.repeat(starts - np.concatenate((_NOTHING, ends))[begins], counts)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap
 from trace_files import read_rows, write_rows
 
 import montecarlo
@@ -239,3 +240,23 @@ def test_a_chunk_whose_lists_do_not_belong_together_is_named(spark, tmp_path):
     pq.write_table(damaged, file)
     with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
         estimates(SparkSource.of(spark, tmp_path / "trace"), [None]).collect()
+
+
+def test_chunks_taken_one_after_another_build_no_sets_of_what_they_ack(monkeypatch):
+    """Sets are built where chunks are made small, so that a subscription with most of a trace uses all cores."""
+    built = []
+    for name in ("_bitmap", "bitmap_of_runs"):
+        real = getattr(acked, name)
+        monkeypatch.setattr(acked, name, lambda *args, real=real: built.append(len(args[0])) or real(*args))
+    events = [Event(1_000 + number, EventKind.ACK, 3 + number % 2, 2 * number, 2 * number) for number in range(600)]
+    chunks = [
+        thinning.unpacked(memoryview(thinning.packed(thinning.thinned(chunk))))
+        for chunk in chunks_of(events, [200] * 2)
+    ]
+    assert sum(built) == len(events)
+    built.clear()
+    fold = acked.AckedFold()
+    news = [fold.take(chunk) for chunk in chunks]
+    assert built == []
+    assert sum(len(runs.event) for runs in news) == len(events)
+    assert fold.acked == {3: BitMap(range(0, 1_200, 4)), 4: BitMap(range(2, 1_200, 4))}
