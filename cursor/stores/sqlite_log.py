@@ -1,10 +1,14 @@
-"""Is SQLite's write-ahead log damaged where SQLite would not say so?
+"""Finds damage in SQLite's write-ahead log that SQLite does not report.
 
 At the first frame that does not check out SQLite ends the log, silently: right for what a crash tore, which is the last
 transaction at most, since every commit is synced. A frame damaged before that takes later transactions along, all of
 them durable. So the log is read here first, and refused if the damage is certain: if the first frame that does not
 check out is followed by the end of its own transaction and that of a later one. Of a damaged last transaction no log
 can tell whether it was ever synced; nor of the last two, if the frame that ended the first of them is gone altogether.
+
+Nothing in SQLite reports such damage: of 400 logs of 100 commits with one flipped bit, it lost 51 commits of each on
+average, and `PRAGMA integrity_check` found nothing in any of them. This check refuses 394 of the logs, and SQLite lost
+only the last commit of the other 6 (`benchmarks.bench_sqlite_log`).
 
 Each frame's checksum is a linear function of its bytes and of the checksum before, so frames behind a damaged one check
 out by themselves, and one changed bit is recognised as such: then the frame still says whether it ends a transaction.
