@@ -36,7 +36,8 @@ EVENTS = (10_000_000, 100_000_000)
 FIXED_EVENTS = 10_000
 SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
 RUNS = 3
-HOT_SHARE = 0.9
+HOT_SHARE = 0.95
+SPREAD = 1_000
 GRID = [Policy.from_mapping({"flush_interval_ms": flush_ms}) for flush_ms in (1_000, 60_000, 30_000, 10_000, 5_000)]
 KIND_EVENTS = 5_000_000
 KINDS: Mapping[str, Mapping[str, object]] = {
@@ -62,13 +63,13 @@ ABOUT = (
     f"events and an ASOF join with the persists. The limit is pyarrow and numpy on one thread over the trace itself: "
     f"what any engine has to do at least. Spark's fixed cost is the same job over {FIXED_EVENTS:,} events. `identity` "
     f"is Spark's `mapInArrow` that returns the rows as they came, written nowhere, in a session of its own as Spark "
-    f"has it. Hot: one subscription has {HOT_SHARE:.0%} of the events. Policies that need the cursor: over fewer "
-    f"events, of which the fixed cost is a larger part. PySpark {version('pyspark')}, DuckDB {version('duckdb')}."
+    f"has it. Even and hot: {SPREAD:,} subscriptions; in hot one has {HOT_SHARE:.0%} of the events. Policies that need "
+    f"the cursor: over fewer events, of which the fixed cost is a larger part. PySpark {version('pyspark')}, DuckDB {version('duckdb')}."
 )
 
 
-def plan_of(events: int, *, hot_share: float | None = None) -> TracePlan:
-    return TracePlan(WORKLOAD, events, hot_share=hot_share)
+def plan_of(events: int) -> TracePlan:
+    return TracePlan(WORKLOAD, events)
 
 
 def estimated(spark: SparkSession, trace: Path) -> list[Summary]:
@@ -162,13 +163,22 @@ def measure_peers(report: Report, spark: SparkSession, directory: Path, events: 
 
 
 def measure_skew(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
-    """Measure a trace of which one subscription has most."""
-    even, hot = directory / "even", directory / "hot"
-    make_trace(spark, plan_of(events), even)
-    make_trace(spark, plan_of(events, hot_share=HOT_SHARE), hot)
-    taken = in_turn({"even": lambda: estimated(spark, even), "hot": lambda: estimated(spark, hot)})
-    report.time(f"even, {events:,} events", "s", taken["even"].wall)
-    report.time(f"hot, {events:,} events", "s", taken["hot"].wall, Against("even", taken["even"].wall.median))
+    """Measure a trace of which one subscription has most beside one of as many events and as long, spread evenly."""
+    for name, hot_share in (("even", None), ("hot", HOT_SHARE)):
+        # The hot subscription gets 5,000 messages a second.
+        rate = 5_000 / (HOT_SHARE * SPREAD)
+        plan = TracePlan(
+            WORKLOAD, events, subscriptions=SPREAD, topics=SPREAD // 2, hot_share=hot_share, messages_per_second=rate
+        )
+        make_trace(spark, plan, directory / name)
+    for what, policies in {"as recorded": [None], "one policy": GRID[:1]}.items():
+        taken = in_turn({
+            name: partial(replayed, spark, directory / name, policies) for name in ("even", "hot")
+        })  # fmt: skip
+        report.time(f"even, {what}, {events:,} events", "s", taken["even"].wall)
+        report.time(
+            f"hot, {what}, {events:,} events", "s", taken["hot"].wall, Against("even", taken["even"].wall.median)
+        )
 
 
 def measure_kinds(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
