@@ -64,7 +64,8 @@ ABOUT = (
     f"what any engine has to do at least. Spark's fixed cost is the same job over {FIXED_EVENTS:,} events. `identity` "
     f"is Spark's `mapInArrow` that returns the rows as they came, written nowhere, in a session of its own as Spark "
     f"has it. Even and hot: {SPREAD:,} subscriptions; in hot one has {HOT_SHARE:.0%} of the events. Policies that need "
-    f"the cursor: over fewer events, of which the fixed cost is a larger part. PySpark {version('pyspark')}, DuckDB {version('duckdb')}."
+    f"the cursor: over fewer events, of which the fixed cost is a larger part. PySpark {version('pyspark')}, DuckDB "
+    f"{version('duckdb')}."
 )
 
 
