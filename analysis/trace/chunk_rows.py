@@ -250,12 +250,11 @@ def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int)
     for row, (cell, count) in enumerate(zip(batch[name], counts, strict=True)):
         try:
             data = memoryview(cell.as_buffer() or b"")
-            numbers, end = unpack(data, count)
+            _, end = unpack(data, count, out=joined[begin : begin + count])
             if end != len(data):
                 raise ValueError(f"{len(data) - end} bytes are too many")
         except ValueError as error:
             damaged(batch, row, f"{name!r}: {error}")
-        joined[begin : begin + count] = numbers
         begin += count
     return joined
 

@@ -45,8 +45,14 @@ def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
     return _packed(0, numbers)
 
 
-def unpack(data: memoryview, count: int, at: int = 0) -> tuple[Int64s, int]:
+def unpack(data: memoryview, count: int, at: int = 0, out: Int64s | None = None) -> tuple[Int64s, int]:
     """Return `count` numbers that begin at a byte, and the byte after them.
+
+    Args:
+        data: Bytes with the numbers.
+        count: How many there are.
+        at: Where they begin.
+        out: Where they are put, of this length; None for a new array.
 
     Raises:
         ValueError: There are no such numbers.
@@ -63,17 +69,14 @@ def unpack(data: memoryview, count: int, at: int = 0) -> tuple[Int64s, int]:
     if end > len(data):
         raise ValueError(f"packed numbers are cut short, {len(data) - at} bytes of {end - at}")
     (least,) = _NUMBER.unpack_from(data, begin - _NUMBER.size)
-    if width:
-        numbers = np.frombuffer(data, f"<u{width}", left, begin).astype(np.int64)
-        numbers += least
-    else:
-        numbers = np.full(left, least)
-    if not has_steps:
-        return numbers, end
-    summed = np.empty(count, np.int64)
-    summed[:1] = _NUMBER.unpack_from(data, at + 1)
-    summed[1:] = numbers
-    return np.cumsum(summed, out=summed), end
+    numbers = np.empty(count, np.int64) if out is None else out
+    above = numbers[int(has_steps) :]
+    above[:] = np.frombuffer(data, f"<u{width}", left, begin) if width else 0
+    above += least
+    if has_steps:
+        numbers[:1] = _NUMBER.unpack_from(data, at + 1)
+        np.cumsum(numbers, out=numbers)
+    return numbers, end
 
 
 def _packed(form: int, numbers: Int64s, first: bytes = b"") -> bytes:
