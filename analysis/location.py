@@ -325,10 +325,12 @@ def _hdfs(authority: str) -> Any:
         raise LocationError(f"hdfs:// needs a client, install ackstate[hdfs]: {error}") from None
     address = _HOST_AND_PORT.fullmatch(authority)
     if address is None:
-        return PyFileSystem(FSSpecHandler(HdfsFileSystem(authority)))
+        return PyFileSystem(FSSpecHandler(HdfsFileSystem(authority, skip_instance_cache=True)))
     # The client would try for three minutes.
     socket.create_connection((address[1], int(address[2])), timeout=_CONNECT_SECONDS).close()
-    return PyFileSystem(FSSpecHandler(HdfsFileSystem(address[1], int(address[2]))))
+    # fsspec's cache is emptied in a forked process, where the threads are missing that a client waits for when it ends.
+    client = HdfsFileSystem(address[1], int(address[2]), skip_instance_cache=True)
+    return PyFileSystem(FSSpecHandler(client))
 
 
 def _status_of(info: Any) -> Status | None:

@@ -1255,7 +1255,7 @@ def test_an_owner_on_the_far_side_of_a_split_is_fenced_and_its_last_write_undone
         newer.persist(now_ms=3)
         assert writer.is_alive()
         far.resume()
-        writer.join(timeout=30)
+        writer.join(timeout=120)
         assert [type(error) for error in errors] == [CursorFencedError]
         with pytest.raises(CursorFencedError):
             stale.persist(now_ms=4)

@@ -171,7 +171,7 @@ def test_it_imports_neither_pandas_nor_cursors(trace):
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize(("size_bytes_max", "task_count"), [(2**21, 2), (1, None)])
+@pytest.mark.parametrize(("size_bytes_max", "task_count"), [(2**21, 1), (1, None)])
 def test_a_small_trace_is_one_task_a_job(spark, trace, monkeypatch, size_bytes_max, task_count):
     monkeypatch.setattr("ackstate.analysis.cli.estimates._ONE_TASK_BYTES_MAX", size_bytes_max)
     store = spark.sparkContext._jsc.sc().statusStore()

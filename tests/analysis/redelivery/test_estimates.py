@@ -52,7 +52,7 @@ def curve(events, policy, begin_ms, end_ms):
 @pytest.mark.slow
 def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
-    monkeypatch.setattr("ackstate.analysis.redelivery.estimates._CHUNKS_PER_SLICE", 3)
+    monkeypatch.setattr("ackstate.analysis.redelivery.estimates.CHUNKS_PER_SLICE", 3)
     # A subscription of one name on every topic.
     named = {(topic, name): events_of(number) for number, (topic, name) in enumerate(
         (topic, name) for topic in TOPICS for name in ("s", f"only {topic[-1]}")

@@ -52,6 +52,6 @@ def test_workers_find_our_modules_imported(spark):
         return [(list(begun), imported)]
 
     ((_, found),) = spark.sparkContext.parallelize([0], 1).mapPartitions(modules).collect()
-    assert {"ackstate.analysis.redelivery.estimates", "ackstate.analysis.redelivery.crashes", "pyarrow"} <= found.keys()
+    assert {"ackstate.analysis.redelivery.estimates", "pyarrow"} <= found.keys()
     assert "pandas" not in found
     assert ".zip" not in found["spark"]
