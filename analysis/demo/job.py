@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float], None]
     """Told what is being done and which share of it is over."""
 
-PLOT_POINTS = 1_500
-
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOutcome:

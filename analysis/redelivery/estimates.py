@@ -82,13 +82,12 @@ def estimates(
     curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
     widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
     slices = Slices.of(span.begin_ms, span.end_ms, count, **widest)
-    parts = joined([
-        sorted_chunks([source], [policies[number] for number in numbers]).through(
-            partial(replay, wanted=Wanted(tuple(policies[number] for number in numbers), numbers, span.begin_ms, slices,
-                                          is_plotted=is_plotted)), PART
-        )
-        for numbers in _alike(policies)
-    ])  # fmt: skip
+    replays: list[Rows] = []
+    for numbers in _alike(policies):
+        mine = [policies[number] for number in numbers]
+        wanted = Wanted(mine, numbers, span.begin_ms, slices, is_plotted=is_plotted)
+        replays.append(sorted_chunks([source], mine).through(partial(replay, wanted=wanted), PART))
+    parts = joined(replays)
     if count:
         parts = in_slices(parts, slices, scopes)
     make = partial(put_together, duration_ms=slices.end_ms - slices.begin_ms, crashes_per_day=crashes_per_day)

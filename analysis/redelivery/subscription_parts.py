@@ -73,6 +73,13 @@ def _parts(batches: Iterable[pa.RecordBatch], wanted: Wanted) -> Iterator[Part]:
         yield from subscription.end()
 
 
+def _plotted(wanted: Wanted) -> Sequence[int]:
+    """Return under which policies the curve of a subscription is wanted: all if it is gone on with, else the first."""
+    if wanted.keeps_states:
+        return range(len(wanted.policies))
+    return [at for at, number in enumerate(wanted.numbers) if number == 0] if wanted.is_plotted else []
+
+
 @final
 class _Subscription:
     """One subscription.
@@ -87,8 +94,9 @@ class _Subscription:
         self._is_published = head.is_published
         self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in wanted.policies]
         self._died: dict[int, tuple[int, ...]] = {}
+        self._plotted = _plotted(wanted)
         if head.state is None:
-            curves = [ThinnedCurve(wanted.begin_ms, slices_max=OWN_SLICES_MAX) for _ in self._plotted()]
+            curves = [ThinnedCurve(wanted.begin_ms, slices_max=OWN_SLICES_MAX) for _ in self._plotted]
             self._state = DailyState(SubscriptionReplay(wanted.policies, head.log), curves)
         else:
             with self._named():
@@ -133,16 +141,10 @@ class _Subscription:
                 self._replay.forget_complete()
             yield self._part(0, STATE, _NONE, _NONE)._replace(scope="state", state=encoded(self._state))
             return
-        for policy, curve in zip(self._plotted(), self._state.curves, strict=True):
+        for policy, curve in zip(self._plotted, self._state.curves, strict=True):
             ts_ms, values = curve.points(SERIES)
             if len(ts_ms):
                 yield self._part(policy, CURVE, ts_ms, values.ravel())
-
-    def _plotted(self) -> Sequence[int]:
-        """Return the policies under which its own curve is wanted: all if it is gone on with, else the first."""
-        if self._wanted.keeps_states:
-            return range(len(self._wanted.policies))
-        return [at for at, number in enumerate(self._wanted.numbers) if number == 0] if self._wanted.is_plotted else []
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -157,8 +159,8 @@ class _Subscription:
             return
         series = series_of(points, SERIES if self._wanted.is_plotted else 1)
         yield from (self._changed(policy, change) for change in self._writers[policy].changes(series))
-        if policy in self._plotted():
-            self._state.curves[self._plotted().index(policy)].add(*series)
+        if policy in self._plotted:
+            self._state.curves[self._plotted.index(policy)].add(*series)
 
     def _changed(self, policy: int, change: Change) -> Part:
         return self._part(policy, change.number, change.ts_ms, change.delta.ravel())._replace(begin=change.begin)
