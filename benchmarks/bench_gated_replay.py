@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import CHUNK_EVENTS
 from ackstate.analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Spread

@@ -13,8 +13,8 @@ import numpy as np
 from ackstate import LedgerMap, Position
 from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore
-from ackstate.cursor.message_log import NO_DELAY, Message
 from ackstate.cursor.subscription import Subscription, SubscriptionType
+from ackstate.cursor.topic.message_log import NO_DELAY, Message
 from ackstate.limits import DispatchGate, GateLimits
 from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
 

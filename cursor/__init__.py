@@ -6,26 +6,22 @@ from typing import TYPE_CHECKING, Any
 from ackstate.checkout import alias
 
 if TYPE_CHECKING:
-    from ackstate.cursor.auto_age import AUTO, AutoAge
-    from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.journal_format import Format, Repair
+    from ackstate.cursor.journal.format import Format, Repair
+    from ackstate.cursor.journal.recovery import UnreadableCursorError
+    from ackstate.cursor.journal.shared_holes import BucketReferences, SharedHoles
     from ackstate.cursor.listener import Change, CursorListener
     from ackstate.cursor.managed import ManagedCursor, persist_all
-    from ackstate.cursor.message_log import Message, MessageLog
-    from ackstate.cursor.outcome import (
+    from ackstate.cursor.results import (
         CursorStats,
         PersistResult,
+        PersistTarget,
         Receipt,
         ReceiptStatus,
         RecoveryReport,
-        Route,
-        Source,
+        RecoverySource,
     )
-    from ackstate.cursor.policy_store import Policies, PolicyOwner, PolicyStore
-    from ackstate.cursor.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
-    from ackstate.cursor.recovery import UnreadableCursorError
-    from ackstate.cursor.shared_holes import BucketReferences, SharedHoles
+    from ackstate.cursor.state.auto_age import AUTO, AutoAge
     from ackstate.cursor.store import (
         LedgerFencedError,
         LedgerNotFoundError,
@@ -52,9 +48,14 @@ if TYPE_CHECKING:
         SubscriptionOptions,
         SubscriptionType,
     )
+    from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+    from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
+    from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
 
 __all__ = [
     "AUTO",
+    "NO_DELAY",
     "AckRefusedError",
     "AutoAge",
     "BlockReason",
@@ -82,6 +83,7 @@ __all__ = [
     "MetadataStore",
     "PayloadTooLargeError",
     "PersistResult",
+    "PersistTarget",
     "Policies",
     "PolicyOwner",
     "PolicyStore",
@@ -90,10 +92,9 @@ __all__ = [
     "Receipt",
     "ReceiptStatus",
     "RecoveryReport",
+    "RecoverySource",
     "Repair",
-    "Route",
     "SharedHoles",
-    "Source",
     "SqliteStore",
     "Store",
     "StoreError",
@@ -110,18 +111,26 @@ __all__ = [
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
 _NAMES = {
-    "auto_age": ("AUTO", "AutoAge"),
-    "bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
+    "state.auto_age": ("AUTO", "AutoAge"),
+    "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
     "config": ("CursorConfig",),
-    "journal_format": ("Format", "Repair"),
+    "journal.format": ("Format", "Repair"),
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor", "persist_all"),
-    "message_log": ("Message", "MessageLog"),
-    "outcome": ("CursorStats", "PersistResult", "Receipt", "ReceiptStatus", "RecoveryReport", "Route", "Source"),
-    "policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
-    "publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
-    "recovery": ("UnreadableCursorError",),
-    "shared_holes": ("BucketReferences", "SharedHoles"),
+    "topic.message_log": ("NO_DELAY", "Message", "MessageLog"),
+    "results": (
+        "CursorStats",
+        "PersistResult",
+        "Receipt",
+        "ReceiptStatus",
+        "RecoveryReport",
+        "PersistTarget",
+        "RecoverySource",
+    ),
+    "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "journal.recovery": ("UnreadableCursorError",),
+    "journal.shared_holes": ("BucketReferences", "SharedHoles"),
     "store": (
         "LedgerFencedError",
         "LedgerNotFoundError",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.ack_state import PersistLimits
-from ackstate.cursor.auto_age import AutoAge
-from ackstate.cursor.journal_format import Format
-from ackstate.cursor.native_format import NativeFormat
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.native import NativeFormat
+from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
-from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.state.ack_state import PersistLimits
+from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.integers import check_count
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
@@ -20,7 +20,7 @@ from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, Limit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ackstate.cursor.journal_format import JournalFormat
+    from ackstate.cursor.journal.format import JournalFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class CursorConfig:
             Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
         range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
             format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges count as
-            one if only holes part them that delay buckets hold (`ackstate.cursor.shared_holes`), and what is durable
-            already stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes
+            one if only holes part them that delay buckets hold (`SharedHoles`), and what is durable already stays so, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, what `keep` prefers takes
             its place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
         range_limit_rule: What `range_count_max` counts in Pulsar's format. EXACT, the default, counts ranges in either
             form. The others decide as a Pulsar release does. In WORDS these count acked entries and keep or exclude

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes
-from ackstate.cursor.ack_state import AckState
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.group_persist import persist_together
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.journal_format import Repair
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.journal.pulsar import reopened
 from ackstate.cursor.listener import Change, bitmap_runs, covered_runs
-from ackstate.cursor.outcome import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, Source
-from ackstate.cursor.persister import Persister
-from ackstate.cursor.pulsar_format import reopened
+from ackstate.cursor.persist.group_persist import persist_together
+from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.results import CursorStats, PersistResult, Receipt, ReceiptStatus, RecoveryReport, RecoverySource
+from ackstate.cursor.state.ack_state import AckState
 from ackstate.cursor.topic_name import check_name
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
+    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import CursorListener
-    from ackstate.cursor.persister import PersistWatcher
-    from ackstate.cursor.recovery import Found
-    from ackstate.cursor.shared_holes import SharedHoles
+    from ackstate.cursor.persist.persister import PersistWatcher
+    from ackstate.cursor.state.young_age import YoungAge
     from ackstate.cursor.store import Store
-    from ackstate.cursor.young_age import YoungAge
     from ackstate.deleted_ranges import DeletedRanges
 
 
@@ -66,7 +66,9 @@ class ManagedCursor:
         self._names_entries = self._persister.may_pass_by
         self._chooses_age = self._persister.young_age.is_chosen
         self._batch_index_acks = config.batch_index_acks
-        self._recovery_report = RecoveryReport(Source.NEW, 0, 0, -1, "", self._state.mark_delete, 0, journal.form.name)
+        self._recovery_report = RecoveryReport(
+            RecoverySource.NEW, 0, 0, -1, "", self._state.mark_delete, 0, journal.form.name
+        )
         self._read_position = ledgers.next_valid(self._state.mark_delete)
 
     @classmethod
@@ -85,7 +87,7 @@ class ManagedCursor:
         """Open a subscription's cursor and take it over from whoever had it: recover it, or create it if there is none.
 
         A new cursor stands before the first entry of the log and is durable when this returns. In Pulsar's format a
-        mark-delete position may move, as `ackstate.cursor.pulsar_format.reopened` says; that is durable then, too.
+        mark-delete position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
 
         Args:
             store: Where the cursor's state lives; stays open when the cursor is closed.
@@ -481,7 +483,7 @@ class ManagedCursor:
             ValueError: An id is out of range, or `last` is below `first`.
             CursorClosedError: The cursor is closed.
 
-        Source: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
+        RecoverySource: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
         """
         check_position(first)
         check_position(last)
@@ -556,7 +558,7 @@ class ManagedCursor:
             TypeError: The same, of a wrong type.
             CursorClosedError: The cursor is closed.
 
-        Source: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar, with ``IndividualDeletedEntries``.
+        RecoverySource: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar, with ``IndividualDeletedEntries``.
 
         Complexity: O(ledgers), with acked ones not counted O(runs that are passed).
         """
@@ -676,7 +678,7 @@ class ManagedCursor:
             StoreError: The write failed; whether it happened is unknown.
             CursorClosedError: The cursor is closed.
 
-        Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
+        RecoverySource: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
         """
         check_cursor_properties(properties)
         for name in properties:
@@ -698,7 +700,7 @@ class ManagedCursor:
             StoreError: The write failed; whether it happened is unknown.
             CursorClosedError: The cursor is closed.
 
-        Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
+        RecoverySource: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
         """
         check_cursor_properties({name: text})
         self._write_internal_property(name, {name: text})
@@ -891,12 +893,12 @@ class ManagedCursor:
         entries.add(position[1])  # in half the time that it takes to build it from a list
         return {position[0]: entries}
 
-    def _restore(self, found: Found) -> bool:
+    def _restore(self, found: StoredCursor) -> bool:
         """Begin with what was found, and tell whether its mark-delete position had to move."""
         content, recovered = found.recovered.content, found.recovered
-        source = Source.JOURNAL if found.entry_count else Source.METADATA
+        source = RecoverySource.JOURNAL if found.entry_count else RecoverySource.METADATA
         self._recovery_report = RecoveryReport(
-            Source.NEW if found.repair is Repair.START_ANEW else source,
+            RecoverySource.NEW if found.repair is Repair.START_ANEW else source,
             recovered.records_replayed,
             recovered.bytes_discarded,
             recovered.discarded_offset,

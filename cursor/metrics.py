@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.cursor.outcome import Route, Source
+from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.cursor.topic_name import parse_topic
 from ackstate.errors import CursorClosedError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.outcome import CursorStats, PersistResult
+    from ackstate.cursor.results import CursorStats, PersistResult
 
 
 class _Labels(NamedTuple):
@@ -247,7 +247,7 @@ class PersistTimer:
         begin = self._clock()
         with self._failures.count_exceptions():
             result = call()
-        if result is not None and result.route is not Route.NOTHING:
+        if result is not None and result.route is not PersistTarget.NOTHING:
             self._persists.observe(self._clock() - begin)
         return result
 
@@ -255,7 +255,7 @@ class PersistTimer:
         """Call `ManagedCursor.open`, and count it if the cursor was not new; what it raises passes through."""
         begin = self._clock()
         cursor = call()
-        if cursor.recovery_report.source is not Source.NEW:
+        if cursor.recovery_report.source is not RecoverySource.NEW:
             self._recoveries.observe(self._clock() - begin)
         return cursor
 
@@ -263,7 +263,7 @@ class PersistTimer:
 def _labels(topic: str, subscription: str) -> _TopicLabels:
     """Name a cursor as Pulsar does: the local name of its topic and its own are written as in a URL's query.
 
-    Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
+    RecoverySource: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
     """
     parts = parse_topic(topic)
     namespace = parts.namespace if parts else ""

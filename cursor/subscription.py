@@ -12,12 +12,12 @@ from ackstate.cursor.dispatch.block_reason import BlockReason, explain_block
 from ackstate.cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, Consumers, SubscriptionType
 from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
 from ackstate.cursor.dispatch.dispatcher import Dispatcher
-from ackstate.cursor.dispatch.live_holes import Whereabouts, explain_holes
-from ackstate.cursor.dispatch.waiting import Waiting
-from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.dispatch.live_holes import HoleContext, explain_holes
+from ackstate.cursor.dispatch.replay_queue import Waiting
+from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.outcome import Route
-from ackstate.cursor.persister import PersistWatcher
+from ackstate.cursor.persist.persister import PersistWatcher
+from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
-    from ackstate.cursor.hole_report import HoleReport
-    from ackstate.cursor.message_log import MessageLog
-    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.inspect.hole_report import HoleReport
+    from ackstate.cursor.results import PersistResult, Receipt
+    from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
     from ackstate.limits.gate import Usage
     from ackstate.position import Position
@@ -493,7 +493,7 @@ class Subscription(PersistWatcher):
                 self._admission.persisted(outcome, now_ms=self._now_ms)
             else:  # One that had nothing to write says nothing about the store.
                 self._dispatcher.mark_delete_persisted(outcome.mark_delete)
-                error = self._admission.store_error if outcome.route is Route.NOTHING else None
+                error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
                 self._admission.persisted(error, now_ms=self._now_ms)
 
     def _completes(self, position: Position, unacked_words: Sequence[int]) -> bool:
@@ -564,8 +564,8 @@ class Subscription(PersistWatcher):
         holder = self._key_holders.get(key)
         return None if holder is None else holder[0]
 
-    def _whereabouts(self) -> Whereabouts:
-        return Whereabouts(
+    def _whereabouts(self) -> HoleContext:
+        return HoleContext(
             self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting, self._delays is not None
         )
 

@@ -94,7 +94,7 @@ class DelayedDeliveryTracker(Protocol):
 
 
 @runtime_checkable
-class SkippingTracker(DelayedDeliveryTracker, Protocol):
+class DurableDelayTracker(DelayedDeliveryTracker, Protocol):
     """A tracker that may know a message before the dispatcher has read it, and may be told what never comes again."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet, positions_of
-from ackstate.delay.tracker import SkippingTracker, check_message, check_time
+from ackstate.delay.tracker import DurableDelayTracker, check_message, check_time
 from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
 
@@ -47,7 +47,7 @@ class AckedAndSent(Protocol):
 
 
 @final
-class SubscriptionDelayView(SkippingTracker):
+class SubscriptionDelayView(DurableDelayTracker):
     """The delayed messages of one subscription: a view of its topic's index, made by `open_view` of that.
 
     Each message that is not acked is handed out once between two calls of `clear`, or was answered with "deliver it
@@ -116,11 +116,11 @@ class SubscriptionDelayView(SkippingTracker):
 
     @property
     def outlives_restarts(self) -> bool:
-        """Whether the index knows messages from before a restart; see `SkippingTracker`."""
+        """Whether the index knows messages from before a restart; see `DurableDelayTracker`."""
         return self._index.outlives_restarts
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Say whether a message that the reader comes to is known to wait; see `SkippingTracker.skip`."""
+        """Say whether a message that the reader comes to is known to wait; see `DurableDelayTracker.skip`."""
         position = check_position(position, entry_id_min=0)
         self._advance(now_ms)
         index = self._index
@@ -131,7 +131,7 @@ class SubscriptionDelayView(SkippingTracker):
         return is_held or position in self._due
 
     def advance_mark_delete(self, position: Position) -> None:
-        """Say that everything up to a position, included, is durably acked; see `SkippingTracker`.
+        """Say that everything up to a position, included, is durably acked; see `DurableDelayTracker`.
 
         What all views have said so of the index drops, a ledger at a time, due or not, unless it is fed.
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from ackstate.limits.broker import NOBODY, BrokerLimit, wake_all
-from ackstate.limits.rule_state import Wanted, check
+from ackstate.limits.rule_state import GateRequest, check
 from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
 from ackstate.limits.subscription_rules import SubscriptionRules
 from ackstate.limits.waiters import Waiters, call_all
@@ -152,12 +152,12 @@ class DispatchGate:
         elif not worst_case_bytes:
             return _NOTHING_ASKED
         else:
-            check(Wanted(worst_case_bytes, None, weights))
+            check(GateRequest(worst_case_bytes, None, weights))
         if self.is_closed and (refusal := self._plain_refusal(usage, consumer)):
             return refusal
         with self._lock:
             before = self._closed_rules(consumer)
-            verdict, others = self._request(Wanted(worst_case_bytes, None, weights), usage, consumer, now_ms)
+            verdict, others = self._request(GateRequest(worst_case_bytes, None, weights), usage, consumer, now_ms)
             woken = self._settle() if self._closed_rules(consumer) != before else []
         call_all([*(part.wake for part in others), *woken])
         return verdict
@@ -192,7 +192,7 @@ class DispatchGate:
         """
         if not worst_case_bytes:
             return _NOTHING_ASKED
-        wanted = Wanted(worst_case_bytes, range_costs, weights)
+        wanted = GateRequest(worst_case_bytes, range_costs, weights)
         check(wanted)
         with self._lock:
             verdict = self._rules.longest_prefix(wanted, usage, consumer)
@@ -222,7 +222,7 @@ class DispatchGate:
         Raises:
             ValueError: The worst case is negative; nothing is changed.
         """
-        wanted = Wanted((next_record_bytes,), None, None)
+        wanted = GateRequest((next_record_bytes,), None, None)
         check(wanted)
         with self._lock:
             self._rules.ask(wanted, usage, consumer, now_ms)
@@ -370,7 +370,7 @@ class DispatchGate:
         return Verdict(0, state.rule, used, state.limit, state.released_at, state.since_ms)
 
     def _request(
-        self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int
+        self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int
     ) -> tuple[Verdict, Sequence[BrokerPart]]:
         """Return the verdict and whom it lets go on: they are to be told without the lock, having their own."""
         for standing in self._standing(usage, consumer):

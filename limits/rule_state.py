@@ -85,7 +85,7 @@ class RuleState:
         self.released_at = max(0, min(self._mark, self.limit - needed))
 
 
-class Wanted(NamedTuple):
+class GateRequest(NamedTuple):
     """What each of the messages that a dispatcher asks for costs at worst; None where each costs 1."""
 
     record_bytes: Sequence[int]
@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
     weights: Sequence[int] | None
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: GateRequest) -> None:
     """Refuse costs that make no sense.
 
     Raises:

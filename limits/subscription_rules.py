@@ -10,7 +10,7 @@ from ackstate.limits.rules import Accounting, Rule, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ackstate.limits.rule_state import Wanted
+    from ackstate.limits.rule_state import GateRequest
     from ackstate.limits.rules import GateLimits, Usage
 
 
@@ -155,7 +155,7 @@ class SubscriptionRules:
             if state.is_closed and used > state.released_at:
                 yield state.verdict(used)
 
-    def ask(self, wanted: Wanted, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
+    def ask(self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
         """Open and close the rules by what the first message needs; return a verdict if one of them is closed.
 
         All are asked, also if the first refuses: each closes for itself.
@@ -171,7 +171,7 @@ class SubscriptionRules:
         self.consumers.keep(consumer, states[-1])
         return refusal
 
-    def longest_prefix(self, wanted: Wanted, usage: Usage, consumer: str) -> Verdict:
+    def longest_prefix(self, wanted: GateRequest, usage: Usage, consumer: str) -> Verdict:
         """Return what the limits have room for, whether they are closed or not."""
         count = len(wanted.record_bytes)
         granted, binding = count, None
@@ -184,7 +184,9 @@ class SubscriptionRules:
         state, costs, used = binding
         return state.verdict(used + total_of(costs, granted), granted=granted)
 
-    def _costs(self, wanted: Wanted, usage: Usage, consumer: str) -> list[tuple[RuleState, Sequence[int] | None, int]]:
+    def _costs(
+        self, wanted: GateRequest, usage: Usage, consumer: str
+    ) -> list[tuple[RuleState, Sequence[int] | None, int]]:
         record_bytes, ranges, messages, own = zip(
             self._states(consumer),
             (wanted.record_bytes, wanted.ranges, wanted.weights, wanted.weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ackstate.analysis.redelivery.acked import Chunk
+from ackstate.analysis.replay.acked import Chunk
 
 
 def chunk_of(events):

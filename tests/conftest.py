@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def spark():
     """One Spark session for all tests that need it."""
-    from ackstate.analysis.redelivery.spark import local_session
+    from ackstate.analysis.spark.session import local_session
 
     session = local_session()
     yield session

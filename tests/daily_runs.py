@@ -6,10 +6,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from ackstate.analysis.redelivery import incremental
-from ackstate.analysis.redelivery.chunk_steps import PACKED
-from ackstate.analysis.redelivery.curve_sum import SERIES, Histogram
-from ackstate.analysis.redelivery.daily_state import (
+from ackstate.analysis.estimate import incremental
+from ackstate.analysis.estimate.chunk_codec import packed
+from ackstate.analysis.estimate.chunk_steps import PACKED
+from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.daily_state import (
     BrokerState,
     DailyState,
     decoded,
@@ -17,14 +18,13 @@ from ackstate.analysis.redelivery.daily_state import (
     encoded,
     encoded_broker,
 )
-from ackstate.analysis.redelivery.estimates import in_slices
-from ackstate.analysis.redelivery.parts import ESTIMATE, PART, RESULT_KEY, RUN, STATE, chosen, merge, put_together
-from ackstate.analysis.redelivery.plain_replay import PlainReplay
-from ackstate.analysis.redelivery.rows import LocalRows
-from ackstate.analysis.redelivery.slices import RESULT, Slices
-from ackstate.analysis.redelivery.subscription_parts import Wanted, replay
-from ackstate.analysis.redelivery.thinned_curve import OWN_SLICES_MAX, ThinnedCurve
-from ackstate.analysis.redelivery.thinning import packed
+from ackstate.analysis.estimate.estimates import in_slices
+from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, RUN, STATE, chosen, merge, put_together
+from ackstate.analysis.estimate.rows import LocalRows
+from ackstate.analysis.estimate.slices import RESULT, Slices
+from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
+from ackstate.analysis.replay.curve_sum import SERIES, Histogram
+from ackstate.analysis.replay.plain_replay import PlainReplay
 from chunks import chunk_of
 
 _NOT_OF_ALL_DAYS = ("curve_ms", "curve", "crash_ms", "crashes", "crash_count")
@@ -66,7 +66,7 @@ def answers(parts, duration_ms):
 
 def run_at_once(events_of, logs, policies):
     begin_ms, end_ms = span(events_of)
-    wanted = Wanted(tuple(policies), range(len(policies)), begin_ms, Slices.of(begin_ms, end_ms, 3))
+    wanted = RequestedParts(tuple(policies), range(len(policies)), begin_ms, Slices.of(begin_ms, end_ms, 3))
     rows = [row for key, events in sorted(events_of.items()) if events
             for row in rows_of(key, events=events, log=logs[key])]  # fmt: skip
     return answers(in_slices(of_table(replayed(rows, wanted)), wanted.slices), end_ms - begin_ms)
@@ -84,7 +84,9 @@ def run_by_days(days_of, logs_of, policies, *, is_published):
             curve.widen_until(end_ms)
         width_ms = broker.curves[0].width_ms
         slices = Slices.of(begin_ms, end_ms, 2, from_ms=last_ms, width_ms_max=width_ms)
-        wanted = Wanted(tuple(policies), range(len(policies)), begin_ms, slices, is_plotted=True, keeps_states=True)
+        wanted = RequestedParts(
+            tuple(policies), range(len(policies)), begin_ms, slices, is_plotted=True, keeps_states=True
+        )
         rows = [
             row for key in sorted({*states, *(key for key, events in events_of.items() if events)})
             for row in rows_of(key, events=events_of[key], state=states.get(key), is_published=is_published,

@@ -14,10 +14,10 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionOptions,
 )
-from ackstate.cursor.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from ackstate.cursor.message_log import NO_DELAY
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.subscription import SubscriptionType
+from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 

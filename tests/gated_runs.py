@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ackstate.analysis.redelivery.gated_replay import GatedReplay
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.replay.gated_replay import GatedReplay
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.auto_age import AutoAge
+from ackstate.cursor.state.auto_age import AutoAge
 from chunks import chunk_of
 
 
@@ -23,8 +23,8 @@ class Taken:
 
     def set(self, run_min, steps):
         self.one_by_one = self.at_once = 0
-        self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._RUN_MIN", run_min)
-        self.monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._STEPS", steps)
+        self.monkeypatch.setattr("ackstate.analysis.replay.gated_replay._RUN_MIN", run_min)
+        self.monkeypatch.setattr("ackstate.analysis.replay.gated_replay._STEPS", steps)
 
     def _take_one_by_one(self, real):
         def take_one_by_one(replay, events):

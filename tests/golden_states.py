@@ -9,11 +9,11 @@ from pathlib import Path
 
 from daily_runs import replayed, rows_of
 
-from ackstate.analysis.redelivery.daily_state import BrokerState, decoded, encoded_broker
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.state_fields import VERSION
-from ackstate.analysis.redelivery.subscription_parts import Wanted
+from ackstate.analysis.estimate.daily_state import BrokerState, decoded, encoded_broker
+from ackstate.analysis.estimate.slices import Slices
+from ackstate.analysis.estimate.subscription_parts import RequestedParts
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.state_fields import VERSION
 from ackstate.analysis.trace.events import Event, EventKind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -64,7 +64,9 @@ LOG = {1: 60, 2: 60, 3: 60}
 def run(name, events, *, state=None, first_ms):
     """Read some events, and return what comes out: parts of estimates, and the state."""
     slices = Slices.of(1_000, events[-1].ts_ms, 2, from_ms=first_ms)
-    wanted = Wanted(policies_of(name), range(2), 1_000, slices, is_plotted=True, keeps_states=True, states="states")
+    wanted = RequestedParts(
+        policies_of(name), range(2), 1_000, slices, is_plotted=True, keeps_states=True, states="states"
+    )
     found = replayed(rows_of(KEY, events=events, state=state, log=LOG, is_published=True), wanted)
     state = found["state"].drop_null()[0].as_py()
     return state, [row for row in found.to_pylist() if row["state"] is None]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.auto_age import AutoAge
 from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap

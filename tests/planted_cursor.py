@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ackstate.cursor import ManagedCursor, StoreError
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.persister import Persister
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.persist.persister import Persister
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from chunks import chunk_of
 
 

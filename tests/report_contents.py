@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.replay import Prediction
 from ackstate.analysis.pulsar.replay_table import Verdict
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.results import SweepResult
-from ackstate.analysis.redelivery_report.contents import Contents, shown_policies, worst_subscriptions
-from ackstate.analysis.redelivery_report.curves import CrashTimes, Curve
-from ackstate.analysis.redelivery_report.inputs import CalibrationPoint, Origin, ReportInputs
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.report.contents import Contents, shown_policies, worst_subscriptions
+from ackstate.analysis.report.curves import CrashTimes, Curve
+from ackstate.analysis.report.inputs import CalibrationPoint, Origin, ReportInputs
 
 BEGIN_MS = 1_700_000_000_000
 DURATION_MS = 600_000

@@ -8,10 +8,10 @@ from ackstate.analysis.crash.model.client_events import ack, append, dispatch
 from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings, Tracker
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.outcome import Route
+from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import GateLimits
 
 
@@ -194,7 +194,7 @@ def persists_together_with_a_fault():
     outcomes = schedule.interleave(
         schedule.sides, lambda: persist_all([side.cursor for side in schedule.sides], now_ms=schedule.now_ms)
     )
-    assert {outcome.route for outcome in outcomes} == {Route.METADATA}
+    assert {outcome.route for outcome in outcomes} == {PersistTarget.METADATA}
     story.end()
 
 

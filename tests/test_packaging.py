@@ -52,7 +52,7 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
         (entry_points,) = [archive.read(name).decode() for name in names if name.endswith("/entry_points.txt")]
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ackstate"}
     assert {f"ackstate/{folder}/__init__.py" for folder in FOLDERS} | {"ackstate/py.typed"} <= names
-    assert "ackstate/analysis/redelivery/log4j2.properties" in names
+    assert "ackstate/analysis/spark/log4j2.properties" in names
     assert not [name for name in names if "calibration/" in name]
     assert "ackstate = ackstate.analysis.cli:main" in entry_points
     assert "Provides-Extra: spark" in metadata

@@ -11,8 +11,8 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionOptions,
 )
-from ackstate.cursor.message_log import NO_DELAY
 from ackstate.cursor.subscription import SubscriptionType
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.trace_source import LocalEngine
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, events_of, named_entries
 from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.packed_numbers import pack

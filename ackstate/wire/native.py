@@ -81,7 +81,7 @@ class Record:
     batch: BatchIndexes = field(default_factory=BatchIndexes)
 
 
-class Parts(NamedTuple):
+class RecordFields(NamedTuple):
     """What a record says, checked as `decode` does, but not put together: for joining many.
 
     Attributes:
@@ -130,7 +130,7 @@ def encode(record: Record) -> bytes:
         ValueError: A property's name or number, a batch, or the whole record, is too large for its field.
     """
     return encode_parts(
-        Parts(
+        RecordFields(
             record.kind, record.epoch, record.sequence, record.chain, record.mark_delete,
             record.deleted.bitmaps(), record.properties, record.batch.items(),
         )
@@ -138,7 +138,7 @@ def encode(record: Record) -> bytes:
 
 
 def encode_parts(
-    parts: Parts, *, version: int = PLAIN_VERSION, counts: bytes = b"", tail: Iterable[bytes] = ()
+    parts: RecordFields, *, version: int = PLAIN_VERSION, counts: bytes = b"", tail: Iterable[bytes] = ()
 ) -> bytes:
     """Write what a record says.
 
@@ -188,7 +188,7 @@ def decode(data: bytes) -> Record:
     return record_of(decode_parts(data))
 
 
-def record_of(parts: Parts) -> Record:
+def record_of(parts: RecordFields) -> Record:
     """Put together what a record says; the bitmaps are given away."""
     batch = BatchIndexes()
     for position, unacked_words in parts.batch:
@@ -196,7 +196,7 @@ def record_of(parts: Parts) -> Record:
     return Record(*parts[:5], DeletedRanges.from_bitmaps(parts.bitmaps), parts.properties, batch)
 
 
-def decode_parts(data: bytes) -> Parts:
+def decode_parts(data: bytes) -> RecordFields:
     """Read and check what `encode` wrote, and put nothing together.
 
     Raises:
@@ -209,7 +209,7 @@ def decode_parts(data: bytes) -> Parts:
     return parts
 
 
-def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Parts, tuple[int, ...], Reader]:
+def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[RecordFields, tuple[int, ...], Reader]:
     """Read and check a record up to its batch blocks.
 
     Args:
@@ -247,7 +247,7 @@ def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Parts,
     bitmaps = _decode_ledgers(reader, ledgers)
     named = _decode_properties(reader, properties) if properties else {}
     batch = _decode_batch(reader, batches) if batches else []
-    parts = Parts(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
+    parts = RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
     return parts, tuple(further), reader
 
 

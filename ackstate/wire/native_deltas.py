@@ -16,7 +16,16 @@ from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import CorruptStateError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from ackstate.wire.native import LEDGER_BLOCK, SEALED, Parts, Record, RecordKind, decode_bitmap, decode_parts, encode
+from ackstate.wire.native import (
+    LEDGER_BLOCK,
+    SEALED,
+    Record,
+    RecordFields,
+    RecordKind,
+    decode_bitmap,
+    decode_parts,
+    encode,
+)
 from ackstate.wire.native_reader import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
@@ -47,7 +56,7 @@ _FIXED = ("size_and_cookie", "containers", "others", "values_at")
 _SAMPLE = encode(Record(RecordKind.DELTA, 0, 0, 0, Position(0, -1), DeletedRanges.from_bitmaps([(0, BitMap([0]))])))
 
 
-class Place(NamedTuple):
+class JournalOffset(NamedTuple):
     """What a record must agree with to stand where it does in a journal.
 
     Attributes:
@@ -76,10 +85,10 @@ class Deltas(NamedTuple):
     mark_delete: Position
     properties: Mapping[str, int]
     bitmaps: dict[int, BitMap]
-    others: list[Parts]
+    others: list[RecordFields]
 
 
-def decode_deltas(entries: Sequence[bytes], place: Place) -> Deltas | None:
+def decode_deltas(entries: Sequence[bytes], place: JournalOffset) -> Deltas | None:
     """Read consecutive deltas of a journal.
 
     Args:
@@ -121,7 +130,10 @@ def join(bitmaps: dict[int, BitMap], ledger_id: int, acked: BitMap) -> None:
 
 
 def _expected(
-    headers: npt.NDArray[np.void], lengths: npt.NDArray[np.uint32], checksums: npt.NDArray[np.uint32], place: Place
+    headers: npt.NDArray[np.void],
+    lengths: npt.NDArray[np.uint32],
+    checksums: npt.NDArray[np.uint32],
+    place: JournalOffset,
 ) -> bytes:
     """Return what the headers must be, byte for byte, with what they are free to say."""
     encoded = np.tile(np.frombuffer(_SAMPLE, np.uint8, _HEADER.itemsize), len(headers))
@@ -135,7 +147,7 @@ def _expected(
     return encoded.tobytes()
 
 
-def _is_rising(headers: npt.NDArray[np.void], place: Place) -> bool:
+def _is_rising(headers: npt.NDArray[np.void], place: JournalOffset) -> bool:
     """Tell whether all mark-deletes are positions, each at or above the one before."""
     ledger_ids, entry_ids = np.concatenate((np.array([place.mark_delete], np.int64), headers["mark_delete"])).T
     is_same_ledger = ledger_ids[1:] == ledger_ids[:-1]

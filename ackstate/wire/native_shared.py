@@ -20,7 +20,7 @@ from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import union_by_ledger
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 from ackstate.wire import native
-from ackstate.wire.native import Parts, Record, RecordKind, encode_ledger, encode_parts, read_parts
+from ackstate.wire.native import Record, RecordFields, RecordKind, encode_ledger, encode_parts, read_parts
 from ackstate.wire.native_reader import corrupt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SharedSnapshot(NamedTuple):
         acked_count: How many entries are acked once it is resolved.
     """
 
-    parts: Parts
+    parts: RecordFields
     references: tuple[BucketReference, ...]
     runs: tuple[Run, ...]
     acked_count: int
@@ -117,11 +117,11 @@ def share(record: Record, buckets: Sequence[BucketHoles]) -> SharedSnapshot | No
     used = sorted(bucket.reference for bucket in buckets if any(_serves(bucket.bitmaps, run) for run in runs))
     if saved <= _REFERENCE.size * len(used):
         return None
-    parts = Parts(*_head(record), blocks, record.properties, list(record.batch.items()))
+    parts = RecordFields(*_head(record), blocks, record.properties, list(record.batch.items()))
     return SharedSnapshot(parts, tuple(used), tuple(runs), len(record.deleted))
 
 
-def resolve(snapshot: SharedSnapshot, buckets: Iterable[BucketHoles]) -> Parts:
+def resolve(snapshot: SharedSnapshot, buckets: Iterable[BucketHoles]) -> RecordFields:
     """Return what a snapshot says, given the parts of buckets that it refers to; the bitmaps are the caller's.
 
     Raises:

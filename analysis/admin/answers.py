@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ackstate.analysis.admin.log_lines import LOG
-from ackstate.cursor.policy_store import POLICIES_OF
 from ackstate.cursor.store import StoreError, VersionMismatchError
+from ackstate.cursor.topic.policy_store import POLICIES_OF
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import DelayPolicyRefusedError
 

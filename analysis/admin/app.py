@@ -19,7 +19,7 @@ from ackstate.analysis.admin.page import CONTENT_SECURITY_POLICY, render
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.admin.tokens import OneToken
-from ackstate.cursor.policy_store import PolicyOwner, PolicyStore
+from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.tokens import Tokens

@@ -16,13 +16,13 @@ from urllib.parse import quote_plus
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from ackstate.cursor.inspection import find_cursors, inspect_cursor
-from ackstate.cursor.message_log import MessageLog
+from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
+from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from ackstate.cursor.findings import CursorInspection
-    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.inspect.findings import CursorInspection
+    from ackstate.cursor.journal.format import CursorState
     from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
 
@@ -138,13 +138,13 @@ def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> CursorStats:
     )
 
 
-def _read_position(content: Content, log: LedgerMap | None) -> Position:
+def _read_position(content: CursorState, log: LedgerMap | None) -> Position:
     if log is not None:
         return log.next_valid(content.mark_delete)
     return Position(content.mark_delete.ledger_id, content.mark_delete.entry_id + 1)
 
 
-def _backlog(content: Content, log: LedgerMap) -> int:
+def _backlog(content: CursorState, log: LedgerMap) -> int:
     return max(0, log.count_between(content.mark_delete, log.last_confirmed) - len(content.deleted))
 
 

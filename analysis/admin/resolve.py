@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.policy_store import Policies
+from ackstate.cursor.topic.policy_store import Policies
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
 from ackstate.limits.policies import (
@@ -27,7 +27,7 @@ from ackstate.properties import check_spelling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.policy_store import PolicyOwner, PolicyStore
+    from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
     from ackstate.limits import EffectiveDelayedDelivery
 
 _NOTHING = DelayedDeliveryPolicies()

@@ -48,8 +48,8 @@ def demo(
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import job as main_job
     from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.report import render, verdict
     from ackstate.analysis.demo.results import DemoDirectory
-    from ackstate.analysis.report import render, verdict
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)
@@ -71,7 +71,7 @@ def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms
     """Run the main job once for each of the settings, with progress shown."""
     from ackstate.analysis.demo import job as main_job
     from ackstate.analysis.demo.results import DemoDirectory
-    from ackstate.analysis.redelivery.spark import local_session, readable_failures
+    from ackstate.analysis.spark.session import local_session, readable_failures
 
     runs: list[DemoRun] = []
     with console.progress() as progress, readable_failures(DemoDirectory(out).trace):

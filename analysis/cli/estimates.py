@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ackstate.analysis.cli.output import ReportFiles
+    from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
-    from ackstate.analysis.redelivery.policy import Policy
-    from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.trace_source import Engine as Runs
+    from ackstate.analysis.replay.policy import Policy
 
 
 _LOG = logging.getLogger(__name__)
@@ -64,18 +64,18 @@ def starting(engine: Engine | None, master: str | None) -> Iterator[Session]:
 
     Raises:
         typer.BadParameter: There is a master, and the engine is not Spark.
-        AckStateError: As `ackstate.analysis.redelivery.spark.starting_session`.
+        AckStateError: As `ackstate.analysis.spark.session.starting_session`.
     """
     _LOG.info("command line read")
     if engine is Engine.LOCAL:
         if master is not None:
             raise typer.BadParameter("--master is for --engine spark")
-        from ackstate.analysis.redelivery.without_pandas import without_pandas
+        from ackstate.analysis.spark.without_pandas import without_pandas
 
         with without_pandas():
             yield None
         return
-    from ackstate.analysis.redelivery.spark import starting_session
+    from ackstate.analysis.spark.session import starting_session
 
     with starting_session(master) as session:
         yield session
@@ -99,10 +99,10 @@ def estimated(
         PolicyError: None of the policies can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
-    from ackstate.analysis.redelivery.estimates import estimates
-    from ackstate.analysis.redelivery.persistable import persistable
-    from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark import readable_failures
+    from ackstate.analysis.estimate.estimates import estimates
+    from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.replay.persistable import persistable
+    from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
@@ -123,7 +123,7 @@ def estimated(
             str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
         ).compared_with(baseline)
         if report is not None and inputs is not None:
-            from ackstate.analysis.redelivery_report.making import make_contents
+            from ackstate.analysis.report.making import make_contents
 
             made_by = where.made_by()
             report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
@@ -140,7 +140,7 @@ def started(session: Session, progress: Progress, size_bytes: int | None = None)
         progress: Where it is shown.
         size_bytes: What a trace takes, times the policies; None if there are several.
     """
-    from ackstate.analysis.redelivery.trace_source import LocalEngine
+    from ackstate.analysis.estimate.trace_source import LocalEngine
 
     if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
@@ -148,10 +148,10 @@ def started(session: Session, progress: Progress, size_bytes: int | None = None)
         progress.add_task("computing every instant", total=None)
         yield LocalEngine()
         return
-    from ackstate.analysis.redelivery.cluster import is_local
-    from ackstate.analysis.redelivery.one_task import OneTaskEngine
-    from ackstate.analysis.redelivery.spark import shown_stages
-    from ackstate.analysis.redelivery.spark_source import SparkEngine
+    from ackstate.analysis.spark.cluster import is_local
+    from ackstate.analysis.spark.one_task import OneTaskEngine
+    from ackstate.analysis.spark.session import shown_stages
+    from ackstate.analysis.spark.source import SparkEngine
 
     spark = session()
     is_small = size_bytes is not None and size_bytes <= _ONE_TASK_BYTES_MAX
@@ -171,7 +171,7 @@ def numbers_table(first: str, others: Sequence[str]) -> Table:
 
 def rate_text(number: float | None) -> str:
     """Return a rate; a dash if it is unknown."""
-    from ackstate.analysis.redelivery.recommendation import short_number
+    from ackstate.analysis.estimate.recommendation import short_number
 
     return "-" if number is None else short_number(number)
 

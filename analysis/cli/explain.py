@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.findings import CursorInspection
-    from ackstate.cursor.hole_report import HoleReport
-    from ackstate.cursor.stored_holes import StoredHoles
+    from ackstate.cursor.inspect.findings import CursorInspection
+    from ackstate.cursor.inspect.hole_report import HoleReport
+    from ackstate.cursor.inspect.stored_holes import StoredHoles
 
 _TIME_MS_MAX = 2**63 - 1
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -56,9 +56,9 @@ def explain(
 
     Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
     """
-    from ackstate.cursor.inspection import find_cursors, inspect_cursor
-    from ackstate.cursor.message_log import MessageLog
-    from ackstate.cursor.stored_holes import explain_holes
+    from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
+    from ackstate.cursor.inspect.stored_holes import explain_holes
+    from ackstate.cursor.topic.message_log import MessageLog
 
     present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     explained: list[tuple[CursorInspection, StoredHoles | None]] = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.findings import CursorInspection, Note
+    from ackstate.cursor.inspect.findings import CursorInspection, Note
     from ackstate.cursor.store import Store
 
 
@@ -30,7 +30,7 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
 
     Exit status: 0 all cursors open, 1 some do not, 2 could not look.
     """
-    from ackstate.cursor.inspection import inspect_store
+    from ackstate.cursor.inspect.store import inspect_store
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         notes = _store_notes(opened)
@@ -49,7 +49,7 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
 
 def _store_notes(store: Store) -> list[Note]:
     """Return what there is to know of a store as a whole."""
-    from ackstate.cursor.findings import Note
+    from ackstate.cursor.inspect.findings import Note
     from ackstate.cursor.stores.file import FileStore
 
     tail = store.discarded if isinstance(store, FileStore) else None

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.findings import CursorInspection, JournalRecord
-    from ackstate.cursor.journal_format import Content
+    from ackstate.cursor.inspect.findings import CursorInspection, JournalRecord
+    from ackstate.cursor.journal.format import CursorState
     from ackstate.deleted_ranges import DeletedRanges, Run
 
 _SHOWN = 20  # ranges and batches, unless all are asked for
@@ -46,7 +46,7 @@ def inspect(
 
     Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
     """
-    from ackstate.cursor.inspection import find_cursors, inspect_cursor
+    from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)
@@ -76,7 +76,7 @@ def _inspected_json(cursor: CursorInspection, shown: int | None) -> dict[str, An
     }
 
 
-def _state_json(content: Content, shown: int | None) -> dict[str, Any]:
+def _state_json(content: CursorState, shown: int | None) -> dict[str, Any]:
     runs = islice(content.deleted.runs(), shown)
     batches = islice(content.batch.items(), shown)
     return {

@@ -18,10 +18,10 @@ from ackstate.analysis.cli.options import location_argument, path_argument
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ackstate.analysis.estimate.results import SweepResult
     from ackstate.analysis.location import Location
-    from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery_report.contents import Contents
-    from ackstate.analysis.redelivery_report.inputs import ReportInputs
+    from ackstate.analysis.report.contents import Contents
+    from ackstate.analysis.report.inputs import ReportInputs
 
 # Where `make calibrate` leaves it.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
@@ -59,7 +59,7 @@ class ReportFiles:
 
     Attributes:
         report: Where.
-        calibration: What it shows beside the trace, as the next two; see `ackstate.analysis.redelivery_report.inputs`.
+        calibration: What it shows beside the trace, as the next two; see `ackstate.analysis.report.inputs`.
         recorded_runs: The same.
         trace_summary: The same.
     """
@@ -94,7 +94,7 @@ class ReportFiles:
 
     def read_inputs(self) -> ReportInputs:
         """Read the files, before Spark starts; raises as `ReportInputs.read`."""
-        from ackstate.analysis.redelivery_report.inputs import ReportInputs
+        from ackstate.analysis.report.inputs import ReportInputs
 
         return ReportInputs.read(
             calibration=self.calibration, broker_runs=self.recorded_runs, origin=self.trace_summary
@@ -102,7 +102,7 @@ class ReportFiles:
 
     def write(self, contents: Contents) -> None:
         """Write the report, whole or not at all."""
-        from ackstate.analysis.redelivery_report.page import render
+        from ackstate.analysis.report.page import render
 
         write_atomically(self.report, render(contents))
 

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.cli.estimates import Session
+    from ackstate.analysis.estimate.results import PolicyResult
     from ackstate.analysis.location import Location
-    from ackstate.analysis.redelivery.policy import Policy
-    from ackstate.analysis.redelivery.results import PolicyResult
+    from ackstate.analysis.replay.policy import Policy
 
 _SCOPE_NAMES = {
     "total": "broker-wide crash", "namespace": "namespace {}", "topic": "unload of topic {}",
@@ -97,7 +97,7 @@ def redelivery(
     )
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     with starting(engine, master) as session:
-        from ackstate.analysis.redelivery.policy import Policy
+        from ackstate.analysis.replay.policy import Policy
 
         settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
         if state is not None:
@@ -149,12 +149,12 @@ def _daily(
     json: bool, session: Session,
 ) -> None:  # fmt: skip
     """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
-    from ackstate.analysis.redelivery.checkpoint import Checkpoint
-    from ackstate.analysis.redelivery.daily import days_of, unread
-    from ackstate.analysis.redelivery.incremental import daily_estimates
-    from ackstate.analysis.redelivery.persistable import persistable
-    from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark import readable_failures
+    from ackstate.analysis.estimate.checkpoint import Checkpoint
+    from ackstate.analysis.estimate.daily import days_of, unread
+    from ackstate.analysis.estimate.incremental import daily_estimates
+    from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.replay.persistable import persistable
+    from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.events import TraceError
 
     # Before Spark, which takes seconds to start.
@@ -169,7 +169,7 @@ def _daily(
             raise TraceError(f"{directory}: no subscription has an event")
         result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
         if output.report is not None and inputs is not None:
-            from ackstate.analysis.redelivery_report.making import make_daily_contents
+            from ackstate.analysis.report.making import make_daily_contents
 
             contents = make_daily_contents(found, result, inputs, command=command(), engine=where.made_by())
             output.report.write(contents)

@@ -19,7 +19,7 @@ from ackstate.errors import AckStateError, CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ackstate.cursor.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
+    from ackstate.cursor.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.cursor.store import Store
     from ackstate.position import Position
 

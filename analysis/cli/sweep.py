@@ -32,7 +32,7 @@ from ackstate.analysis.cli.output import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ackstate.analysis.redelivery.results import SweepResult
+    from ackstate.analysis.estimate.results import SweepResult
 
 
 def sweep(
@@ -80,8 +80,8 @@ def sweep(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
     with starting(engine, master) as session:
-        from ackstate.analysis.redelivery.grid import policies_of_texts, read_grid, with_baseline
-        from ackstate.analysis.redelivery.results import RECORDED_LABEL
+        from ackstate.analysis.estimate.results import RECORDED_LABEL
+        from ackstate.analysis.replay.grid import policies_of_texts, read_grid, with_baseline
 
         policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
         if baseline and baseline != RECORDED_LABEL:

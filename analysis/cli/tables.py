@@ -42,7 +42,7 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
 
     Args:
         rows: ``subscription, expected, p50, p99, max`` as of `Estimate`, and ``crashes``: rows as of
-            `ackstate.analysis.redelivery.crashes.crashes`.
+            `ackstate.analysis.estimate.parts.Crashes`.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
     for row in rows:

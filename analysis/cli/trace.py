@@ -154,8 +154,8 @@ def generate(
     many_consumers, mixed_delays, heavy_traffic. The same options make the
     same events on any number of cores.
     """
-    from ackstate.analysis.redelivery.spark import local_session, readable_failures
-    from ackstate.analysis.spark_progress import tasks_shown
+    from ackstate.analysis.spark.progress import tasks_shown
+    from ackstate.analysis.spark.session import local_session, readable_failures
     from ackstate.analysis.trace.generate.job import make_trace
     from ackstate.analysis.trace.generate.plan import TracePlan
     from ackstate.analysis.trace.parquet import check_replaceable

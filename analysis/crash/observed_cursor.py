@@ -11,9 +11,9 @@ from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.oracle import State
 from ackstate.analysis.workloads.cursor_steps import BATCH_SIZE, LEDGERS
 from ackstate.analysis.workloads.step import StepKind
-from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.journal.format import Format, Repair
 from ackstate.cursor.managed import ManagedCursor, persist_all
-from ackstate.cursor.outcome import Route, Source
+from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.oracle import Oracle
     from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.store import Store
     from ackstate.position import Position
 
@@ -35,11 +35,11 @@ NUMBERING = Numbering(LEDGERS, batch_size=BATCH_SIZE)
 NEVER_OPENED = State(NUMBERING.nothing, NUMBERING.nothing, is_new=True)
 _WHOLE_BATCH = (1 << BATCH_SIZE) - 1
 _COUNTED = {
-    Route.NOTHING: "idle_persists",
-    Route.DELTA: "deltas",
-    Route.WHOLE: "whole_states",
-    Route.SNAPSHOT: "snapshots",
-    Route.METADATA: "metadata_states",
+    PersistTarget.NOTHING: "idle_persists",
+    PersistTarget.DELTA: "deltas",
+    PersistTarget.WHOLE: "whole_states",
+    PersistTarget.SNAPSHOT: "snapshots",
+    PersistTarget.METADATA: "metadata_states",
 }
 
 
@@ -68,7 +68,7 @@ def state_of(cursor: ManagedCursor) -> State:
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
     for position, words in cursor.batch.items():
         acked |= NUMBERING.messages(*position, _WHOLE_BATCH & ~(words[0] if words else 0))
-    is_new = cursor.recovery_report.source is Source.NEW
+    is_new = cursor.recovery_report.source is RecoverySource.NEW
     return State(acked, marked, _items(cursor.properties), _items(cursor.cursor_properties), is_new)
 
 
@@ -216,12 +216,12 @@ class ObservedCursor:
     def _count_write(self, result: PersistResult) -> None:
         route = result.route
         self._count(_COUNTED[route])
-        if route is Route.METADATA and self._is_native:
+        if route is PersistTarget.METADATA and self._is_native:
             self._count("fallbacks")
-        if route is Route.SNAPSHOT and self._has_ledger:
+        if route is PersistTarget.SNAPSHOT and self._has_ledger:
             self._count("journal_compactions")  # The ledger before could have been appended to.
-        if route is not Route.NOTHING:
-            self._has_ledger = route is not Route.METADATA
+        if route is not PersistTarget.NOTHING:
+            self._has_ledger = route is not PersistTarget.METADATA
 
     def _name(self, names: dict[str, str]) -> None:
         self._account.naming(_items(names))
@@ -250,9 +250,9 @@ def persist_together(observed: Sequence[ObservedCursor], count: Callable[[str], 
         else:
             routes.append(outcome.route)
             each.end_write(outcome)
-    if len([route for route in routes if route in {Route.DELTA, Route.WHOLE}]) > 1:
+    if len([route for route in routes if route in {PersistTarget.DELTA, PersistTarget.WHOLE}]) > 1:
         count("group_persists")
-    if len(routes) > 1 and Route.METADATA in routes:
+    if len(routes) > 1 and PersistTarget.METADATA in routes:
         count("group_fallbacks")
     if errors:
         raise errors[0]

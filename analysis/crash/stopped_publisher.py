@@ -13,8 +13,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.store import StoreError
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.errors import LogFencedError
 from ackstate.position import Position
 

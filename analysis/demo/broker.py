@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import DelayIndexRegistry
 from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
@@ -36,7 +36,7 @@ _STUCK_SHARE = 0.01
 _DELAY_TICK_MS = 10
 
 
-class Habit(Enum):
+class AckPattern(Enum):
     """How the consumers of a subscription ack."""
 
     IN_ORDER = "one consumer acks cumulatively, in order"
@@ -45,14 +45,14 @@ class Habit(Enum):
 
 
 SUBSCRIPTIONS = {
-    "in-order": Habit.IN_ORDER,
-    "one-percent-stuck": Habit.ONE_PERCENT_STUCK,
-    "eight-consumers": Habit.EIGHT_CONSUMERS,
+    "in-order": AckPattern.IN_ORDER,
+    "one-percent-stuck": AckPattern.ONE_PERCENT_STUCK,
+    "eight-consumers": AckPattern.EIGHT_CONSUMERS,
 }
 _THINK_MS = {
-    Habit.IN_ORDER: (4.0,),
-    Habit.ONE_PERCENT_STUCK: (10.0,),
-    Habit.EIGHT_CONSUMERS: (10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0),
+    AckPattern.IN_ORDER: (4.0,),
+    AckPattern.ONE_PERCENT_STUCK: (10.0,),
+    AckPattern.EIGHT_CONSUMERS: (10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0),
 }
 
 
@@ -165,7 +165,7 @@ class Broker:
             max_unacked_messages=settings.max_unacked_messages,
         )
         # Whoever reads in order gets delayed messages at once, as with Pulsar's Exclusive subscriptions.
-        in_order = SUBSCRIPTIONS[name] is Habit.IN_ORDER
+        in_order = SUBSCRIPTIONS[name] is AckPattern.IN_ORDER
         view = None if in_order else delays.open_view(TOPIC, is_acked=cursor.is_acked)
         return Subscription(self._log, cursor, gate=DispatchGate(limits), delays=view)
 
@@ -193,7 +193,7 @@ class Broker:
 class _Worker:
     """One subscription with its consumers."""
 
-    def __init__(self, name: str, habit: Habit, subscription: Subscription, broker: Broker) -> None:
+    def __init__(self, name: str, habit: AckPattern, subscription: Subscription, broker: Broker) -> None:
         self._name = name
         self._habit = habit
         self._subscription = subscription
@@ -215,7 +215,7 @@ class _Worker:
 
     def ack(self, *, now_ms: int) -> None:
         """Take the acks that are due; each is in the trace before the next is taken."""
-        if self._habit is Habit.IN_ORDER:
+        if self._habit is AckPattern.IN_ORDER:
             self._ack_cumulatively(now_ms=now_ms)
             return
         while self._due and self._due[0].due_ms <= now_ms:
@@ -245,9 +245,9 @@ class _Worker:
 
     def _plan_ack(self, position: Position, consumer: int, *, now_ms: int, think_ms: float) -> None:
         chance = self._broker.random
-        if self._habit is Habit.ONE_PERCENT_STUCK and chance.random() < _STUCK_SHARE:
+        if self._habit is AckPattern.ONE_PERCENT_STUCK and chance.random() < _STUCK_SHARE:
             return
-        takes_ms = think_ms if self._habit is Habit.IN_ORDER else chance.expovariate(1 / think_ms)
+        takes_ms = think_ms if self._habit is AckPattern.IN_ORDER else chance.expovariate(1 / think_ms)
         heapq.heappush(self._due, _DueAck(now_ms + takes_ms, chance.random(), position, consumer))
 
     def _ack_cumulatively(self, *, now_ms: int) -> None:

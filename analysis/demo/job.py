@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.demo.kill import Kill, recover_elsewhere, run_and_kill
 from ackstate.analysis.demo.results import DemoDirectory
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import AS_RECORDED
-from ackstate.analysis.redelivery.spark_source import SparkSource
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.replay.policy import AS_RECORDED
+from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
 

@@ -96,7 +96,7 @@ def _result(plan: Plan) -> Calibration:
 
 
 def _session() -> SparkSession:
-    from ackstate.analysis.redelivery.spark import local_session
+    from ackstate.analysis.spark.session import local_session
 
     return local_session()
 

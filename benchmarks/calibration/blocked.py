@@ -12,7 +12,7 @@ from benchmarks.calibration.player import OverSubscription
 from benchmarks.calibration.workload import Workload
 
 if TYPE_CHECKING:
-    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.replay.policy import Policy
     from ackstate.position import Position
 
 _BEGIN_MS = 1_700_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from benchmarks.calibration.prediction import Prediction
 from benchmarks.calibration.results import MOMENT, Mistake
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from benchmarks.calibration.picture import drawn
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration, errors
 

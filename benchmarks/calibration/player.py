@@ -5,15 +5,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor, Subscription
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.subscription import SubscriptionOptions
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
@@ -22,7 +22,7 @@ from benchmarks.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, Ca
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.trace.events import Event
     from ackstate.cursor.store import Store
     from benchmarks.calibration.workload import Instant, Workload

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.workloads.traffic import WORKLOADS
 from benchmarks.calibration.blocked import blocked
 from benchmarks.calibration.player import StoreKind

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from ackstate.analysis.crash.scratch import scratch_directory
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.spark import readable_failures
-from ackstate.analysis.redelivery.spark_source import SparkSource
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
+from ackstate.analysis.spark.session import readable_failures
+from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.parquet import write_trace
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.redelivery.policy import Policy
+    from ackstate.analysis.replay.policy import Policy
     from benchmarks.calibration.workload import Instant, Workload
 
 

@@ -16,7 +16,7 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
 from ackstate.analysis.crash.scratch import scratch_directory
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from ackstate.cursor.stores.memory import MemoryStore
 from benchmarks.calibration.mistakes import mistakes
 from benchmarks.calibration.player import Player, Recovered, open_store, over_store, recover

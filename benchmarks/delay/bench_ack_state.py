@@ -11,7 +11,7 @@ import numpy as np
 from ackstate import LedgerMap
 from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
-from ackstate.cursor.shared_holes import LiveBucket, SharedHoles
+from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, encode_metadata, encode_segment, segment_metadata
 from benchmarks.measurement import Against, Report, Spread
 

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark import local_session
-from ackstate.analysis.redelivery.spark_source import SparkSource
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.spark.session import local_session
+from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.generate.job import make_trace
 from ackstate.analysis.trace.generate.plan import TracePlan
 from benchmarks.measurement import Against, Report, Screen, Spread

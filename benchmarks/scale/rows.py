@@ -72,7 +72,7 @@ FROM ranked JOIN subscriptions USING (id) GROUP BY topic, subscription ORDER BY 
 
 
 class Summary(NamedTuple):
-    """What comes back of one subscription, as `ackstate.analysis.redelivery.estimates.estimates` has it."""
+    """What comes back of one subscription, as `ackstate.analysis.estimate.estimates.estimates` has it."""
 
     topic: str
     subscription: str

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.results import Receipt
     from ackstate.limits.gate import DispatchGate, Verdict
     from ackstate.position import Position
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.ack_hole import AckHole
-    from ackstate.cursor.dispatch.live_holes import Whereabouts
-    from ackstate.cursor.hole_report import HoleReport
+    from ackstate.cursor.dispatch.live_holes import HoleContext
+    from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.errors import AckStateError
     from ackstate.limits.rules import Verdict
 
@@ -65,7 +65,7 @@ def explain_block(  # noqa: PLR0913 - what the reason consists of
     verdict: Verdict,
     consumer: str,
     *,
-    where: Whereabouts,
+    where: HoleContext,
     store_error: AckStateError | None,
     consumers: Sequence[str],
     top: int,

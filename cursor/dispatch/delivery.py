@@ -10,7 +10,7 @@ from ackstate.integers import check_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.message_log import Message
+    from ackstate.cursor.topic.message_log import Message
     from ackstate.position import Position
 
 

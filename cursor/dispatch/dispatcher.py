@@ -12,11 +12,11 @@ from ackstate.cursor.dispatch.consumers import ANYONE
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
 from ackstate.cursor.dispatch.hole_queue import HoleQueues
-from ackstate.cursor.dispatch.waiting import Waiting, WaitingMessages
-from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
+from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.delay.position_set import PositionSet
-from ackstate.delay.tracker import SkippingTracker
+from ackstate.delay.tracker import DurableDelayTracker
 from ackstate.delay.view import SubscriptionDelayView
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits.rules import Rule
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.consumers import Consumers
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.message_log import Message, MessageLog
+    from ackstate.cursor.topic.message_log import Message, MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
     from ackstate.position import Position
 
@@ -70,7 +70,7 @@ class Dispatcher:
         dead_letters: DeadLetterPolicy | None,
     ) -> None:
         self._holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
-        self.waiting = WaitingMessages(consumers.owner, became_ready=self._holes.note)
+        self.waiting = ReplayQueue(consumers.owner, became_ready=self._holes.note)
         self._log = log
         self._cursor = cursor
         self._delays = delays
@@ -81,7 +81,7 @@ class Dispatcher:
         self._due: list[Position] = []
         self._early: list[tuple[int, Position]] = []  # a heap: what the tracker would deliver before its time
         # Looked at once: to compare with a protocol asks for all that it has.
-        self._remembering = delays if isinstance(delays, SkippingTracker) else None
+        self._remembering = delays if isinstance(delays, DurableDelayTracker) else None
         self._skip = None
         if self._remembering is not None and self._remembering.outlives_restarts:
             self._skip = self._remembering.skip

@@ -7,7 +7,7 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.cursor.hole_report import HoleReason, HoleReport, costliest, sample
+from ackstate.cursor.inspect.hole_report import HoleReason, HoleReport, costliest, sample
 from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_count
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckHole
     from ackstate.cursor.dispatch.deliveries import Deliveries
-    from ackstate.cursor.dispatch.waiting import WaitingMessages
+    from ackstate.cursor.dispatch.replay_queue import ReplayQueue
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.message_log import MessageLog
+    from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.position import Position
 
 
-class Whereabouts(NamedTuple):
+class HoleContext(NamedTuple):
     """Where the messages of a subscription may be.
 
     Attributes:
@@ -37,7 +37,7 @@ class Whereabouts(NamedTuple):
     log: MessageLog
     cursor: ManagedCursor
     deliveries: Deliveries
-    waiting: WaitingMessages
+    waiting: ReplayQueue
     has_delays: bool
 
 
@@ -50,7 +50,7 @@ class _Look(NamedTuple):
     delivery_count: int = 0
 
 
-def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleReport]:
+def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleReport]:
     """Explain the hole that holds back the mark-delete position, then those that cost the most bytes of the ack record.
 
     Args:
@@ -68,7 +68,7 @@ def explain_holes(where: Whereabouts, *, top: int, now_ms: int) -> list[HoleRepo
 
 
 def releasing_holes(
-    where: Whereabouts, frees: Callable[[AckHole], int], *, top: int, now_ms: int
+    where: HoleContext, frees: Callable[[AckHole], int], *, top: int, now_ms: int
 ) -> list[tuple[HoleReport, int]]:
     """Explain the holes whose filling frees most of what a rule counts, and say how much; of those that free some.
 
@@ -85,7 +85,7 @@ def releasing_holes(
     return [(_report(hole, where, now_ms=now_ms), freed) for freed, hole in most]
 
 
-def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
+def _report(hole: AckHole, where: HoleContext, *, now_ms: int) -> HoleReport:
     looks = [_look(position, where, now_ms=now_ms) for position in sample(hole)]
     reasons = Counter(look.reason for look in looks)
     why = max(reasons, key=lambda reason: reasons[reason])
@@ -108,7 +108,7 @@ def _report(hole: AckHole, where: Whereabouts, *, now_ms: int) -> HoleReport:
     )
 
 
-def _look(position: Position, where: Whereabouts, *, now_ms: int) -> _Look:
+def _look(position: Position, where: HoleContext, *, now_ms: int) -> _Look:
     """Tell where an unacked message is."""
     sent = where.deliveries.get(position)
     if sent is not None:

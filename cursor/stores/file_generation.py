@@ -26,8 +26,8 @@ from ackstate.cursor.stores.file_log import (
     HEADER,
     VERSION,
     DiscardedTail,
+    LogOffset,
     LogReader,
-    Place,
     encode_group,
 )
 from ackstate.cursor.stores.file_records import (
@@ -72,7 +72,7 @@ class Generation:
         end: Where its groups end; what the file holds beyond is zeros, all of them on the disk.
     """
 
-    def __init__(self, number: int, file: StoreFile, index: Index, place: Place, end: int) -> None:
+    def __init__(self, number: int, file: StoreFile, index: Index, place: LogOffset, end: int) -> None:
         self.number = number
         self.file = file
         self.index = index
@@ -144,7 +144,7 @@ def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int])
         )
     else:
         _remove(directory, names)
-        opened = Opened(write_generation(directory, 1, Place(draw_identity(), 0, 0)), None)
+        opened = Opened(write_generation(directory, 1, LogOffset(draw_identity(), 0, 0)), None)
     try:
         if MADE not in names:
             _make_mark(directory, opened.generation.place.identity)
@@ -160,7 +160,7 @@ class NotCopiedError(OSError):
     """A log could not be written anew, for want of room or of anything else; the old one is as good as before."""
 
 
-def write_generation(directory: StoreDirectory, number: int, source: Generation | Place) -> Generation:
+def write_generation(directory: StoreDirectory, number: int, source: Generation | LogOffset) -> Generation:
     """Write a log that begins with the state of another, or with nothing, and make it the one that counts.
 
     Args:
@@ -184,7 +184,7 @@ def write_generation(directory: StoreDirectory, number: int, source: Generation 
     return Generation(number, file, copy.index, copy.place, copy.end)
 
 
-def _write_copy(directory: StoreDirectory, number: int, source: Generation | Place) -> tuple[StoreFile, _Copy]:
+def _write_copy(directory: StoreDirectory, number: int, source: Generation | LogOffset) -> tuple[StoreFile, _Copy]:
     """Write a log and sync it; it has not its name yet."""
     new, file = f"{log_name(number)}{_NEW}", None
     before, place = (source, source.place) if isinstance(source, Generation) else (None, source)
@@ -243,7 +243,7 @@ def _run_end(ledger: IndexedLedger, first: int, end: int) -> int:
 class _Copy:
     """The state that a log begins with, on its way there."""
 
-    def __init__(self, number: int, file: StoreFile, place: Place) -> None:
+    def __init__(self, number: int, file: StoreFile, place: LogOffset) -> None:
         self._number = number
         self._file = file
         self._parts: list[bytes] = []

@@ -66,7 +66,7 @@ _ZEROS = bytes(SECTOR)
 _WINDOW = 1 << 17  # Read at once, in bytes.
 
 
-class Place(NamedTuple):
+class LogOffset(NamedTuple):
     """What the next group of a log says of its place.
 
     Attributes:
@@ -94,7 +94,7 @@ class DiscardedTail(NamedTuple):
     reason: str
 
 
-def encode_group(kind: int, place: Place, body: bytes, *, offset: int) -> tuple[bytes, Place]:
+def encode_group(kind: int, place: LogOffset, body: bytes, *, offset: int) -> tuple[bytes, LogOffset]:
     """Return the bytes of a group that is to be written at `offset`, and the place after it."""
     zero_sectors = _zero_sectors(body, offset + HEADER.size)
     identity, sequence, chain = place
@@ -105,7 +105,7 @@ def encode_group(kind: int, place: Place, body: bytes, *, offset: int) -> tuple[
     # Not of the header with its checksum, which makes the same of every header.
     checksum = google_crc32c.extend(header_checksum, body)
     parts = (header, header_checksum.to_bytes(4, "little"), body, TRAILER.pack(_END, checksum, _END))
-    return b"".join(parts), Place(identity, sequence + 1, checksum)
+    return b"".join(parts), LogOffset(identity, sequence + 1, checksum)
 
 
 def laid_out_size(begin: int, end: int) -> int:
@@ -145,10 +145,10 @@ class LogReader:
         self.torn: DiscardedTail | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogOffset:
         """Where the next group belongs, once one was read."""
         assert self._sequence >= 0
-        return Place(self._identity, self._sequence, self._chain)
+        return LogOffset(self._identity, self._sequence, self._chain)
 
     def groups(self) -> Iterator[list[tuple[int, bytes]]]:
         """Return of each group that checks out, in order, where its body begins in the log, and the body; some at once.
@@ -236,7 +236,7 @@ class LogReader:
         if self._identity < 0:
             self._identity = address  # The first group stands at 0.
         if self._sequence >= 0 and (self._sequence != sequence or self._chain != chain):
-            raise self._damage(self.place, Place((address - self.end) & _ADDRESS_MAX, sequence, chain))
+            raise self._damage(self.place, LogOffset((address - self.end) & _ADDRESS_MAX, sequence, chain))
         if address != (self._identity + self.end) & _ADDRESS_MAX:
             raise self._misplaced(address)
         end = begin + length
@@ -287,7 +287,7 @@ class LogReader:
         return CorruptStateError(self._name, offset=self.end, expected=expected, found=found)
 
 
-def torn_reason(tail: bytes, place: Place, *, offset: int) -> str:
+def torn_reason(tail: bytes, place: LogOffset, *, offset: int) -> str:
     """Say why the tail of a log, whose first group does not check out, is what a crash left; empty if it is not.
 
     Args:
@@ -309,7 +309,7 @@ def torn_reason(tail: bytes, place: Place, *, offset: int) -> str:
     return "" if group[-1] else f"cut after {len(group.rstrip(_ZERO))} of {size} bytes"
 
 
-def _torn_header_reason(tail: bytes, place: Place, offset: int) -> str:
+def _torn_header_reason(tail: bytes, place: LogOffset, offset: int) -> str:
     if not _may_begin(tail, place, offset=offset) or _has_group_from(tail, place, offset=offset):
         return ""
     if _is_zeros(tail[HEADER.size :]):
@@ -321,7 +321,7 @@ def _lost(zeros: list[int], offset: int) -> str:
     return f"from byte {offset + zeros[0]} on a sector that never reached the disk" if zeros else ""
 
 
-def _may_begin(tail: bytes, place: Place, *, offset: int) -> bool:
+def _may_begin(tail: bytes, place: LogOffset, *, offset: int) -> bool:
     """Say whether each sector, up to where it turns to zeros, is as a group here must begin, as far as known."""
     identity, sequence, chain = place
     known = _KNOWN.pack(MAGIC, VERSION, CHANGES, 0, _address(identity, offset), sequence, chain)
@@ -332,7 +332,7 @@ def _may_begin(tail: bytes, place: Place, *, offset: int) -> bool:
     return True
 
 
-def _has_group_from(tail: bytes, place: Place, *, offset: int) -> bool:
+def _has_group_from(tail: bytes, place: LogOffset, *, offset: int) -> bool:
     """Say whether a group of this store, with the number of a place or a higher one, stands anywhere in a tail."""
     at = tail.find(MAGIC)
     while at >= 0:

@@ -20,7 +20,7 @@ from ackstate.delay.calendar import Calendar
 from ackstate.delay.config import DelayConfig
 from ackstate.delay.due_log import DUE_LOG_BYTES_MAX, DueLog
 from ackstate.delay.position_set import PositionSet
-from ackstate.delay.tracker import TIME_MS_MAX, SkippingTracker, check_message, check_time
+from ackstate.delay.tracker import TIME_MS_MAX, DurableDelayTracker, check_message, check_time
 from ackstate.delay.view import SubscriptionDelayView
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, check_within, integer
@@ -40,7 +40,7 @@ _LOAD_RETRY_MS = 1_000
 
 
 @final
-class BucketedDelayIndex(SkippingTracker):
+class BucketedDelayIndex(DurableDelayTracker):
     """The messages of one topic or one subscription that are not yet due; most of them are on disk.
 
     What is added in order of ledgers fills the mutable bucket. When the log goes on to another ledger and the bucket is
@@ -287,11 +287,11 @@ class BucketedDelayIndex(SkippingTracker):
 
     @property
     def outlives_restarts(self) -> bool:
-        """Whether the index may know messages that the dispatcher has not read; see `SkippingTracker`."""
+        """Whether the index may know messages that the dispatcher has not read; see `DurableDelayTracker`."""
         return self._sealed.snapshots is not None
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Say whether a message that the reader comes to is known to wait; see `SkippingTracker.skip`."""
+        """Say whether a message that the reader comes to is known to wait; see `DurableDelayTracker.skip`."""
         self._check_open()
         position = check_position(position, entry_id_min=0)
         self._cutoff(now_ms)

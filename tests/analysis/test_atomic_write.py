@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.redelivery.checkpoint import claimed
+from ackstate.analysis.estimate.checkpoint import claimed
 
 
 @pytest.fixture

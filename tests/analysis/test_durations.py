@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.redelivery.policy import Policy, PolicyError
+from ackstate.analysis.replay.policy import Policy, PolicyError
 from command_line import assert_one_line, run
 
 TEXTS = {

@@ -8,7 +8,7 @@ import pytest
 from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.by import By
 
-from ackstate.analysis.report import render
+from ackstate.analysis.demo.report import render
 from chromium import MISSING, Rectangle, emulate, luminance, requests
 from demo_runs import NAMES, demo_run, killed_inside_persist, of_one_millisecond
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Route, persist_all
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistTarget, persist_all
 from benchmarks.bench_cursor import CountingStore
 from benchmarks.bench_cursor_loss import loss
 from benchmarks.bench_cursor_memory import KeepsNothing
@@ -31,7 +31,7 @@ def test_two_cycles_are_whole():
     for _ in range(acks - 1):
         cursor.ack(next(positions), now_ms=1)
         routes.append(cursor.persist(now_ms=1).route)
-    assert [at + 2 for at, route in enumerate(routes) if route is Route.SNAPSHOT] == [acks // 2, acks]
+    assert [at + 2 for at, route in enumerate(routes) if route is PersistTarget.SNAPSHOT] == [acks // 2, acks]
 
 
 def test_a_counting_store_counts_syncs_and_what_is_read():

@@ -8,7 +8,7 @@ from pyroaring import BitMap
 
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
-from ackstate.cursor.auto_age import AUTO
+from ackstate.cursor.state.auto_age import AUTO
 
 P = Position
 

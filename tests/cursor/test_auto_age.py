@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.cursor.auto_age
-from ackstate.cursor.auto_age import AUTO, AgeChooser, AutoAge
+import ackstate.cursor.state.auto_age
+from ackstate.cursor.state.auto_age import AUTO, AgeChooser, AutoAge
 
 FADING = 8_192
 # And how many acks are enough for each.
@@ -303,7 +303,7 @@ def test_model_catches_a_choice_that_is_not_renewed(monkeypatch):
 
 
 def test_model_catches_bounds_twice_as_wide(monkeypatch):
-    monkeypatch.setattr(ackstate.cursor.auto_age, "_BOUND_PARTS", 10)
+    monkeypatch.setattr(ackstate.cursor.state.auto_age, "_BOUND_PARTS", 10)
     with caught("too high"):
         story()
 
@@ -333,8 +333,10 @@ def test_model_catches_a_late_share_of_the_acks_that_are_not_late(monkeypatch):
 
 
 def test_model_catches_a_latency_that_belongs_to_the_bound_below(monkeypatch):
-    bisect_right = ackstate.cursor.auto_age.bisect_right
-    monkeypatch.setattr(ackstate.cursor.auto_age, "bisect_right", lambda row, number: bisect_right(row, number - 1))
+    bisect_right = ackstate.cursor.state.auto_age.bisect_right
+    monkeypatch.setattr(
+        ackstate.cursor.state.auto_age, "bisect_right", lambda row, number: bisect_right(row, number - 1)
+    )
     machine = AgeChooserMachine()
     machine.begin(policy=AUTO)
     machine.some_acks(1_000, 1_000)

@@ -9,7 +9,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
-from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor.state.ack_state import AckState, PersistLimits
 from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 

@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
-from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})

@@ -20,7 +20,7 @@ import pytest
 from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, managed
-from ackstate.cursor.ack_state import AckState
+from ackstate.cursor.state.ack_state import AckState
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "cursor.jsonl.gz"

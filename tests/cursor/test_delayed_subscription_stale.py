@@ -8,9 +8,9 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor.dispatch.dispatcher import Dispatcher
-from ackstate.cursor.message_log import log_owner
 from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.cursor.subscription import SubscriptionType
+from ackstate.cursor.topic.message_log import log_owner
 from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.buckets.recovery import DropReason
 from ackstate.limits import GateLimits

@@ -11,8 +11,8 @@ from ackstate.cursor import ManagedCursor, SubscriptionType
 from ackstate.cursor.dispatch.consumers import Consumers
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
 from ackstate.cursor.dispatch.hole_queue import HoleQueue
-from ackstate.cursor.dispatch.waiting import Waiting, WaitingMessages
-from ackstate.cursor.hole_report import HoleReason
+from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
+from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.delay.position_set import PositionSet
 from topics import Topic
 
@@ -23,7 +23,7 @@ NACKED = HoleReason.NACKED
 def waiting_messages(owners=None):
     """Each key is of the owner that a dict names."""
     owners = {} if owners is None else owners
-    return WaitingMessages(lambda key: owners.get(key, ""), became_ready=lambda position: None)
+    return ReplayQueue(lambda key: owners.get(key, ""), became_ready=lambda position: None)
 
 
 # What waits

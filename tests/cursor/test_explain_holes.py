@@ -6,8 +6,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
-from ackstate.cursor.hole_report import HoleReason
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.inspect.hole_report import HoleReason
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import InvalidPositionError
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import Topic

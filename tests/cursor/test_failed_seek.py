@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
 P = Position
@@ -101,7 +101,7 @@ def test_the_next_persist_makes_all_of_it_durable_again(store, log, config, outc
     seek_in_vain(cursor, store, P(3, 2), outcome)
     assert cursor.stats().batches_unwritten == 1
     result = cursor.persist(now_ms=2)
-    assert (result.route, result.messages_covered) == (Route.SNAPSHOT, 0)
+    assert (result.route, result.messages_covered) == (PersistTarget.SNAPSHOT, 0)
     assert all(map(cursor.durable, early))
     assert (cursor.redelivery_if_crashed, cursor.unpersisted_record_bytes) == (0, 0)
     assert (cursor.persisted_mark_delete_position, cursor.stats().batches_unwritten) == (P(3, 4), 0)

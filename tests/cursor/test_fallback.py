@@ -15,11 +15,11 @@ from ackstate.cursor import (
     ManagedCursor,
     MemoryStore,
     PayloadTooLargeError,
-    Route,
+    PersistTarget,
     StoreError,
     persist_all,
 )
-from ackstate.cursor.recovery import Recovery
+from ackstate.cursor.journal.recovery import Recovery
 from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.cursor.stores.sqlite import SqliteStore
 
@@ -57,7 +57,7 @@ def test_a_failed_append_goes_to_the_metadata_store(store, log, form, kind):
     receipt = cursor.ack(P(3, 5), now_ms=1)
     store.inject(Fault(store.mutation_count, kind))
     result = cursor.persist(now_ms=1)
-    assert (result.route, result.messages_covered, result.messages_cut) == (Route.METADATA, 1, 0)
+    assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.METADATA, 1, 0)
     assert cursor.durable(receipt)
     assert cursor.redelivery_if_crashed == 0
     stats = cursor.stats()
@@ -71,14 +71,14 @@ def test_a_failed_append_goes_to_the_metadata_store(store, log, form, kind):
     assert str(crashed.deleted) == "[(3:4..3:5],(3:8..3:9]]"
     assert crashed.recovery_report.source.name == "METADATA"
     assert crashed.ack(P(3, 7), now_ms=2).newly_acked == 1
-    assert crashed.persist(now_ms=2).route is Route.SNAPSHOT
+    assert crashed.persist(now_ms=2).route is PersistTarget.SNAPSHOT
 
 
 def test_a_ledger_that_cannot_be_made_falls_back_as_well(store, log):
     cursor = open_cursor(store, log, ledger_entry_count_max=1)
     receipt = cursor.ack(P(3, 5), now_ms=1)
     store.break_ledgers()
-    assert cursor.persist(now_ms=1).route is Route.METADATA
+    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
     assert cursor.durable(receipt)
 
 
@@ -86,7 +86,7 @@ def test_a_new_cursor_is_made_without_ledgers(store, log):
     store.break_ledgers()
     cursor = open_cursor(store, log)
     receipt = cursor.ack(P(3, 5), now_ms=1)
-    assert cursor.persist(now_ms=1).route is Route.METADATA
+    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
     assert cursor.durable(receipt)
     assert on_disk(store, log) == "[(3:4..3:5]]"
 
@@ -97,7 +97,7 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     low, wide = cursor.ack(P(3, 2), now_ms=1), cursor.ack_entries(3, [5, 6, 7], now_ms=1)
     store.break_ledgers()
     result = cursor.persist(now_ms=1)
-    assert (result.route, result.messages_covered, result.messages_cut) == (Route.METADATA, 4 - cut, cut)
+    assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.METADATA, 4 - cut, cut)
     assert (cursor.durable(low), cursor.durable(wide)) == (keep is Keep.LOWEST, keep is Keep.WIDEST)
     assert (cursor.stats().redelivery_cut, cursor.redelivery_if_crashed) == (cut, cut)
     assert on_disk(store, log) == kept
@@ -105,7 +105,7 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     # Nothing new was acked: what was cut is reason enough to write.
     assert cursor.is_persist_due(now_ms=2)
     result = cursor.tick(now_ms=2)
-    assert (result.route, result.messages_covered, result.messages_cut) == (Route.SNAPSHOT, cut, 0)
+    assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.SNAPSHOT, cut, 0)
     assert (cursor.durable(low), cursor.durable(wide)) == (True, True)
     assert not cursor.is_persist_due(now_ms=3)
 
@@ -119,7 +119,7 @@ def test_batches_beyond_their_limit_are_no_reason_to_try_the_ledger_again(store,
     assert cursor.persist(now_ms=1).batches_cut == 1
     store.mend_ledgers()
     assert not cursor.is_persist_due(now_ms=5 * SECOND_MS)
-    assert cursor.persist(now_ms=5 * SECOND_MS).route is Route.NOTHING
+    assert cursor.persist(now_ms=5 * SECOND_MS).route is PersistTarget.NOTHING
 
 
 @pytest.mark.parametrize("form", Format)
@@ -155,7 +155,7 @@ def test_pulsars_format_makes_room_in_the_metadata_store_when_nothing_is_lost_by
     low = cursor.ack(P(3, 2), now_ms=1)
     store.break_ledgers()
     result = cursor.persist(now_ms=1)
-    assert (result.route, result.messages_covered, result.messages_cut) == (Route.METADATA, 0, 1)
+    assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.METADATA, 0, 1)
     assert (cursor.durable(low), cursor.durable(high)) == (True, False)
     assert on_disk(store, log) == "[(3:1..3:2]]"
 
@@ -180,7 +180,7 @@ def test_with_a_limit_as_much_goes_to_the_metadata_store_as_it_may_be_given(stor
     cursor.ack_entries(3, range(1, 5_000, 2), now_ms=1)
     store.break_ledgers()
     result = cursor.persist(now_ms=1)
-    assert result.route is Route.METADATA
+    assert result.route is PersistTarget.METADATA
     assert 0 < result.bytes_written <= 500
     assert 0 < result.messages_covered == 2_500 - cursor.redelivery_if_crashed
     assert result.messages_cut == cursor.stats().redelivery_cut == cursor.redelivery_if_crashed
@@ -195,7 +195,7 @@ def test_the_ledger_is_tried_again_at_once_and_then_ever_later(store, log):
     for now_ms in range(0, 400 * SECOND_MS, SECOND_MS // 2):
         errors = cursor.stats().ledger_error_count
         cursor.ack(P(3, 2 + now_ms // 250), now_ms=now_ms)
-        assert cursor.persist(now_ms=now_ms).route is Route.METADATA
+        assert cursor.persist(now_ms=now_ms).route is PersistTarget.METADATA
         if cursor.stats().ledger_error_count > errors:
             tried_ms.append(now_ms)
     waits = [after - before for before, after in pairwise(tried_ms)]
@@ -205,7 +205,7 @@ def test_the_ledger_is_tried_again_at_once_and_then_ever_later(store, log):
     store.mend_ledgers()
     now_ms += 60 * SECOND_MS
     cursor.ack(P(3, 0), now_ms=now_ms)
-    assert cursor.persist(now_ms=now_ms).route is Route.SNAPSHOT
+    assert cursor.persist(now_ms=now_ms).route is PersistTarget.SNAPSHOT
     store.break_ledgers()
     for attempt in (1, 2):
         cursor.ack(P(3, 90_000 + attempt), now_ms=now_ms)
@@ -226,11 +226,11 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     assert (stats.ledger_error_count, stats.metadata_error_count, stats.metadata_write_count) == (1, 1, 0)
     assert (cursor.durable(receipt), cursor.redelivery_if_crashed, cursor.is_dirty()) == (False, 1, True)
     # The metadata store works again, and then the ledgers do.
-    assert cursor.persist(now_ms=1).route is Route.METADATA
+    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
     assert cursor.durable(receipt)
     store.mend_ledgers()
     later = cursor.ack(P(3, 7), now_ms=5 * SECOND_MS)
-    assert cursor.persist(now_ms=5 * SECOND_MS).route is Route.SNAPSHOT
+    assert cursor.persist(now_ms=5 * SECOND_MS).route is PersistTarget.SNAPSHOT
     assert cursor.durable(later)
     assert on_disk(store, log) == "[(3:4..3:5],(3:6..3:7]]"
 
@@ -290,7 +290,7 @@ def test_one_of_many_cursors_that_fails_falls_back_alone(store, log):
     # The second one begins a new ledger, which is the first mutation; the two others append together.
     store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
     results = persist_all(cursors, now_ms=1)
-    assert [result.route for result in results] == [Route.DELTA, Route.METADATA, Route.DELTA]
+    assert [result.route for result in results] == [PersistTarget.DELTA, PersistTarget.METADATA, PersistTarget.DELTA]
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
     assert [cursor.stats().ledger_error_count for cursor in cursors] == [0, 1, 0]
 
@@ -300,7 +300,7 @@ def test_a_reset_falls_back(store, log):
     before = cursor.ack(P(3, 50), now_ms=0)
     cursor.persist(now_ms=0)
     store.break_ledgers()
-    assert cursor.reset(P(3, 7), now_ms=1).route is Route.METADATA
+    assert cursor.reset(P(3, 7), now_ms=1).route is PersistTarget.METADATA
     assert not cursor.durable(before)
     assert cursor.stats().metadata_write_count == 1
     crashed = open_cursor(MemoryStore(store.disk), log)
@@ -317,7 +317,7 @@ def test_a_reset_that_neither_store_takes_leaves_all_as_it_was(store, log):
         cursor.reset(P(3, 7), now_ms=1)
     # Whether a crash would find it reset is unknown to the cursor, so the next persist writes what it has.
     assert (cursor.durable(kept), str(cursor.deleted)) == (False, "[(3:49..3:50]]")
-    assert cursor.persist(now_ms=2).route is Route.METADATA
+    assert cursor.persist(now_ms=2).route is PersistTarget.METADATA
     assert (cursor.durable(kept), on_disk(store, log)) == (True, "[(3:49..3:50]]")
 
 

@@ -9,7 +9,7 @@ import pytest
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.stores import file_log
-from ackstate.cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogReader, Place, encode_group
+from ackstate.cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogOffset, LogReader, encode_group
 from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     IndexedLedger,
@@ -124,7 +124,7 @@ def test_a_number_from_which_there_is_no_counting_on_is_refused_in_a_run_as_it_i
     FileStore.over(FakeDirectory(files)).close()
     identity, last = int.from_bytes(files["MADE"][8:16], "little"), (1 << 63) - 1
     for count in (2, 3):
-        place, log = Place(identity, last - 1, 0), b""
+        place, log = LogOffset(identity, last - 1, 0), b""
         for kind, body in [(BASE_END, begin_record(1, 1, 0)), *[(CHANGES, create_record(9, b"owner"))] * (count - 1)]:
             data, place = encode_group(kind, place, body, offset=len(log))
             log += data

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-import ackstate.cursor.native_format
+import ackstate.cursor.journal.native
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position
-from ackstate.cursor.native_format import fold
+from ackstate.cursor.journal.native import fold
 from ackstate.wire import native, native_deltas
 from ackstate.wire.native import Record, RecordKind
-from ackstate.wire.native_deltas import Place, decode_deltas
+from ackstate.wire.native_deltas import JournalOffset, decode_deltas
 from strategies import LEDGER_ID_MAX, positions
 
 EPOCH = 3
@@ -54,7 +54,7 @@ def journal_of(all_said):
 
 
 def folded(entries, *, bulk_count_min, discard_damaged=False):
-    with mock.patch.object(ackstate.cursor.native_format, "_BULK_COUNT_MIN", bulk_count_min):
+    with mock.patch.object(ackstate.cursor.journal.native, "_BULK_COUNT_MIN", bulk_count_min):
         return fold(entries, what="journal", epoch=EPOCH, discard_damaged=discard_damaged)
 
 
@@ -140,7 +140,7 @@ def test_every_shape_of_delta():
 def test_deltas_of_every_shape_are_read_at_once():
     """Else recovery is slow, and no other test would say so."""
     snapshot, *entries = journal_of(STORY)
-    deltas = decode_deltas(entries, Place(EPOCH, 1, native.checksum(snapshot), Position(3, 0)))
+    deltas = decode_deltas(entries, JournalOffset(EPOCH, 1, native.checksum(snapshot), Position(3, 0)))
     assert deltas is not None
     assert len(deltas.others) == 7
 
@@ -154,19 +154,19 @@ def forget_the_batches(self, parts, bitmaps):
         native_deltas.join(bitmaps, ledger_id, acked)
 
 
-def mark_nothing(self, entries, mark_delete, advance=ackstate.cursor.native_format._Folded._advance):
+def mark_nothing(self, entries, mark_delete, advance=ackstate.cursor.journal.native._Folded._advance):
     advance(self, entries, self._place.mark_delete)
 
 
 @pytest.mark.parametrize(
     ("target", "name", "bug"),
     [
-        (ackstate.cursor.native_format, "and_", lambda held, words: held | words),
-        (ackstate.cursor.native_format, "and_", lambda held, words: words),
-        (ackstate.cursor.native_format, "any", lambda words: True),
-        (ackstate.cursor.native_format, "join", join_the_last),
-        (ackstate.cursor.native_format._Folded, "_join", forget_the_batches),
-        (ackstate.cursor.native_format._Folded, "_advance", mark_nothing),
+        (ackstate.cursor.journal.native, "and_", lambda held, words: held | words),
+        (ackstate.cursor.journal.native, "and_", lambda held, words: words),
+        (ackstate.cursor.journal.native, "any", lambda words: True),
+        (ackstate.cursor.journal.native, "join", join_the_last),
+        (ackstate.cursor.journal.native._Folded, "_join", forget_the_batches),
+        (ackstate.cursor.journal.native._Folded, "_advance", mark_nothing),
         (native_deltas, "join", join_the_last),
         (native_deltas, "_acked", lambda singles: {}),
         (native_deltas, "_decode_block", lambda encoded: (3, BitMap())),
@@ -251,7 +251,7 @@ def test_a_torn_last_record_is_discarded_and_the_others_are_still_read_at_once(c
     found = outcome_of_both(entries)
     assert (found.records_replayed, found.bytes_discarded) == (len(STORY), cut)
     assert found.content == folded(entries[:-1], bulk_count_min=ONE_BY_ONE).content
-    monkeypatch.setattr(ackstate.cursor.native_format, "_BULK_COUNT_MIN", AT_ONCE)
+    monkeypatch.setattr(ackstate.cursor.journal.native, "_BULK_COUNT_MIN", AT_ONCE)
     one_by_one = mock.Mock(wraps=native.decode_parts)
     monkeypatch.setattr(native, "decode_parts", one_by_one)
     fold(entries, what="journal", epoch=EPOCH)

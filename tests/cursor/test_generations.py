@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Route
+from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistTarget
 from ackstate.cursor.stores.memory import MemoryDisk
 
 P = Position
@@ -47,7 +47,7 @@ def test_the_heavy_traffic_of_pulsar_issue_19966(disk, log):
     assert not cursor.is_persist_due(now_ms=12_999)
     promoted = cursor.tick(now_ms=13 * SECOND_MS)
     # One record of one range, where a hundred would have been written one by one.
-    assert (promoted.route, promoted.messages_covered) == (Route.DELTA, 100)
+    assert (promoted.route, promoted.messages_covered) == (PersistTarget.DELTA, 100)
     assert cursor.redelivery_if_crashed == 0
     assert str(open_cursor(disk, log).deleted) == "[(3:0..3:1],(3:2..3:3],(3:4..3:5],(3:100..3:200]]"
 
@@ -149,7 +149,7 @@ def test_a_reset_forgets_what_came_before(disk, log):
     cursor.ack_batch(P(3, 60), [1], now_ms=0)
     cursor.persist(now_ms=0)
     assert cursor.durable(before)
-    assert cursor.reset(P(3, 2), now_ms=1).route is Route.SNAPSHOT
+    assert cursor.reset(P(3, 2), now_ms=1).route is PersistTarget.SNAPSHOT
     assert (cursor.mark_delete_position, cursor.read_position, cursor.backlog) == (P(3, 1), P(3, 2), 998)
     assert not cursor.durable(before)
     waiting = cursor.ack(P(3, 9), now_ms=2)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
-from ackstate.cursor.findings import Status
-from ackstate.cursor.inspection import find_cursors, inspect_cursor, inspect_store
-from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.cursor.log_ownership import log_path
+from ackstate.cursor.inspect.findings import Status
+from ackstate.cursor.inspect.store import find_cursors, inspect_cursor, inspect_store
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.store import ABSENT, Versioned
+from ackstate.cursor.topic.log_ownership import log_path
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire import native, native_pointer
 

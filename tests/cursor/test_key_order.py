@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
 from ackstate.cursor.dispatch.consumers import Consumers
 from ackstate.cursor.dispatch.dispatcher import Dispatcher
-from ackstate.cursor.dispatch.waiting import WaitingMessages
+from ackstate.cursor.dispatch.replay_queue import ReplayQueue
 from ackstate.cursor.subscription import Subscription
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import GateLimits
@@ -409,8 +409,8 @@ def test_the_model_sees_a_delay_that_holds_only_its_own_message(monkeypatch):
     def only_itself(self, position, key):
         self._timed_of_key.setdefault(key, PositionSet()).add(position)
 
-    monkeypatch.setattr(WaitingMessages, "_hold_back", only_itself)
-    monkeypatch.setattr(WaitingMessages, "_check", lambda self: None)
+    monkeypatch.setattr(ReplayQueue, "_hold_back", only_itself)
+    monkeypatch.setattr(ReplayQueue, "_check", lambda self: None)
     machine = machine_of()
     machine.publish("kkk")
     machine.dispatch("a", 2)
@@ -428,8 +428,8 @@ def test_the_model_sees_a_message_given_back_that_is_lost(monkeypatch):
 
 
 def test_the_model_sees_a_delay_that_is_too_short(monkeypatch):
-    release = WaitingMessages.release
-    monkeypatch.setattr(WaitingMessages, "release", lambda self, *, now_ms: release(self, now_ms=now_ms + 1))
+    release = ReplayQueue.release
+    monkeypatch.setattr(ReplayQueue, "release", lambda self, *, now_ms: release(self, now_ms=now_ms + 1))
     machine = machine_of()
     machine.publish("k")
     machine.dispatch("a")
@@ -441,5 +441,5 @@ def test_the_model_sees_a_delay_that_is_too_short(monkeypatch):
 
 @pytest.mark.slow
 def test_the_model_sees_holes_filled_out_of_order(monkeypatch):
-    monkeypatch.setattr(WaitingMessages, "is_next_of_key", lambda self, position: True)
+    monkeypatch.setattr(ReplayQueue, "is_next_of_key", lambda self, position: True)
     assert_caught(LimitedRangesMachine, by=AssertionError, saying="passed an earlier|a key out of order")

@@ -23,8 +23,9 @@ from ackstate.cursor import (
     StoreError,
     Subscription,
 )
-from ackstate.cursor.inspection import inspect_store
-from ackstate.cursor.log_ownership import (
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.log_ownership import (
     LogOwnership,
     LogRecord,
     decode_log_record,
@@ -32,8 +33,7 @@ from ackstate.cursor.log_ownership import (
     log_owner,
     log_path,
 )
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.message_log import NO_DELAY
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -409,7 +409,7 @@ TestOwners = Owners.TestCase
 
 
 def no_fence(patch):
-    patch("ackstate.cursor.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.topic.log_ownership._fence", lambda *_: None)
 
 
 def a_record_that_anyone_may_replace(patch):

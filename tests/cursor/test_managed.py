@@ -17,12 +17,12 @@ from ackstate.cursor import (
     ManagedCursor,
     MemoryStore,
     MessageLog,
+    PersistTarget,
     ReceiptStatus,
-    Route,
-    Source,
+    RecoverySource,
     StoreError,
 )
-from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.wire import native, native_pointer
 
@@ -67,9 +67,9 @@ def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
     assert cursor.mark_delete_position == cursor.persisted_mark_delete_position == P(3, -1)
     assert cursor.read_position == P(3, 0)
     assert cursor.backlog == 20
-    assert cursor.recovery_report.source is Source.NEW
+    assert cursor.recovery_report.source is RecoverySource.NEW
     again = open_cursor(MemoryStore(store.disk), log)
-    assert again.recovery_report.source is Source.JOURNAL
+    assert again.recovery_report.source is RecoverySource.JOURNAL
     assert again.stats().journal_bytes == cursor.stats().journal_bytes > 0
 
 
@@ -92,7 +92,7 @@ def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
     assert not cursor.durable(receipt)
     assert cursor.redelivery_if_crashed == 1
     result = cursor.persist(now_ms=2)
-    assert (result.route, result.messages_covered) == (Route.DELTA, 1)
+    assert (result.route, result.messages_covered) == (PersistTarget.DELTA, 1)
     assert cursor.durable(receipt)
     assert cursor.redelivery_if_crashed == 0
 
@@ -284,7 +284,7 @@ def test_tick_persists_when_the_flush_interval_is_over(store, log):
 def test_persisting_nothing_writes_nothing(store, log):
     cursor = open_cursor(store, log)
     before = store.mutation_count
-    assert cursor.persist(now_ms=1).route is Route.NOTHING
+    assert cursor.persist(now_ms=1).route is PersistTarget.NOTHING
     assert store.mutation_count == before
 
 
@@ -367,7 +367,7 @@ def test_a_ledger_that_an_owner_begins_meanwhile_is_deleted_once_it_is_named_no_
     newer = open_cursor(store, log, ledger_entry_count_max=1)
     assert journal_ledger(store) == begun[0]
     newer.ack(P(3, 6), now_ms=1)
-    assert newer.persist(now_ms=1).route is Route.SNAPSHOT
+    assert newer.persist(now_ms=1).route is PersistTarget.SNAPSHOT
     assert owned_by(cursor_owner(cursor_path("orders", "billing"))) == [journal_ledger(store)] != begun
 
 
@@ -398,7 +398,7 @@ def test_recovery_reports_what_it_read(store, log):
     cursor.mark_delete(P(3, 2), now_ms=1)
     cursor.persist(now_ms=1)
     report = open_cursor(MemoryStore(store.disk), log).recovery_report
-    assert (report.source, report.records_replayed, report.bytes_discarded) == (Source.JOURNAL, 5, 0)
+    assert (report.source, report.records_replayed, report.bytes_discarded) == (RecoverySource.JOURNAL, 5, 0)
     assert (report.mark_delete, report.range_count) == (P(3, 2), 3)
 
 
@@ -507,7 +507,7 @@ def test_an_old_ledger_is_replaced_once_an_interval_and_not_at_every_persist_aft
     stats = cursor.stats()
     assert (stats.snapshot_count, stats.persist_count, stats.metadata_write_count) == (2, 101, 0)
     cursor.ack(P(1, 250), now_ms=2_000)
-    assert cursor.persist(now_ms=2_000).route is Route.SNAPSHOT
+    assert cursor.persist(now_ms=2_000).route is PersistTarget.SNAPSHOT
 
 
 def test_each_compaction_is_paid_for_by_the_deltas_before_it():
@@ -517,7 +517,7 @@ def test_each_compaction_is_paid_for_by_the_deltas_before_it():
     for entry in range(1_000):
         cursor.ack(P(1, 2 * entry + 1), now_ms=0)
         result = cursor.persist(now_ms=0)
-        if result.route is Route.DELTA:
+        if result.route is PersistTarget.DELTA:
             delta_bytes += result.bytes_written
         else:
             snapshot_bytes = result.bytes_written
@@ -565,7 +565,7 @@ def test_bytes_per_persist_do_not_grow_with_the_live_holes():
         cursor.persist(now_ms=0)
         # The bulk outweighs the empty first snapshot, so what follows it is a snapshot of all of it.
         cursor.ack(P(1, 2 * holes), now_ms=0)
-        assert cursor.persist(now_ms=0).route is Route.SNAPSHOT
+        assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
         before = cursor.stats().bytes_persisted
         for entry in range(2 * holes + 2, 2 * holes + 1_002, 2):
             cursor.ack(P(1, entry), now_ms=0)
@@ -622,7 +622,7 @@ def test_an_owner_that_opens_meanwhile_loses_nothing_to_the_other(log, monkeypat
 def test_a_clock_that_goes_back_neither_stops_the_flush_nor_the_ledger(store, log):
     cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=3_600_000)
     cursor.ack(P(3, 4), now_ms=0)
-    assert cursor.tick(now_ms=0).route is Route.DELTA
+    assert cursor.tick(now_ms=0).route is PersistTarget.DELTA
 
 
 @pytest.mark.parametrize(

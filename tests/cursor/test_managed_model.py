@@ -13,22 +13,22 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.cursor.undurable
+import ackstate.cursor.state.unpersisted_acks
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.model.numbered_log import words_of
 from ackstate.analysis.crash.model.schedule import Schedule, judged
 from ackstate.analysis.crash.model.settings import Settings
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.cursor import AutoAge, CursorConfig, Format, Message, Route
-from ackstate.cursor.ack_state import AckState
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.persister import Persister
-from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarget
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.journal.pulsar import PulsarFormat
+from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.unpersisted_acks import RangeLimit
+from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.undurable import RangeLimit
-from ackstate.cursor.undurable_batches import UndurableBatches
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import GateLimits
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from planted import assert_caught
@@ -394,7 +394,7 @@ def drops_what_is_durable_at_a_limit(patch):
     def forgetful(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max, keep=keep)
 
-    patch(ackstate.cursor.undurable, "select", forgetful)
+    patch(ackstate.cursor.state.unpersisted_acks, "select", forgetful)
     machine = machine_of(PASSING_BY[1])
     for numbers in ([2, 4], [6, 7]):
         machine.ack_many(numbers)
@@ -450,7 +450,7 @@ def forgets_batches_in_a_recovery(patch):
 
 def forgets_acks_in_a_batch_whose_last_one_is_young(patch):
     """A batch is durable in part, then its last ack is left out of a whole state as young."""
-    patch(UndurableBatches, "_left_out", lambda self: [])
+    patch(UnpersistedBatches, "_left_out", lambda self: [])
     machine = machine_of(replace(CONFIGS[4], ledger_entry_count_max=1))
     machine.ack_batch(3, {0})
     machine.persist()
@@ -459,14 +459,14 @@ def forgets_acks_in_a_batch_whose_last_one_is_young(patch):
 
 
 def forgets_an_excluded_batch_once_there_is_room(patch):
-    begin_write = UndurableBatches.begin_write
+    begin_write = UnpersistedBatches.begin_write
 
     def forget_excluded(self, batch_count_max):
         for position in self._cut:
             self._completed.discard(position)
         return begin_write(self, batch_count_max)
 
-    patch(UndurableBatches, "begin_write", forget_excluded)
+    patch(UnpersistedBatches, "begin_write", forget_excluded)
     machine = machine_of(replace(PULSAR, range_count_max=0, batch_count_max=1))
     machine.ack_batch(1, {0})
     machine.ack_batch(8, {0})
@@ -531,7 +531,7 @@ def counts_writes_to_ledgers_only(patch):
     count = Persister._count_written
 
     def ledgers_only(self, route, written, *, now_ms):
-        if route is not Route.METADATA:
+        if route is not PersistTarget.METADATA:
             count(self, route, written, now_ms=now_ms)
 
     patch(Persister, "_count_written", ledgers_only)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ackstate import CorruptStateError, Position
 from ackstate.cursor import MemoryStore, Message, MessageLog
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.topic.message_log import NO_DELAY
 
 PLAIN = Message(1_000, NO_DELAY, b"hello")
 KEYED = Message(1_000, 2_000, b"hello", b"order-7", 3)

@@ -24,8 +24,8 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.message_log import NO_DELAY
 from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.record_size import isolated_range_bytes

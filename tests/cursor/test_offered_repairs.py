@@ -10,9 +10,9 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, SqliteStore, persist_all
-from ackstate.cursor.journal_format import Format, Repair
-from ackstate.cursor.outcome import Route
-from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.journal.format import Format, Repair
+from ackstate.cursor.journal.recovery import UnreadableCursorError
+from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.sqlite_database import DATABASE
 
@@ -101,7 +101,7 @@ def test_a_damaged_ledger_of_one_cursor_keeps_no_other_from_being_persisted_with
             assert damaged.durable(receipts[0])
             assert sound.durable(receipts[1])
             # What was appended is not known for certain: each goes on in a ledger of its own that is new.
-            assert [result.route for result in results] == [Route.SNAPSHOT] * 2
+            assert [result.route for result in results] == [PersistTarget.SNAPSHOT] * 2
     with closing(SqliteStore(tmp_path / "store")) as store:
         for name in ("damaged", "sound"):
             again = open_cursor(store, subscription=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from ackstate.cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus, Route
+from ackstate.cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, PersistTarget, ReceiptStatus
 
 
 def open_cursor(**config):
@@ -156,8 +156,8 @@ def test_a_ledger_that_failed_is_tried_again_after_a_clock_went_back(back_ms, is
     store.break_ledgers()
     for number in range(3):
         cursor.ack(Position(3, 2 * number + 1), now_ms=LATER_MS)
-        assert cursor.persist(now_ms=LATER_MS).route is Route.METADATA
+        assert cursor.persist(now_ms=LATER_MS).route is PersistTarget.METADATA
     store.mend_ledgers()
     cursor.ack(Position(3, 9), now_ms=LATER_MS - back_ms)
     route = cursor.persist(now_ms=LATER_MS - back_ms).route
-    assert route is (Route.SNAPSHOT if is_tried else Route.METADATA)
+    assert route is (PersistTarget.SNAPSHOT if is_tried else PersistTarget.METADATA)

@@ -7,8 +7,16 @@ import threading
 import pytest
 
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistResult, Route, StoreError, persist_all
-from ackstate.cursor.journal import Journal
+from ackstate.cursor import (
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    PersistResult,
+    PersistTarget,
+    StoreError,
+    persist_all,
+)
+from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
@@ -39,9 +47,9 @@ def test_deltas_share_one_write(log):
     before = store.mutation_count
     results = persist_all(cursors, now_ms=2)
     assert store.mutation_count == before + 1
-    assert [(result.route, result.messages_covered) for result in results] == [(Route.DELTA, 1)] * 5
+    assert [(result.route, result.messages_covered) for result in results] == [(PersistTarget.DELTA, 1)] * 5
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert [result.route for result in persist_all(cursors, now_ms=3)] == [Route.NOTHING] * 5
+    assert [result.route for result in persist_all(cursors, now_ms=3)] == [PersistTarget.NOTHING] * 5
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
 
 
@@ -51,7 +59,11 @@ def test_what_becomes_a_snapshot_is_written_by_itself(log):
     cursors[1].ack(P(3, 1), now_ms=0)
     cursors[1].persist(now_ms=0)
     acked(cursors)
-    assert [result.route for result in persist_all(cursors, now_ms=2)] == [Route.DELTA, Route.SNAPSHOT, Route.DELTA]
+    assert [result.route for result in persist_all(cursors, now_ms=2)] == [
+        PersistTarget.DELTA,
+        PersistTarget.SNAPSHOT,
+        PersistTarget.DELTA,
+    ]
 
 
 def test_one_that_was_fenced_or_closed_does_not_stop_the_others(log):
@@ -76,7 +88,7 @@ def test_a_failed_append_of_all_sends_each_to_the_metadata_store(log, kind):
     receipts = acked(cursors)
     store.inject(Fault(store.mutation_count, kind))
     results = persist_all(cursors, now_ms=2)
-    assert [(result.route, result.messages_covered) for result in results] == [(Route.METADATA, 1)] * 5
+    assert [(result.route, result.messages_covered) for result in results] == [(PersistTarget.METADATA, 1)] * 5
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
     assert store.ledgers.owners() == []
     assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))

@@ -13,9 +13,9 @@ from copy import deepcopy
 import pytest
 
 from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, persist_all
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.persister import Persister
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, persist_all
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
@@ -153,15 +153,15 @@ def around(*names):
 
 WHOLE_LEDGER = around("create", "append", "put", "delete")
 ROUTES = {  # name -> settings, the call, its route, the boundaries that it passes, the call that decides
-    "delta": (NATIVE, persist, Route.DELTA, around("append"), "append"),
-    "deltas of many": (NATIVE, persist_together, Route.DELTA, around("append_all"), "append_all"),
-    "snapshot": (CursorConfig(ledger_entry_count_max=2), persist, Route.SNAPSHOT, WHOLE_LEDGER, "put"),
-    "whole": (PULSAR, persist, Route.WHOLE, around("append"), "append"),
-    "metadata": (NATIVE, persist, Route.METADATA, ["before append", *around("put", "delete")], "put"),
-    "reset": (NATIVE, reset, Route.SNAPSHOT, WHOLE_LEDGER, "put"),
-    "reset in metadata": (NATIVE, reset, Route.METADATA, ["before create", *around("put", "delete")], "put"),
-    "close": (NATIVE, close, Route.DELTA, around("append"), "append"),
-    "close in metadata": (PULSAR, close, Route.METADATA, around("put", "delete"), "put"),
+    "delta": (NATIVE, persist, PersistTarget.DELTA, around("append"), "append"),
+    "deltas of many": (NATIVE, persist_together, PersistTarget.DELTA, around("append_all"), "append_all"),
+    "snapshot": (CursorConfig(ledger_entry_count_max=2), persist, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
+    "whole": (PULSAR, persist, PersistTarget.WHOLE, around("append"), "append"),
+    "metadata": (NATIVE, persist, PersistTarget.METADATA, ["before append", *around("put", "delete")], "put"),
+    "reset": (NATIVE, reset, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
+    "reset in metadata": (NATIVE, reset, PersistTarget.METADATA, ["before create", *around("put", "delete")], "put"),
+    "close": (NATIVE, close, PersistTarget.DELTA, around("append"), "append"),
+    "close in metadata": (PULSAR, close, PersistTarget.METADATA, around("put", "delete"), "put"),
 }
 
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ackstate import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.cursor import MemoryStore, StoreError, VersionMismatchError
-from ackstate.cursor.policy_store import (
+from ackstate.cursor.store import ABSENT
+from ackstate.cursor.topic.policy_store import (
     Policies,
     PolicyOwner,
     PolicyStore,
@@ -19,7 +20,6 @@ from ackstate.cursor.policy_store import (
     decode_policies,
     encode_policies,
 )
-from ackstate.cursor.store import ABSENT
 from ackstate.limits import DelayedDeliveryPolicies
 from planted import assert_caught
 

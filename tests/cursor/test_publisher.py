@@ -21,9 +21,9 @@ from ackstate.cursor import (
     Subscription,
     TopicPublisher,
 )
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.publish_metrics import PublishCollector
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.message_log import NO_DELAY
+from ackstate.cursor.topic.publish_metrics import PublishCollector
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
 

@@ -18,13 +18,13 @@ from ackstate.cursor import (
     Format,
     ManagedCursor,
     MemoryStore,
+    PersistTarget,
+    RecoverySource,
     Repair,
-    Route,
-    Source,
     UnreadableCursorError,
 )
-from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal.recovery import decode_record
 from ackstate.wire.pulsar import (
     CursorInfo,
     LimitRule,
@@ -125,7 +125,7 @@ def test_every_persist_writes_the_whole_state_as_one_position_info(store, log, f
     for count, ack in enumerate(acks, 1):
         ack()
         result = cursor.persist(now_ms=0)
-        assert result.route is (Route.SNAPSHOT if count == 1 else Route.WHOLE)
+        assert result.route is (PersistTarget.SNAPSHOT if count == 1 else PersistTarget.WHOLE)
         entries = entries_of(store)
         assert len(entries) == count
         info = PositionInfo(cursor.mark_delete_position, cursor.deleted, cursor.batch, cursor.properties)
@@ -133,7 +133,7 @@ def test_every_persist_writes_the_whole_state_as_one_position_info(store, log, f
         assert entries[-1] == encode_position_info(info, form=form)
         assert result.bytes_written == len(entries[-1])
         assert open_state(store, log) == state_of(cursor)
-    assert cursor.persist(now_ms=0).route is Route.NOTHING
+    assert cursor.persist(now_ms=0).route is PersistTarget.NOTHING
 
 
 def open_state(store, log):
@@ -169,7 +169,7 @@ def test_a_new_cursor_has_no_ledger_until_something_is_persisted(store, log):
     assert (record_of(store).cursors_ledger_id, record_of(store).mark_delete) == (-1, P(3, -1))
     assert store.ledgers.owners() == []
     reopened = open_cursor(crashed(store), log)
-    assert reopened.recovery_report.source is Source.METADATA
+    assert reopened.recovery_report.source is RecoverySource.METADATA
     assert store.ledgers.owners() == []
     reopened.ack(P(3, 4), now_ms=0)
     reopened.persist(now_ms=0)
@@ -177,7 +177,7 @@ def test_a_new_cursor_has_no_ledger_until_something_is_persisted(store, log):
     assert cursor.mark_delete_position == P(3, -1)
 
 
-@pytest.mark.parametrize(("range_count", "route"), [(2, Route.METADATA), (3, Route.WHOLE)])
+@pytest.mark.parametrize(("range_count", "route"), [(2, PersistTarget.METADATA), (3, PersistTarget.WHOLE)])
 def test_a_cursor_closes_into_the_metadata_store_if_it_is_small_enough(store, log, range_count, route):
     cursor = open_cursor(store, log, metadata_range_count_max=2)
     cursor.ack(P(3, 1), now_ms=0)
@@ -188,12 +188,12 @@ def test_a_cursor_closes_into_the_metadata_store_if_it_is_small_enough(store, lo
     assert cursor.deleted.range_count == range_count
     held = state_of(cursor)
     assert cursor.close(now_ms=0).route is route
-    in_ledger = route is Route.WHOLE
+    in_ledger = route is PersistTarget.WHOLE
     assert (record_of(store).cursors_ledger_id >= 0) is in_ledger
     assert bool(store.ledgers.owners()) is in_ledger
     reopened = open_cursor(crashed(store), log)
     assert state_of(reopened) == held
-    assert reopened.recovery_report.source is (Source.JOURNAL if in_ledger else Source.METADATA)
+    assert reopened.recovery_report.source is (RecoverySource.JOURNAL if in_ledger else RecoverySource.METADATA)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -213,7 +213,7 @@ def test_a_cursor_of_one_format_is_converted_by_the_next_persist_in_the_other(st
         assert decode_record(store.metadata.get(PATH).data).form.name is before
         assert state_of(cursor) == held
         assert cursor.redelivery_if_crashed == 0
-        assert cursor.persist(now_ms=0).route is Route.SNAPSHOT
+        assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
         assert decode_record(store.metadata.get(PATH).data).form.name is after
         assert cursor.cursor_properties == {"owner": "billing"}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ackstate.cursor.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
 from planted import assert_caught
 
 RATES = [0.1, 0.3, 1, 3, 7.5, 10, 1000, 12_345.678]

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.cursor.undurable
+import ackstate.cursor.state.unpersisted_acks
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Route, StoreError
-from ackstate.cursor.ack_state import AckState, PersistLimits
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
+from ackstate.cursor.state.ack_state import AckState, PersistLimits
+from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.stores.memory import MemoryDisk
-from ackstate.cursor.undurable import Undurable
 from ackstate.record_size import isolated_range_bytes, range_bytes
 
 LEDGER = 5
@@ -201,9 +201,9 @@ def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_m
 
 
 def test_a_frontier_that_gives_one_range_too_many_is_caught(monkeypatch):
-    real = ackstate.cursor.undurable.bisect_right
+    real = ackstate.cursor.state.unpersisted_acks.bisect_right
     monkeypatch.setattr(
-        ackstate.cursor.undurable, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1)
+        ackstate.cursor.state.unpersisted_acks, "bisect_right", lambda *args, **named: max(1, real(*args, **named) - 1)
     )
     with pytest.raises(AssertionError):
         check_frontier_leaving([(5, 2, 1), (5, 4, 1), (5, 6, 1)], 28)
@@ -275,7 +275,7 @@ class RecordBytesMachine(RuleBasedStateMachine):
     def persisted(self, outcome):
         if isinstance(outcome, Exception):
             self.is_certain = False
-        elif outcome.route is not Route.NOTHING:
+        elif outcome.route is not PersistTarget.NOTHING:
             self.is_certain = True
 
     def recount(self):
@@ -392,7 +392,7 @@ def displace_always(self, ready, deleted, limit, record_bytes_max):
     return _REAL_CUT(self, ready, deleted, limit, None)
 
 
-_REAL_GROW, _REAL_CUT = Undurable._grown, Undurable._cut_to_limit
+_REAL_GROW, _REAL_CUT = UnpersistedAcks._grown, UnpersistedAcks._cut_to_limit
 PLANTED = [
     # 151 to 200 would take a byte more than 100 to 200, for which there is none: all of it goes.
     (a_cut_at_a_full_limit, (3 * 16, 3), "_grown", grow_always),
@@ -406,6 +406,6 @@ PLANTED = [
 @pytest.mark.parametrize(("story", "outcome", "name", "bug"), PLANTED)
 def test_a_story_at_a_full_limit_and_the_same_with_a_planted_bug(monkeypatch, story, outcome, name, bug):
     assert story(RecordBytesMachine()) == outcome
-    monkeypatch.setattr(Undurable, name, bug)
+    monkeypatch.setattr(UnpersistedAcks, name, bug)
     with pytest.raises(AssertionError):
         story(RecordBytesMachine())

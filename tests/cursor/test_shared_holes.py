@@ -15,19 +15,18 @@ from ackstate.cursor import (
     Format,
     ManagedCursor,
     MemoryStore,
+    PersistTarget,
     Repair,
-    Route,
     SqliteStore,
     StoreError,
     UnreadableCursorError,
-    shared_holes,
 )
-from ackstate.cursor import persister as persister_module
-from ackstate.cursor.findings import Status
-from ackstate.cursor.inspection import inspect_store
-from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.persister import EVERYTHING
-from ackstate.cursor.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
+from ackstate.cursor.inspect.findings import Status
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.journal.journal import cursor_path, shared_holes
+from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
+from ackstate.cursor.persist import persister as persister_module
+from ackstate.cursor.persist.persister import EVERYTHING
 from ackstate.cursor.store import ABSENT
 from ackstate.wire import native
 from ackstate.wire.native_shared import is_shared
@@ -108,7 +107,7 @@ def snapshot(cursor, *, now_ms=0):
     """Persist a whole state: an append that failed may not be followed by another."""
     cursor._persister.journal._open_ledger = None
     cursor._persister.accepted_number += 1
-    assert cursor.persist(now_ms=now_ms).route in {Route.SNAPSHOT, Route.METADATA}
+    assert cursor.persist(now_ms=now_ms).route in {PersistTarget.SNAPSHOT, PersistTarget.METADATA}
     return cursor
 
 
@@ -125,7 +124,7 @@ def test_holes_that_a_bucket_holds_take_no_bytes_of_a_snapshot_and_come_back():
     assert is_shared(topic.ledger()[0])
     assert len(topic.ledger()[0]) < 150
     shared.ack(Position(4, 7), now_ms=0)
-    assert shared.persist(now_ms=0).route is Route.DELTA
+    assert shared.persist(now_ms=0).route is PersistTarget.DELTA
     for shares in (True, False):
         reopened = topic.restarted().open(shares=shares)
         assert state(reopened) == state(shared)
@@ -178,7 +177,7 @@ def test_a_cursor_that_nobody_acks_lets_go_of_a_bucket_that_is_live_no_more():
     topic.open("another").ack(Position(1, 5), now_ms=0)
     topic.shared.buckets()
     assert idle.tick(now_ms=4_999) is None
-    assert idle.tick(now_ms=5_000).route is Route.SNAPSHOT
+    assert idle.tick(now_ms=5_000).route is PersistTarget.SNAPSHOT
     assert topic.pins() == {(other, pin_of("s"))}
     assert idle.tick(now_ms=50_000) is None
     assert state(topic.restarted().open()) == state(idle)
@@ -339,7 +338,7 @@ def test_a_whole_state_in_the_metadata_store_refers_to_buckets_too_and_survives_
     cursor = topic.open()
     topic.store.break_ledgers()
     cursor.ack_entries(1, OTHERS, now_ms=0)
-    assert cursor.persist(now_ms=0).route is Route.METADATA
+    assert cursor.persist(now_ms=0).route is PersistTarget.METADATA
     assert len(topic.store.metadata.get(cursor_path("t", "s")).data) < 250
     assert topic.pins() == {(bucket, pin_of("s"))}
     cursor.set_cursor_properties({"owner": "billing"})
@@ -360,7 +359,7 @@ def test_a_record_of_the_metadata_store_is_measured_by_what_it_will_take():
         each.ack_entries(1, OTHERS, now_ms=0)
     with pytest.raises(StoreError):
         plain.persist(now_ms=0)
-    assert cursor.persist(now_ms=0).route is Route.METADATA
+    assert cursor.persist(now_ms=0).route is PersistTarget.METADATA
     assert cursor.redelivery_if_crashed == 0
 
 
@@ -435,7 +434,7 @@ def test_a_limited_persist_counts_the_ranges_again_only_when_they_may_be_too_man
         monkeypatch.setattr(module, "filled", lambda *given: counted.append(1) or original(*given))
     for entry in range(100, 140):
         cursor.ack(Position(4, 2 * entry), now_ms=0)
-        assert cursor.persist(now_ms=0).route is Route.DELTA
+        assert cursor.persist(now_ms=0).route is PersistTarget.DELTA
     assert len(counted) <= 1
     cursor.ack_entries(1, HOLES[:500], now_ms=0)
     topic.live[bucket] = 2
@@ -466,7 +465,7 @@ def test_the_metadata_store_counts_them_neither():
     for entry in count(100, 2):
         cursor.ack(Position(4, entry), now_ms=0)
         result = cursor.persist(now_ms=0)
-        assert result.route is Route.METADATA
+        assert result.route is PersistTarget.METADATA
         if result.messages_cut:
             break
     assert entry == 108

@@ -16,10 +16,10 @@ from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, StoreError, UnreadableCursorError
-from ackstate.cursor.journal import Journal, cursor_path
-from ackstate.cursor.native_format import SharedCursorRecord
-from ackstate.cursor.recovery import decode_record
-from ackstate.cursor.shared_holes import ROOT, BucketReferences, HolePins, LiveBucket, SharedHoles
+from ackstate.cursor.journal.journal import Journal, cursor_path
+from ackstate.cursor.journal.native import SharedCursorRecord
+from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, HolePins, LiveBucket, SharedHoles
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.native_shared import decode_shared, is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata

@@ -3,9 +3,9 @@
 import pytest
 
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.shared_holes import BucketReferences, FilledCount, SharedHoles
+from ackstate.cursor.journal.shared_holes import BucketReferences, FilledCount, SharedHoles
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.limits import DispatchGate, GateLimits
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore, Route
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.shared_holes import ROOT, BucketReferences, SharedHoles
+from ackstate.cursor import ManagedCursor, MemoryStore, PersistTarget
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, SharedHoles
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.wire.native_shared import is_shared
 
@@ -72,7 +72,7 @@ class Broker:
         for cursor in self.cursors:
             cursor._persister.journal._open_ledger = None
             cursor._persister.accepted_number += 1
-            assert cursor.persist(now_ms=0).route is Route.SNAPSHOT
+            assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
 
     def sizes(self):
         owners = [f"cursor {cursor_path('t', name)}" for name in ("a", "b")]

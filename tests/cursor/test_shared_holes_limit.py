@@ -11,8 +11,8 @@ from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
-from ackstate.cursor.persister import Persister
-from ackstate.cursor.shared_holes import FilledCount, LiveBucket, SharedHoles, filled
+from ackstate.cursor.journal.shared_holes import FilledCount, LiveBucket, SharedHoles, filled
+from ackstate.cursor.persist.persister import Persister
 from ackstate.wire.native_shared import BucketHoles, BucketReference
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
 

@@ -8,8 +8,8 @@ import pytest
 
 from ackstate import CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
-from ackstate.cursor.message_log import NO_DELAY
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 

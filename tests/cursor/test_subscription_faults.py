@@ -21,8 +21,8 @@ from ackstate.cursor import (
     SubscriptionType,
 )
 from ackstate.cursor.dispatch.deliveries import Sent
-from ackstate.cursor.hole_report import HoleReason
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.inspect.hole_report import HoleReason
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import Topic
 

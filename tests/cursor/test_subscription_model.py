@@ -17,9 +17,9 @@ from ackstate.analysis.crash.model.settings import Tracker
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Deliveries
-from ackstate.cursor.persister import Persister
+from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.undurable import Undurable
 from ackstate.limits import Accounting, GateLimits, Rule
 from schedule_stories import Story
 
@@ -205,9 +205,9 @@ def test_a_range_that_grows_where_a_persist_cuts_it_is_found(monkeypatch):
 
 
 def test_a_durable_range_that_gives_way_and_makes_the_rest_larger_is_found(monkeypatch):
-    cut_to_limit = Undurable._cut_to_limit
+    cut_to_limit = UnpersistedAcks._cut_to_limit
     monkeypatch.setattr(
-        Undurable,
+        UnpersistedAcks,
         "_cut_to_limit",
         lambda self, ready, deleted, limit, _: cut_to_limit(self, ready, deleted, limit, None),
     )

@@ -22,8 +22,8 @@ from ackstate.cursor import (
     StoreError,
     Subscription,
 )
-from ackstate.cursor.message_log import NO_DELAY, Message
 from ackstate.cursor.subscription import AckRefusedError
+from ackstate.cursor.topic.message_log import NO_DELAY, Message
 from ackstate.limits import DispatchGate, GateLimits, Rule
 
 LIMIT = 1_024

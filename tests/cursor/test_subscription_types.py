@@ -13,7 +13,7 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import DispatchGate, GateLimits

@@ -16,9 +16,8 @@ from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
 from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, running_server
-from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Source
-from ackstate.cursor.inspection import inspect_store
-from ackstate.cursor.message_log import NO_DELAY
+from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, RecoverySource
+from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -31,6 +30,7 @@ from ackstate.cursor.store import (
 from ackstate.cursor.stores import zookeeper_nodes as nodes
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from waiting import wait_until
 
@@ -987,7 +987,7 @@ def test_a_cursor_is_there_again_after_a_reopen(open_store):
     store.close()
     store = open_store()
     cursor, other = open_cursor(store), open_cursor(store, "shipping")
-    assert cursor.recovery_report.source is Source.JOURNAL
+    assert cursor.recovery_report.source is RecoverySource.JOURNAL
     assert [cursor.is_acked(Position(*place)) for place in ((3, 4), (6, 1), (3, 5))] == [True, True, False]
     assert other.mark_delete_position == Position(6, 2)
     assert cursor.mark_delete_position == Position(3, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ackstate import Position
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import DelayConfig, SnapshotStorage
 
 KEY = "#pulsar.internal.delayed.bucket"

@@ -12,9 +12,9 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DropReason
 from ackstate.delay.buckets.snapshots import BucketSnapshots

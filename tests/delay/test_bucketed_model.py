@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import BucketSnapshots

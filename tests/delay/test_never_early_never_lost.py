@@ -7,8 +7,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
 from ackstate.cursor.store import StoreError
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
 from delay_driver import NO_DELAY, Broker
 from tracker_kinds import Bucketed, BucketedViews, InMemory, Views

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ackstate.cursor.outcome import Route
-from ackstate.cursor.persister import Persister
+from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.undurable import Undurable
 from ackstate.deleted_ranges import DeletedRanges
 from museum.exhibit import Exhibit, Replacement
 
 
 def _forget_acks_that_came_meanwhile():
-    end_write = Undurable.end_write
+    end_write = UnpersistedAcks.end_write
 
     def end_and_forget(self, mark_delete):
         end_write(self, mark_delete)
@@ -19,7 +19,7 @@ def _forget_acks_that_came_meanwhile():
             self._as_one.difference_update(self.fresh)
         self.fresh = DeletedRanges()
 
-    return (Replacement(Undurable, "end_write", end_and_forget),)
+    return (Replacement(UnpersistedAcks, "end_write", end_and_forget),)
 
 
 def _commit_whatever_became_of_the_write():
@@ -55,7 +55,7 @@ def _read_the_ranges_when_they_are_written():
     write = Persister._write
 
     def write_later(self, plan):
-        if plan.route is Route.SNAPSHOT:
+        if plan.route is PersistTarget.SNAPSHOT:
             # A ledger more than is needed: making one takes as long as a sync, and others ack meanwhile.
             self.journal._made.add(self.journal.store.ledgers.create(self.journal._owner))
             with self._lock:
@@ -72,8 +72,8 @@ PERSISTS = (
         "an ack that comes while older ones are promoted is lost",
         "RocketMQ 5, apache/rocketmq#10736: an ack that arrives while `PopConsumerCache.cleanupRecords` writes the "
         "records it has staged finds its record in neither map; the write then restores what was acked.",
-        "`Undurable.end_write` ends a write by forgetting what is fresh with what was in flight: an ack that came "
-        "between the two is in memory, in no record, and the next persist calls it durable.",
+        "`UnpersistedAcks.end_write` ends a write by forgetting what is fresh with what was in flight: an ack that "
+        "came between the two is in memory, in no record, and the next persist calls it durable.",
         _forget_acks_that_came_meanwhile,
     ),
     Exhibit(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ackstate.cursor import recovery as cursor_recovery
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.recovery import Found, Recovery, UnreadableCursorError, decode_record
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.journal.journal import recovery as cursor_recovery
+from ackstate.cursor.journal.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
 from ackstate.cursor.store import StoreError
 from ackstate.delay.buckets import recovery as bucket_recovery
 from ackstate.delay.buckets.index import BucketedDelayIndex
@@ -17,7 +17,7 @@ from museum.exhibit import Exhibit, Replacement
 
 
 @dataclass(frozen=True, slots=True)
-class FellBack(Found):
+class FellBack(StoredCursor):
     """A repair that no report speaks of."""
 
     @property
@@ -38,7 +38,7 @@ def _fall_back_to_the_older_state():
             decoded = decode_record(value.data, self.ledgers)
             if decoded.record.mark_delete is None:
                 raise
-            nothing = Found(decoded.record, value.version, decoded.form, recovered=None)
+            nothing = StoredCursor(decoded.record, value.version, decoded.form, recovered=None)
             older = cursor_recovery._standing_at(decoded.record.mark_delete, nothing, error)
             recovered = replace(older.recovered, discarded_reason="")
             return FellBack(older.record, older.version, older.form, recovered)

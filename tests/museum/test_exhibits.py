@@ -15,11 +15,11 @@ import pytest
 from ackstate.analysis.crash.simulated_crash import fates
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from ackstate.cursor.message_log import NO_DELAY
-from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import ABSENT, StoreError
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
 from delayed_topic import Bucketed, DelayedTopic

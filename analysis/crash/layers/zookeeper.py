@@ -30,11 +30,11 @@ from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, differen
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
-from ackstate.cursor.outcome import Source
+from ackstate.cursor.results import RecoverySource
 from ackstate.cursor.store import StoreError
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer
-    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.results import Receipt
     from ackstate.cursor.store import Store
 
 LEDGERS = {1: 3_000}
@@ -195,7 +195,7 @@ class _Story:
             self._break(broken.promise, broken.found)
         if lacking := difference(again.log, self._published):
             self._break(Promise.I12, lacking)
-        if before and again.cursor.recovery_report.source is Source.NEW:
+        if before and again.cursor.recovery_report.source is RecoverySource.NEW:
             self._break(Promise.I10, "a new cursor, although its receipts were durable")
         self._owner = again
         # What is known is what survives from here on; what was asked and came to nothing may be asked anew.

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.analysis.crash.model.side import Side
+    from ackstate.analysis.crash.model.side import SimulatedSubscription
 
 NO_LIMIT = 2**62
 _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
 
 
-def consumer_max(side: Side) -> int:
+def consumer_max(side: SimulatedSubscription) -> int:
     """Return how many unacked messages one consumer may have."""
     return side.gate.limits.max_unacked_messages_per_consumer or NO_LIMIT
 
 
-def uses(side: Side) -> Iterator[tuple[Rule, int, int]]:
+def uses(side: SimulatedSubscription) -> Iterator[tuple[Rule, int, int]]:
     """Yield each limit on what is acked or on its way, with its use, recounted, and the limit."""
     model, limits, deliveries = side.model, side.gate.limits, side.subscription.deliveries
     record_bytes, range_count = model.counted()
@@ -41,7 +41,7 @@ def uses(side: Side) -> Iterator[tuple[Rule, int, int]]:
     yield Rule.UNACKED_MESSAGES, model.unacked(), limits.max_unacked_messages or NO_LIMIT
 
 
-def forgiven(side: Side) -> dict[Rule | str, int]:
+def forgiven(side: SimulatedSubscription) -> dict[Rule | str, int]:
     """Return what each limit may be passed by: what is above it may stay, and not grow."""
     allowed: dict[Rule | str, int] = {rule: max(limit, used) for rule, used, limit in uses(side)}
     for consumer in CONSUMERS:
@@ -49,7 +49,7 @@ def forgiven(side: Side) -> dict[Rule | str, int]:
     return allowed
 
 
-def check(side: Side) -> None:
+def check(side: SimulatedSubscription) -> None:
     """See that no limit is passed and that the counters are those of the model. Complexity: O(acked and in flight)."""
     model, cursor, subscription = side.model, side.cursor, side.subscription
     for rule, used, limit in uses(side):
@@ -74,7 +74,7 @@ def check(side: Side) -> None:
     _check_waiters(side)
 
 
-def check_writing(side: Side) -> None:
+def check_writing(side: SimulatedSubscription) -> None:
     """As another thread sees it while a persist writes, which may not see what is being sent at this very moment."""
     usage, allowed = side.subscription.usage(), side.allowed
     _count(side.cursor.stats().unpersisted_record_bytes, usage.unpersisted_record_bytes, "un-persisted bytes")
@@ -85,7 +85,7 @@ def check_writing(side: Side) -> None:
     hold(Promise.I4, fits, f"{range_count} ranges of {allowed[Rule.UNACKED_RANGES]} while a persist writes")
 
 
-def check_all(side: Side) -> None:
+def check_all(side: SimulatedSubscription) -> None:
     """As `check`, and everything recounted. Complexity: O(entries of the log)."""
     check(side)
     side.subscription.check_invariants()
@@ -107,7 +107,7 @@ def check_all(side: Side) -> None:
     _count(side.cursor.backlog, len(log) - len(model.acked), "backlog")
 
 
-def check_keys(side: Side) -> None:
+def check_keys(side: SimulatedSubscription) -> None:
     """See that no two consumers have messages of one key."""
     holders: dict[bytes, str] = {}
     for number, consumer in side.model.in_flight.items():
@@ -118,13 +118,13 @@ def check_keys(side: Side) -> None:
         )
 
 
-def closed_for(side: Side, consumer: str) -> dict[Rule | None, int]:
+def closed_for(side: SimulatedSubscription, consumer: str) -> dict[Rule | None, int]:
     """Return the rules that are closed for a consumer, and at which use each opens."""
     verdicts = side.gate.why_blocked(side.subscription.usage(consumer), consumer)
     return {verdict.rule: verdict.released_at for verdict in verdicts}
 
 
-def check_shortage(side: Side, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
+def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
     """Whoever wanted more must be told by a limit that there is no room, and be told the truth."""
     model, log, now_ms = side.model, side.model.log, side.schedule.now_ms
     waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
@@ -148,14 +148,14 @@ def check_shortage(side: Side, consumer: str, closed_before: Mapping[Rule | None
         hold(Promise.I8, not is_by_young, "young acks keep the gate shut")
 
 
-def is_covered(side: Side, number: int) -> bool:
+def is_covered(side: SimulatedSubscription, number: int) -> bool:
     """Tell whether the worst that an ack can add is reserved for it."""
     log = side.model.log
     sent = side.subscription.deliveries.get(log.positions[number])
     return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
 
 
-def check_refusal(side: Side, number: int, *, was_covered: bool) -> None:
+def check_refusal(side: SimulatedSubscription, number: int, *, was_covered: bool) -> None:
     """An ack that is refused must have had nothing reserved for it, and have passed a limit."""
     position, model = side.model.log.positions[number], side.model
     hold(Promise.I8, not was_covered, f"the ack of {position} was refused, although it was reserved for")
@@ -174,7 +174,7 @@ def _count(kept: int, recounted: int, what: str) -> None:
     hold(Promise.I4, kept == recounted, f"{what}: {kept} are counted, there are {recounted}")
 
 
-def _check_gauge(side: Side) -> None:
+def _check_gauge(side: SimulatedSubscription) -> None:
     model, stats = side.model, side.cursor.stats()
     _count(stats.redelivery_if_crashed, model.lost_count, "messages that a crash brings back")
     causes = stats.redelivery_unwritten, stats.redelivery_young, stats.redelivery_cut
@@ -189,7 +189,7 @@ def _check_gauge(side: Side) -> None:
     hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)
 
 
-def _check_waiters(side: Side) -> None:
+def _check_waiters(side: SimulatedSubscription) -> None:
     for waiter in side.waiters:
         is_closed = side.gate.is_closed_for(waiter.consumer)
         hold(Promise.I8, waiter.calls <= 1, f"a waiter was told {waiter.calls} times")
@@ -197,7 +197,7 @@ def _check_waiters(side: Side) -> None:
     side.waiters = [waiter for waiter in side.waiters if not waiter.calls]
 
 
-def _check_consumer(side: Side, consumer: str) -> None:
+def _check_consumer(side: SimulatedSubscription, consumer: str) -> None:
     used, allowed = side.model.unacked(consumer), side.allowed[consumer]
     is_alone = used > allowed and list(side.model.in_flight.values()).count(consumer) == 1
     hold(Promise.I4, used <= allowed or is_alone, f"{consumer} has {used} of {allowed}")
@@ -205,7 +205,7 @@ def _check_consumer(side: Side, consumer: str) -> None:
 
 
 def _binding(
-    side: Side, consumer: str, closed_before: Mapping[Rule | None, int], *, cost: int, weight: int
+    side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int], *, cost: int, weight: int
 ) -> set[Rule]:
     """Return the rules that have no room for a message, or were closed and had no cause to open."""
     needs = {
@@ -226,7 +226,7 @@ def _binding(
     return binding
 
 
-def _works(side: Side) -> bool:
+def _works(side: SimulatedSubscription) -> bool:
     """Tell whether a promotion would make young acks durable now."""
     failed = side.schedule.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
     return not side.is_limited and not failed

@@ -10,19 +10,19 @@ from ackstate.analysis.crash.model.numbered_log import words_of
 from ackstate.analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.dispatch.admission import AckRefusedError
-from ackstate.cursor.message_log import NO_DELAY, Message
 from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.subscription import SubscriptionType
+from ackstate.cursor.topic.message_log import NO_DELAY, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.crash.model.schedule import Schedule
-    from ackstate.analysis.crash.model.side import Side
-    from ackstate.cursor.message_log import MessageLog
+    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.cursor.topic.message_log import MessageLog
 
 
-def publish(schedule: Schedule, side: Side, count: int | None = None) -> None:  # noqa: ARG001 - as every event
+def publish(schedule: Schedule, side: SimulatedSubscription, count: int | None = None) -> None:  # noqa: ARG001 - as every event
     """Publish some messages: plain, delayed, batches, with keys."""
     draw, settings = schedule.random, schedule.settings
     count = min(count or draw.choice((1, 3, 10, 20, 20)), settings.count_max)
@@ -52,7 +52,9 @@ def append(schedule: Schedule, messages: Sequence[Message], *, log: MessageLog |
         schedule.note(f"due in {delay_ms} ms", [number for number, each in delayed.items() if each == delay_ms])
 
 
-def dispatch(schedule: Schedule, side: Side, consumer: str | None = None, count: int | None = None) -> int:
+def dispatch(
+    schedule: Schedule, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
+) -> int:
     """Send to a consumer what it may have, and return how many entries those are."""
     consumer = consumer or schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
     count = min(schedule.random.choice((1, 5, 20, 40)) if count is None else count, schedule.settings.count_max)
@@ -78,7 +80,7 @@ def dispatch(schedule: Schedule, side: Side, consumer: str | None = None, count:
     return len(sent)
 
 
-def fall_behind(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as every event
+def fall_behind(schedule: Schedule, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
     """Delayed messages that all readers have passed fall due, and only the first subscription looks."""
     settings = schedule.settings
     if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(schedule.sides) == 1:
@@ -90,7 +92,9 @@ def fall_behind(schedule: Schedule, side: Side) -> None:  # noqa: ARG001 - as ev
     dispatch(schedule, schedule.sides[0], count=40)
 
 
-def ack_some(schedule: Schedule, side: Side, *, only_covered: bool = False, count: int | None = None) -> None:
+def ack_some(
+    schedule: Schedule, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
+) -> None:
     """Ack some of what is on its way, in one order or another."""
     numbers = list(side.model.in_flight)
     schedule.random.shuffle(numbers)
@@ -109,13 +113,13 @@ def ack_some(schedule: Schedule, side: Side, *, only_covered: bool = False, coun
             ack(schedule, side, number)
 
 
-def ack_lowest(schedule: Schedule, side: Side) -> None:
+def ack_lowest(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack what follows the mark-delete position for as long as it is on its way, so that this moves."""
     while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
         ack(schedule, side, number)
 
 
-def ack(schedule: Schedule, side: Side, number: int) -> None:
+def ack(schedule: Schedule, side: SimulatedSubscription, number: int) -> None:
     """Ack one entry."""
     was_covered = checks.is_covered(side, number)
     try:
@@ -127,7 +131,7 @@ def ack(schedule: Schedule, side: Side, number: int) -> None:
         side.took(receipt, [number])
 
 
-def ack_part(schedule: Schedule, side: Side, number: int) -> None:
+def ack_part(schedule: Schedule, side: SimulatedSubscription, number: int) -> None:
     """Ack some messages of a batch."""
     model = side.model
     known = model.unacked_of_batch.get(number) or set(range(schedule.log.message_count(number)))
@@ -143,7 +147,7 @@ def ack_part(schedule: Schedule, side: Side, number: int) -> None:
         side.took_part(receipt, number, left)
 
 
-def ack_late(schedule: Schedule, side: Side) -> None:
+def ack_late(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack what is not on its way: given back, or sent before a crash."""
     model, draw = side.model, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(schedule.log)) if n not in model.in_flight]
@@ -155,7 +159,7 @@ def ack_late(schedule: Schedule, side: Side) -> None:
             ack(schedule, side, number)
 
 
-def ack_cumulative(schedule: Schedule, side: Side) -> None:
+def ack_cumulative(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack everything up to one entry."""
     first = side.model.first_unacked()
     if first < len(schedule.log):
@@ -163,7 +167,7 @@ def ack_cumulative(schedule: Schedule, side: Side) -> None:
         ack_up_to(schedule, side, schedule.random.randrange(first, last))
 
 
-def ack_up_to(schedule: Schedule, side: Side, last: int) -> None:
+def ack_up_to(schedule: Schedule, side: SimulatedSubscription, last: int) -> None:
     """Ack everything up to an entry, included."""
     properties = {"number": schedule.random.randrange(10)} if schedule.random.random() < 0.5 else None
     receipt = side.subscription.ack_cumulative(
@@ -176,7 +180,7 @@ def ack_up_to(schedule: Schedule, side: Side, last: int) -> None:
     side.took(receipt, covered)
 
 
-def ack_many(schedule: Schedule, side: Side) -> None:
+def ack_many(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack what is not on its way in one call, of the cursor itself, which knows no gate."""
     model, log, draw = side.model, schedule.log, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
@@ -195,7 +199,7 @@ def ack_many(schedule: Schedule, side: Side) -> None:
     _acked_directly(schedule, side)
 
 
-def ack_into_batch(schedule: Schedule, side: Side) -> None:
+def ack_into_batch(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack everything below a batch, and its first messages, of the cursor itself."""
     model, log = side.model, schedule.log
     first = model.first_unacked()
@@ -215,14 +219,14 @@ def ack_into_batch(schedule: Schedule, side: Side) -> None:
     _acked_directly(schedule, side)
 
 
-def _acked_directly(schedule: Schedule, side: Side) -> None:
+def _acked_directly(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Let the subscription see what its cursor was told, and what passes its limits stay."""
     side.subscription.skip(0, now_ms=schedule.now_ms)
     side.model.changed()
     side.forgive()
 
 
-def nack(schedule: Schedule, side: Side) -> None:
+def nack(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Give some messages back, with a delay or without."""
     numbers, draw = list(side.model.in_flight), schedule.random
     delay_ms = draw.choice((0, 0, 100, 2_000))
@@ -230,7 +234,7 @@ def nack(schedule: Schedule, side: Side) -> None:
     give_back(schedule, side, draw.sample(numbers, count), delay_ms=delay_ms)
 
 
-def give_back(schedule: Schedule, side: Side, numbers: Sequence[int], *, delay_ms: int = 0) -> None:
+def give_back(schedule: Schedule, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0) -> None:
     """Give messages back that are on their way."""
     for number in numbers:
         position = schedule.log.positions[number]
@@ -240,7 +244,7 @@ def give_back(schedule: Schedule, side: Side, numbers: Sequence[int], *, delay_m
         schedule.note(f"nack for {delay_ms} ms" if delay_ms else "nack", [number])
 
 
-def close_consumer(schedule: Schedule, side: Side) -> None:
+def close_consumer(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Let a consumer go; it comes again with the next dispatch."""
     consumer = schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
     held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
@@ -252,7 +256,7 @@ def close_consumer(schedule: Schedule, side: Side) -> None:
     schedule.note(f"{consumer} goes, and gives back", held)
 
 
-def skip(schedule: Schedule, side: Side) -> None:
+def skip(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack the next so many entries."""
     model = side.model
     count = schedule.random.choice((0, 1, 5, 20))
@@ -264,14 +268,14 @@ def skip(schedule: Schedule, side: Side) -> None:
         side.took(receipt, covered)
 
 
-def clear_backlog(schedule: Schedule, side: Side) -> None:
+def clear_backlog(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Ack everything."""
     schedule.note("clear the backlog")
     receipt = side.subscription.clear_backlog(now_ms=schedule.now_ms)
     side.took(receipt, range(len(schedule.log)))
 
 
-def work_meanwhile(schedule: Schedule, side: Side) -> None:
+def work_meanwhile(schedule: Schedule, side: SimulatedSubscription) -> None:
     """Do what another thread does while a persist writes."""
     settings = schedule.settings
     for _ in range(schedule.random.randrange(4)):
@@ -311,7 +315,7 @@ def _progress(schedule: Schedule) -> list[tuple[int, int]]:
     return [(len(side.model.acked), len(side.model.durable)) for side in schedule.sides]
 
 
-def _drain_once(schedule: Schedule, side: Side) -> None:
+def _drain_once(schedule: Schedule, side: SimulatedSubscription) -> None:
     for consumer in CONSUMERS[: schedule.settings.consumer_count]:
         dispatch(schedule, side, consumer, 50)
         for number in list(side.model.in_flight):

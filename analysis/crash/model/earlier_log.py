@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.errors import CursorFencedError
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.outcome import Route
+from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CursorFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.analysis.crash.model.side import Side
+    from ackstate.analysis.crash.model.side import SimulatedSubscription
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.results import Receipt
 
 _ACKS_MAX = 3
 
@@ -28,7 +28,7 @@ class EarlierOwner:
         race_count: How often it writes once more while the next owner takes the cursor over.
     """
 
-    def __init__(self, side: Side, *, race_count: int) -> None:
+    def __init__(self, side: SimulatedSubscription, *, race_count: int) -> None:
         self.cursor: ManagedCursor = side.cursor
         self.store = side.store
         self.race_count = race_count
@@ -36,7 +36,7 @@ class EarlierOwner:
         self.cursor.unwatch(side)
         self.store.forget_faults()
 
-    def race(self, side: Side) -> None:
+    def race(self, side: SimulatedSubscription) -> None:
         """Ack and persist while the next owner opens the cursor: what ends well, that one has to know."""
         if not self.race_count or self.store.is_over:
             return
@@ -50,14 +50,14 @@ class EarlierOwner:
             side.is_certain = side.left_ledgers_clean = False
             return
         side.schedule.note(f"{side.name} before: persists", receipts)
-        if result.route is not Route.NOTHING:
+        if result.route is not PersistTarget.NOTHING:
             side.schedule.counts["raced"] += 1
             side.wrote_before()
         for number, receipt in receipts.items():
             is_lie = self.cursor.durable(receipt) and number not in side.model.durable
             hold(Promise.I2, not is_lie, f"the receipt of {side.schedule.log.positions[number]} lied")
 
-    def go_on(self, side: Side) -> None:
+    def go_on(self, side: SimulatedSubscription) -> None:
         """Do what an owner does, after the next one has opened the cursor: nothing of it may count.
 
         Raises:
@@ -82,7 +82,7 @@ class EarlierOwner:
             found = f"{schedule.log.positions[number]} is durable, says an earlier owner"
             hold(Promise.I14, not cursor.durable(receipt), found)
 
-    def _must_fail(self, side: Side, act: Callable[[], object]) -> None:
+    def _must_fail(self, side: SimulatedSubscription, act: Callable[[], object]) -> None:
         try:
             act()
         except CursorFencedError:
@@ -95,7 +95,7 @@ class EarlierOwner:
     def _refused(self) -> object:
         raise StoreError("there was nothing to do")
 
-    def _ack(self, side: Side) -> dict[int, Receipt]:
+    def _ack(self, side: SimulatedSubscription) -> dict[int, Receipt]:
         """Ack a few entries, and return the receipts by number."""
         schedule, positions = side.schedule, side.schedule.log.positions
         numbers = [number for number in range(self._log_end) if not self.cursor.is_acked(positions[number])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.outcome import Route
+from ackstate.cursor.results import PersistTarget
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.ack_model import AckModel
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
     from ackstate.analysis.crash.model.written import Held
-    from ackstate.cursor.ack_state import PersistLimits
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.state.ack_state import PersistLimits
 
 
 class Excluded(NamedTuple):
@@ -47,13 +47,13 @@ def check_excluded(
     waiting = sorted(model.acked - model.durable - covered)
     candidates = set(waiting[: len(waiting) - result.messages_held_back])
     durable = model.durable
-    if has_failed and result.route is Route.METADATA:
+    if has_failed and result.route is PersistTarget.METADATA:
         # The ledger may hold what was written to it, and what that displaced is gone then.
         tried = fitting(log, before, candidates, config.ledger_limits, keep)
         before, durable = before & tried, durable & (covered | tried)
         waiting = sorted(model.acked - durable - covered)
         candidates = set(waiting[: len(waiting) - result.messages_held_back])
-    limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
+    limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
     kept = fitting(log, before, candidates, limits, keep)
     excluded = Excluded(frozenset(waiting) - candidates, frozenset((candidates | before) - kept))
     found = f"written were {log.text(held.acked - covered)} above the mark-delete, {log.text(kept)} were to be"

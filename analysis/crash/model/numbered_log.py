@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ackstate.cursor.journal_format import Content
-    from ackstate.cursor.message_log import Message
+    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.topic.message_log import Message
     from ackstate.position import Position
 
 
@@ -88,7 +88,7 @@ class NumberedLog:
         """Return how many entries are at or below a position."""
         return bisect_right(self.positions, position)
 
-    def held_by(self, content: Content) -> set[int]:
+    def held_by(self, content: CursorState) -> set[int]:
         """Return the numbers of all that a durable state says is acked."""
         held = set(range(self.count_up_to(content.mark_delete)))
         for ledger_id, first, end in content.deleted.runs():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.ack_model import AckModel
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.results import Receipt
 
 
 class _Given(NamedTuple):

@@ -19,13 +19,13 @@ from ackstate.analysis.crash.model.earlier_log import EarlierLog, open_log
 from ackstate.analysis.crash.model.events import EVENTS
 from ackstate.analysis.crash.model.numbered_log import NumberedLog
 from ackstate.analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
-from ackstate.analysis.crash.model.side import Side
+from ackstate.analysis.crash.model.side import SimulatedSubscription
 from ackstate.analysis.crash.model.watched_store import WatchedStore
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.cursor.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
@@ -76,13 +76,13 @@ class Schedule:
         self.event_number: int | None = None
         self.crash_count = self.fault_count = self.step_count = 0
         self.counts: Counter[str] = Counter()
-        self.meanwhile: Callable[[Schedule, Side], None] = work_meanwhile
+        self.meanwhile: Callable[[Schedule, SimulatedSubscription], None] = work_meanwhile
         self.meanwhile_share = 0.5
         self.broker_max = self.settings.broker_max
         self.log = NumberedLog()
         self._fault_share = self.settings.fault_share
         self._lines: list[_Line] = []
-        self._interleaved: Sequence[Side] = ()
+        self._interleaved: Sequence[SimulatedSubscription] = ()
         self._stores_at_begin: Sequence[MemoryStore] = ()
         self._fired_before = 0
         self.cursor_disk = MemoryDisk()
@@ -95,8 +95,8 @@ class Schedule:
             (ledger_id,) = self.message_log.ledgers
             positions = [Position(ledger_id, entry_id) for entry_id in range(_HIGH_FIRST, _HIGH_END)]
             self.log.append(positions, [None] * len(positions))
-        self.sides: list[Side] = []
-        self.sides = [Side(self, name) for name in "xy"[: self.settings.subscription_count]]
+        self.sides: list[SimulatedSubscription] = []
+        self.sides = [SimulatedSubscription(self, name) for name in "xy"[: self.settings.subscription_count]]
         self.at_work = self.sides[0]
         for side in self.sides:
             side.forgive()
@@ -219,12 +219,12 @@ class Schedule:
             each.store.forget_faults()
         self.check()
 
-    def _asked(self) -> Sequence[Side]:
+    def _asked(self) -> Sequence[SimulatedSubscription]:
         """Return the subscriptions that the next event may be about: now and then the second one lags behind."""
         size = self.settings.lag_events
         return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
 
-    def excuse(self, error: StoreError, side: Side, *others: Side) -> None:
+    def excuse(self, error: StoreError, side: SimulatedSubscription, *others: SimulatedSubscription) -> None:
         """Note an error that a fault of this event or a limit explains, and raise any other.
 
         Args:
@@ -242,13 +242,13 @@ class Schedule:
             raise error
         hold(Promise.ERRORS, side.is_limited, f"refused as too large, and no limit was set: {error}")
 
-    def _script_fault(self, side: Side) -> None:
+    def _script_fault(self, side: SimulatedSubscription) -> None:
         settings = self.settings
         kind, ahead = self.random.choice(settings.fault_kinds), self.random.choice((0, 0, 1, 2))
         count = self.random.randint(2, 6) if self.random.random() < settings.burst_share else 1
         self.script_faults(side, kind, ahead=ahead, count=count)
 
-    def script_faults(self, side: Side, kind: FaultKind, *, ahead: int = 0, count: int) -> None:
+    def script_faults(self, side: SimulatedSubscription, kind: FaultKind, *, ahead: int = 0, count: int) -> None:
         """Let some of the next writes of the event under way fail, one after the other."""
         for number in range(ahead, ahead + count):
             side.store.inject(Fault(side.store.mutation_count + number, kind))
@@ -278,7 +278,7 @@ class Schedule:
         for side in self.sides:
             checks.check_all(side)
 
-    def interleave(self, sides: Sequence[Side], write: Callable[[], _Result]) -> _Result:
+    def interleave(self, sides: Sequence[SimulatedSubscription], write: Callable[[], _Result]) -> _Result:
         """Let subscriptions write while others use them."""
         self._interleaved = sides
         try:
@@ -286,7 +286,7 @@ class Schedule:
         finally:
             self._interleaved = ()
 
-    def while_writing(self, writer: Side) -> None:
+    def while_writing(self, writer: SimulatedSubscription) -> None:
         """Look from another thread, as it were, and let it do something."""
         if writer.is_writing and not self._interleaved:
             return

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.auto_age import AutoAge
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.stores.memory import FaultKind
 from ackstate.cursor.subscription import SubscriptionType
 from ackstate.limits.rules import GateLimits

@@ -14,12 +14,12 @@ from ackstate.analysis.crash.model.work import Work
 from ackstate.analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, instant_of
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
-from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.outcome import Route
-from ackstate.cursor.persister import PersistWatcher
-from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.persist.persister import PersistWatcher
+from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionOptions
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.schedule import Schedule
     from ackstate.analysis.crash.model.written import Held
     from ackstate.cursor.dispatch.delivery import Delivery
-    from ackstate.cursor.journal_format import Content
-    from ackstate.cursor.outcome import PersistResult, Receipt
+    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import Fault
     from ackstate.delay.position_set import PositionSet
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _HOUR = 3_600_000
 
 
-class Side(PersistWatcher):
+class SimulatedSubscription(PersistWatcher):
     """One subscription of a schedule.
 
     Attributes:
@@ -265,7 +265,7 @@ class Side(PersistWatcher):
             self._may_have_written()
             is_due = isinstance(outcome, CursorFencedError) or self.cursor.is_persist_due(now_ms=self.failed_ms + _HOUR)
             hold(Promise.I15, is_due, "a write that failed is not tried again")
-        elif outcome.route is not Route.NOTHING:
+        elif outcome.route is not PersistTarget.NOTHING:
             self._persisted(outcome)
         else:
             hold(Promise.I15, not self.cursor.is_dirty(), "what waits was not written")
@@ -295,7 +295,7 @@ class Side(PersistWatcher):
         self.receipts.check_none_lies(self.cursor, self.model)
 
     def _check_work(self, result: PersistResult) -> None:
-        if self.is_certain and not self.has_failed and result.route is Route.DELTA:
+        if self.is_certain and not self.has_failed and result.route is PersistTarget.DELTA:
             self.work.check_delta(self.schedule.log, self._attempted[-1][1], self.model.durable)
         self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.schedule.now_ms)
 
@@ -306,7 +306,7 @@ class Side(PersistWatcher):
             after.metadata_write_count - before.metadata_write_count,
             after.bytes_persisted - before.bytes_persisted,
         )
-        is_metadata = result.route is Route.METADATA
+        is_metadata = result.route is PersistTarget.METADATA
         expected = (int(not is_metadata), int(is_metadata), result.bytes_written)
         found = f"{counted} ledger writes, metadata writes and bytes are counted, there were {expected}"
         hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
@@ -372,13 +372,13 @@ class Side(PersistWatcher):
             held = held_of(self.schedule.log, content)
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
 
-    def _attempted_states(self) -> Iterator[Content]:
+    def _attempted_states(self) -> Iterator[CursorState]:
         """Yield the whole states that were to be written; a delta of the native format displaces nothing."""
         if self.config.format is not Format.PULSAR:
             return
         ledgers, form = self.schedule.message_log.ledgers, self.config.journal_format
         for encoded, data in self._attempted:
-            content: Content | None
+            content: CursorState | None
             if encoded is Encoded.RECORD:
                 content = decode_record(data, ledgers).record.content
             else:

@@ -11,7 +11,7 @@ from ackstate.cursor.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.analysis.crash.model.side import Side
+    from ackstate.analysis.crash.model.side import SimulatedSubscription
     from ackstate.cursor.stores.memory import MemoryDisk
 
 
@@ -30,22 +30,22 @@ class WatchedStore:
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
-        self._joined: dict[str, tuple[Side, MemoryStore]] = {}
+        self._joined: dict[str, tuple[SimulatedSubscription, MemoryStore]] = {}
         self.ledgers, self.metadata = _Ledgers(self), _Metadata(self)
         self.is_left = False
 
-    def join(self, side: Side, session: MemoryStore) -> None:
+    def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
         """Let all that concerns the cursor of a subscription go to a session from now on."""
         self._joined[side.cursor_path] = side, session
 
     def close(self) -> None:
         """Do nothing: sessions end by themselves."""
 
-    def of_path(self, path: str) -> tuple[Side, MemoryStore]:
+    def of_path(self, path: str) -> tuple[SimulatedSubscription, MemoryStore]:
         """Return whose a path or an owner's name is that ends with one."""
         return next(joined for known, joined in self._joined.items() if known in path)
 
-    def of_ledger(self, ledger_id: int) -> tuple[Side, MemoryStore]:
+    def of_ledger(self, ledger_id: int) -> tuple[SimulatedSubscription, MemoryStore]:
         """Return whose a ledger is; anybody's if there is none."""
         ledger = self._disk.ledgers.get(ledger_id)
         return next(iter(self._joined.values())) if ledger is None else self.of_path(ledger.owner)
@@ -54,7 +54,7 @@ class WatchedStore:
         """Return what is below a path that is nobody's."""
         return MemoryStore(self._disk).metadata.children(path)
 
-    def write(self, sides: Sequence[Side], write: Callable[[], Any]) -> Any:
+    def write(self, sides: Sequence[SimulatedSubscription], write: Callable[[], Any]) -> Any:
         """Write, and let others work before and after."""
         if self.is_left:
             return write()
@@ -70,12 +70,12 @@ class WatchedStore:
             side.schedule.while_writing(side)
         return result
 
-    def attempt(self, side: Side, encoded: Encoded, data: bytes) -> None:
+    def attempt(self, side: SimulatedSubscription, encoded: Encoded, data: bytes) -> None:
         """Note what is about to be written."""
         if not self.is_left:
             side.attempt(encoded, data)
 
-    def take_over(self, side: Side) -> None:
+    def take_over(self, side: SimulatedSubscription) -> None:
         """Let the owner before do something, if a cursor is being opened and this is to fence that one."""
         if not self.is_left and side.rival is not None:
             side.rival.race(side)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.model.settings import Encoded
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.journal_format import Format
-from ackstate.cursor.native_format import content_of
-from ackstate.cursor.outcome import Route
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.native import content_of
+from ackstate.cursor.results import PersistTarget
 from ackstate.wire import native
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.outcome import PersistResult
+    from ackstate.cursor.results import PersistResult
 
 _WRITES = {
-    Route.NOTHING: [],
-    Route.DELTA: [Encoded.ENTRY],
-    Route.WHOLE: [Encoded.ENTRY],
-    Route.SNAPSHOT: [Encoded.ENTRY, Encoded.RECORD],
-    Route.METADATA: [Encoded.RECORD],
+    PersistTarget.NOTHING: [],
+    PersistTarget.DELTA: [Encoded.ENTRY],
+    PersistTarget.WHOLE: [Encoded.ENTRY],
+    PersistTarget.SNAPSHOT: [Encoded.ENTRY, Encoded.RECORD],
+    PersistTarget.METADATA: [Encoded.RECORD],
 }
 _COMPACTION_RATIO = 4  # As `CursorConfig.compaction_bytes_min` documents it.
 
@@ -73,10 +73,10 @@ class Work:
         """
         if not self._has_failed:
             self._check_writes(result, attempted)
-        if result.route is Route.SNAPSHOT:
+        if result.route is PersistTarget.SNAPSHOT:
             hold(Promise.I16, self._needs_ledger(now_ms=now_ms), f"a whole state was written after {self._sizes} bytes")
             self._begun_ms = now_ms
-        is_ledger = result.route is not Route.METADATA
+        is_ledger = result.route is not PersistTarget.METADATA
         self._sizes, self._has_failed = (sizes if is_ledger else None), not is_ledger
 
     def check_delta(self, log: NumberedLog, entry: bytes, durable: Set[int]) -> None:
@@ -88,7 +88,7 @@ class Work:
     def _check_writes(self, result: PersistResult, attempted: Sequence[tuple[Encoded, bytes]]) -> None:
         kinds, route = [encoded for encoded, _ in attempted], result.route
         hold(Promise.I16, kinds == _WRITES[route], f"{route.name} wrote {[kind.value for kind in kinds]}")
-        is_needed = route is not Route.METADATA or self._config.format is Format.PULSAR
+        is_needed = route is not PersistTarget.METADATA or self._config.format is Format.PULSAR
         hold(Promise.I16, is_needed, "the metadata store was written, and no ledger had failed")
         size = len(attempted[0][1]) if attempted else 0
         hold(Promise.I4, result.bytes_written == size, f"{result.bytes_written} bytes are counted, {size} were written")

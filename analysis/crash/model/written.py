@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.journal import cursor_owner
-from ackstate.cursor.journal_format import Format
-from ackstate.cursor.native_format import content_of
-from ackstate.cursor.outcome import Route
-from ackstate.cursor.recovery import Recovery, decode_record
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.journal import cursor_owner
+from ackstate.cursor.journal.native import content_of
+from ackstate.cursor.journal.recovery import Recovery, decode_record
+from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.errors import AckStateError
 from ackstate.position import Position
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.model.ack_model import AckModel
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
-    from ackstate.cursor.ack_state import PersistLimits
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.journal_format import Content
-    from ackstate.cursor.outcome import PersistResult
-    from ackstate.cursor.recovery import Found
+    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.state.ack_state import PersistLimits
     from ackstate.cursor.stores.memory import MemoryDisk
     from ackstate.ledger_map import LedgerMap
 
@@ -103,7 +103,7 @@ class Written:
         ledger_id = self.cursor_ledger_id
         return [] if ledger_id is None else [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
 
-    def find(self, ledgers: LedgerMap) -> Found:
+    def find(self, ledgers: LedgerMap) -> StoredCursor:
         """Read what a recovery would begin with.
 
         Raises:
@@ -117,7 +117,7 @@ class Written:
         assert found is not None
         return found
 
-    def read(self, found: Found) -> Held:
+    def read(self, found: StoredCursor) -> Held:
         """Return what was found by number, and compare it with a replay of all records.
 
         Raises:
@@ -140,7 +140,7 @@ class Written:
         self._mark_delete, self._range_count = held.mark_delete, range_count
 
     def check_persist(
-        self, found: Found, held: Held, result: PersistResult, instants: Sequence[Instant], config: CursorConfig
+        self, found: StoredCursor, held: Held, result: PersistResult, instants: Sequence[Instant], config: CursorConfig
     ) -> None:
         """See that a persist that completed wrote what the sets say.
 
@@ -195,9 +195,9 @@ class Written:
         floor = self._log.count_up_to(held.mark_delete)
         range_count = len(self._log.runs(sorted(number for number in held.acked if number >= floor)))
         # Nothing that is durable gives way where the gate would be passed by it, or natively.
-        allowed = 0 if result.route is Route.METADATA else self._range_count
+        allowed = 0 if result.route is PersistTarget.METADATA else self._range_count
         self._range_count = range_count
-        limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
+        limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         limit, counted = limits.range_count_max, self._usage(held.acked, limits, floor=floor)
         hold(
             Promise.I4,
@@ -228,8 +228,10 @@ class Written:
 
     def _check_cut(self, result: PersistResult, instants: Sequence[Instant], config: CursorConfig) -> None:
         """Nothing is cut where all has room."""
-        limits = config.metadata_limits if result.route is Route.METADATA else config.ledger_limits
-        if not result.messages_cut or (result.route is Route.METADATA and config.metadata_bytes_max < BYTES_MIN):
+        limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
+        if not result.messages_cut or (
+            result.route is PersistTarget.METADATA and config.metadata_bytes_max < BYTES_MIN
+        ):
             return
         counted = (self._usage(now.acked, limits, floor=now.floor) for now in instants)
         # One that is too young may be what joins two that are durable.
@@ -237,7 +239,7 @@ class Written:
         found = f"{result.messages_cut} messages were cut of at most {most} ranges, {limit} may be durable"
         hold(Promise.I15, limit is not None and most > limit, found)
 
-    def _check_size(self, found: Found, config: CursorConfig) -> None:
+    def _check_size(self, found: StoredCursor, config: CursorConfig) -> None:
         """The deltas outweigh the snapshot at most four times, or a minimum, by one delta; entries are counted."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
@@ -254,7 +256,7 @@ class Written:
         bound = snapshot + max(4 * snapshot, config.compaction_bytes_min) + max(deltas, default=0)
         hold(Promise.I11, sum(sizes) <= bound, f"the journal has {sum(sizes)} bytes, a snapshot {snapshot}")
 
-    def _replay(self, found: Found) -> None:
+    def _replay(self, found: StoredCursor) -> None:
         """Take in every record that was not taken in yet, one by one."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
@@ -280,11 +282,11 @@ class Written:
         acked.update(number for number, left in batches.items() if not left)
         self._replayed = Held(said.mark_delete, acked, remaining, said.properties)
 
-    def _held(self, content: Content) -> Held:
+    def _held(self, content: CursorState) -> Held:
         return held_of(self._log, content)
 
 
-def held_of(log: NumberedLog, content: Content) -> Held:
+def held_of(log: NumberedLog, content: CursorState) -> Held:
     """Return what a durable state says, by number."""
     batches = {log.numbers[position]: indexes(words) for position, words in content.batch.items()}
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))

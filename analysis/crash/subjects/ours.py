@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.subject import Operation
-    from ackstate.cursor.outcome import Receipt
+    from ackstate.cursor.results import Receipt
     from ackstate.cursor.store import Store
 
 TOPIC = "persistent://public/default/orders"

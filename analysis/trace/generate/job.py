@@ -37,7 +37,7 @@ _PIECES_PER_FILE = 64
 _FILES_PER_CORE = 4
 
 
-class Made(NamedTuple):
+class GeneratedFile(NamedTuple):
     """What was made.
 
     Attributes:
@@ -53,7 +53,7 @@ class Made(NamedTuple):
     size_bytes: int
 
 
-_MADE_SCHEMA = ", ".join(f"{name} bigint" for name in Made._fields)
+_MADE_SCHEMA = ", ".join(f"{name} bigint" for name in GeneratedFile._fields)
 
 
 class _Chunks(NamedTuple):
@@ -70,7 +70,7 @@ class _Chunks(NamedTuple):
     events: Sequence[Events]
 
 
-def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Made:
+def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> GeneratedFile:
     """Make a trace at `out`, which appears there when it is whole; a trace that stands there is replaced.
 
     `out` is a directory that every worker sees by that path. The same plan makes the same rows, whatever the number of
@@ -87,14 +87,14 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Made:
         pieces = spark.range(0, plan.piece_count, numPartitions=files)
         work = partial(_make, plan=plan, outages=outages, written=written)
         try:
-            (total,) = pieces.mapInArrow(work, _MADE_SCHEMA).groupBy().sum(*Made._fields).collect()
+            (total,) = pieces.mapInArrow(work, _MADE_SCHEMA).groupBy().sum(*GeneratedFile._fields).collect()
         except BaseException:
             # Tasks that still run would write into what is being removed.
             spark.sparkContext.cancelAllJobs()
             raise
         if isinstance(written.directory, Path):
             write_manifest(written.directory)
-    return Made(*total)
+    return GeneratedFile(*total)
 
 
 def _cores(spark: SparkSession) -> int:
@@ -120,7 +120,7 @@ def _make(
     yield pa.RecordBatch.from_pydict({name: [count] for name, count in made._asdict().items()})
 
 
-def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece], file: Location) -> Made:
+def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece], file: Location) -> GeneratedFile:
     """Write neighbouring pieces into one Parquet file, a row group each and one for what their topic publishes.
 
     Memory: a piece, whatever their number.
@@ -139,7 +139,7 @@ def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece]
                     events += count if chunks.subscription else 0
                     published += 0 if chunks.subscription else count
                     writer.write_table(_table(chunks))
-    return Made(events, published, 1, file.stat().st_size) if writer else Made(0, 0, 0, 0)
+    return GeneratedFile(events, published, 1, file.stat().st_size) if writer else GeneratedFile(0, 0, 0, 0)
 
 
 def _own_chunks(plan: TracePlan, series: SubscriptionSeries, piece: Piece) -> _Chunks:

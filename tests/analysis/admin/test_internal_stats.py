@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import ManagedCursor, Message, MessageLog
-from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.journal.journal import cursor_path
 
 TOPIC = "persistent://public/default/orders"
 PATH = "/admin/v2/persistent/public/default/orders/internalStats"

@@ -8,8 +8,8 @@ import pytest
 
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.cursor import PolicyStore, StoreError
-from ackstate.cursor.policy_store import PolicyOwner
 from ackstate.cursor.store import ABSENT
+from ackstate.cursor.topic.policy_store import PolicyOwner
 from ackstate.limits import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.redelivery import subscription_parts
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.trace_source import LocalSource
+from ackstate.analysis.estimate import subscription_parts
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -128,8 +128,8 @@ def test_a_refused_trace_is_one_line(trace, capsys):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_all_answer_the_same(spark, tmp_path_factory):
-    from ackstate.analysis.redelivery.one_task import OneTaskEngine
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.spark.one_task import OneTaskEngine
+    from ackstate.analysis.spark.source import SparkSource
 
     @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
     @given(st.lists(montecarlo.small_traces(), min_size=1, max_size=3), st.permutations(POLICIES), st.integers(3, 200))
@@ -154,8 +154,7 @@ def test_all_answer_the_same(spark, tmp_path_factory):
 
 def test_a_replay_imports_nothing_of_spark():
     code = (
-        "import sys, ackstate.analysis.redelivery.estimates, ackstate.analysis.redelivery.incremental; "
-        "print(*sys.modules)"
+        "import sys, ackstate.analysis.estimate.estimates, ackstate.analysis.estimate.incremental; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyspark", "pandas", "py4j"} & set(done.stdout.split())

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from ackstate.cursor import FileStore, SqliteStore
-from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.stores.file_records import APPEND_SIZE
 from command_line import assert_one_line, run, tree
 from tests.analysis.cli.test_store import NAMES, TOPIC, fill, fsck

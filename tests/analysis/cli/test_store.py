@@ -23,7 +23,7 @@ from ackstate.cursor import (
     SqliteStore,
     UnreadableCursorError,
 )
-from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
 from ackstate.wire import native, native_pointer
 from command_line import assert_one_line, run, run_apart, tree

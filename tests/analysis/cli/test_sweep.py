@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from ackstate.analysis.redelivery.persistable import persistable
-from ackstate.analysis.redelivery.policy import Policy, PolicyError
-from ackstate.analysis.redelivery.recommendation import short_number
-from ackstate.analysis.redelivery.results import Estimate, SweepResult
+from ackstate.analysis.estimate.recommendation import short_number
+from ackstate.analysis.estimate.results import Estimate, SweepResult
+from ackstate.analysis.replay.persistable import persistable
+from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame

@@ -27,7 +27,7 @@ from ackstate.analysis.crash.layers.system_calls.script import Script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.workloads.step import Step, StepKind
-from ackstate.cursor import group_persist
+from ackstate.cursor.persist import group_persist
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import kernel_directory, sqlite_database
 from ackstate.cursor.stores.kernel_directory import KernelDirectory, KernelFile

@@ -24,8 +24,8 @@ from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
-from ackstate.cursor.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.persister import Persister
+from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
+from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.stores import file_commit, file_generation, sqlite_database
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryStore

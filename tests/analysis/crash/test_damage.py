@@ -13,11 +13,10 @@ from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, 
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor import recovery
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.journal_format import Repair
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.journal.journal import Journal, recovery
+from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.recovery import Recovery, decode_record
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import file_log, sqlite_database, sqlite_seal
 from ackstate.errors import CorruptStateError

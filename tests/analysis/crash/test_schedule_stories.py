@@ -6,22 +6,22 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-import ackstate.cursor.message_log
-import ackstate.cursor.native_format
-import ackstate.cursor.persister
+import ackstate.cursor.journal.native
+import ackstate.cursor.persist.persister
+import ackstate.cursor.topic.message_log
 from ackstate.analysis.crash.model.schedule import judged
 from ackstate.analysis.crash.model.side import _Asked
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
-from ackstate.cursor.ack_state import AckState
 from ackstate.cursor.dispatch.dispatcher import Dispatcher
-from ackstate.cursor.journal import Journal
-from ackstate.cursor.log_ownership import LogOwnership, log_path
-from ackstate.cursor.persister import Persister
-from ackstate.cursor.pulsar_format import PulsarFormat
+from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.journal.pulsar import PulsarFormat
+from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import FaultKind, _MemoryLedgers
-from ackstate.cursor.undurable import Undurable
+from ackstate.cursor.topic.log_ownership import LogOwnership, log_path
 from ackstate.delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
@@ -133,8 +133,8 @@ def goes_back_with_the_mark_delete(patch):
 
 
 def forgets_the_last_delta(patch):
-    fold = ackstate.cursor.native_format.fold
-    patch(ackstate.cursor.native_format, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
+    fold = ackstate.cursor.journal.native.fold
+    patch(ackstate.cursor.journal.native, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
     story = Story()
     story.sent(3)
     story.ack(1)
@@ -179,7 +179,7 @@ def says_that_one_message_more_comes_back(patch):
 
 
 def never_compacts(patch):
-    patch(ackstate.cursor.persister, "_COMPACTION_RATIO", 1_000)
+    patch(ackstate.cursor.persist.persister, "_COMPACTION_RATIO", 1_000)
     story = Story(config=CursorConfig(compaction_bytes_min=0))
     story.sent(40)
     for number in range(40):
@@ -209,7 +209,7 @@ def does_not_raise_the_term(patch):
 
 
 def lets_an_earlier_owner_publish(patch):
-    patch("ackstate.cursor.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.topic.log_ownership._fence", lambda *_: None)
     publishes_as_an_earlier_owner()
 
 
@@ -231,9 +231,9 @@ def counts_the_log_before_it_fences(patch):
         return take_over(store, topic)
 
     patch(LogOwnership, "take_over", take_over)
-    counts = ackstate.cursor.message_log._counts
+    counts = ackstate.cursor.topic.message_log._counts
     patch(
-        ackstate.cursor.message_log,
+        ackstate.cursor.topic.message_log,
         "_counts",
         lambda *where: seen.pop().ledgers.counts() if any(seen) else counts(*where),
     )
@@ -342,24 +342,24 @@ def appends_again_after_an_unknown_outcome(patch):
 
 
 def forgets_what_a_failed_persist_took(patch):
-    abandon_write = Undurable.abandon_write
+    abandon_write = UnpersistedAcks.abandon_write
 
     def forget(self, mark_delete):
         self.in_flight.remove_at_most(mark_delete)
         abandon_write(self, mark_delete)
 
-    patch(Undurable, "abandon_write", forget)
+    patch(UnpersistedAcks, "abandon_write", forget)
     acks_up_to_old_acks_while_no_write_succeeds()
 
 
 def forgets_that_a_persist_has_failed(patch):
-    cover = Undurable.cover
+    cover = UnpersistedAcks.cover
 
     def forget(self, mark_delete):
         self._has_failed = False
         cover(self, mark_delete)
 
-    patch(Undurable, "cover", forget)
+    patch(UnpersistedAcks, "cover", forget)
     acks_up_to_old_acks_while_no_write_succeeds()
 
 

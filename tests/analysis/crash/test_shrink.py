@@ -14,7 +14,7 @@ from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 from ackstate.wire.pulsar import LimitRule
 
 STEPS = tuple(range(40))

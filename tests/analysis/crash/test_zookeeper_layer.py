@@ -11,10 +11,10 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers import zookeeper as layer
 from ackstate.analysis.crash.layers.zookeeper import run, zookeeper
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.log_ownership import LogOwnership
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
+from ackstate.cursor.topic.log_ownership import LogOwnership
 
 pytestmark = pytest.mark.slow
 

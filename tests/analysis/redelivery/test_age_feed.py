@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from ackstate.analysis.redelivery.acked import AckedFold
-from ackstate.analysis.redelivery.age_feed import AgeFeed
+from ackstate.analysis.replay.acked import AckAccumulator
+from ackstate.analysis.replay.age_feed import AgeFeed
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.auto_age import AgeChooser, AutoAge
-from ackstate.cursor.young_age import YoungAge
+from ackstate.cursor.state.auto_age import AgeChooser, AutoAge
+from ackstate.cursor.state.young_age import YoungAge
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
 from chunks import chunk_of
@@ -24,7 +24,7 @@ LEDGER = 150  # entries
 
 @pytest.fixture(autouse=True)
 def _fades_soon(monkeypatch):
-    monkeypatch.setattr("ackstate.cursor.auto_age._FADING_COUNT", 40)
+    monkeypatch.setattr("ackstate.cursor.state.auto_age._FADING_COUNT", 40)
 
 
 def young_age(setting):
@@ -70,7 +70,7 @@ def state_of(young):
 
 
 def assert_told_the_same(events, setting, cuts):
-    one, many, fold = young_age(setting), young_age(setting), AckedFold()
+    one, many, fold = young_age(setting), young_age(setting), AckAccumulator()
     begin = 0
     for end in [*sorted(cut % len(events) for cut in cuts), len(events)]:
         part = events[begin:end]
@@ -129,7 +129,7 @@ def test_only_the_last_rise_of_a_millisecond_says_something_where_the_age_is_set
         for ts_ms, entry in ((5, 0), (5, 7), (5, 6), (6, 2), (7, 8), (7, 9))
     ]
     young, chunk = young_age(5), chunk_of(events)
-    feed = AgeFeed(young, chunk, AckedFold().take(chunk))
+    feed = AgeFeed(young, chunk, AckAccumulator().take(chunk))
     assert feed.stops.tolist() == [1, 5]
     assert feed.take(6) == [5, 7]
     assert young.ruler.marks() == ([5, 7], [Position(3, 7), Position(3, 9)])

@@ -12,21 +12,21 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from replay_runs import by_days, goes_on
 
-from ackstate.analysis.redelivery.cursor_replay import CursorReplay
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.gated_replay import GatedReplay
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import LocalSource
-from ackstate.analysis.redelivery.wrong_route import StoreWithoutLedgers
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.cursor_replay import CursorReplay
+from ackstate.analysis.replay.gated_replay import GatedReplay
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
+from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.message_log import NO_DELAY, Message, MessageLog
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription
+from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
 from chunks import chunk_of
@@ -41,8 +41,8 @@ TAIL_MS = 600
 def _small_limits(monkeypatch, caplog):
     monkeypatch.setattr("ackstate.limits.rules.RECORD_BYTES_LIMIT_MIN", 1)
     # So that such small traces are taken in runs where the gate stays open, and one by one elsewhere.
-    monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._RUN_MIN", 2)
-    monkeypatch.setattr("ackstate.analysis.redelivery.gated_replay._STEPS", 3)
+    monkeypatch.setattr("ackstate.analysis.replay.gated_replay._RUN_MIN", 2)
+    monkeypatch.setattr("ackstate.analysis.replay.gated_replay._STEPS", 3)
     caplog.set_level(logging.ERROR)
 
 

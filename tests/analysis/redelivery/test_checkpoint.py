@@ -13,11 +13,11 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from ackstate.analysis.cli import main
-from ackstate.analysis.redelivery import checkpoint
-from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep, next_path, settings_of
-from ackstate.analysis.redelivery.daily import days_of, fingerprint, unread
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError
+from ackstate.analysis.estimate import checkpoint
+from ackstate.analysis.estimate.checkpoint import Checkpoint, claimed, keep, next_path, settings_of
+from ackstate.analysis.estimate.daily import days_of, fingerprint, unread
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.state_fields import VERSION, CheckpointError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -337,7 +337,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
     def start(*_):
         raise AssertionError("started")
 
-    monkeypatch.setattr("ackstate.analysis.redelivery.spark._session", start)
+    monkeypatch.setattr("ackstate.analysis.spark.session._session", start)
     words = ["redelivery", directory, "--state"]
     assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
     impossible = ["--policy", "ledger_writable=false", "--policy", "metadata_bytes_max=1"]
@@ -348,7 +348,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
 
 
 def test_a_process_that_is_killed_leaves_the_state_and_its_lock_is_free(state):
-    code = "import os, sys, pathlib; from ackstate.analysis.redelivery.checkpoint import claimed\n"
+    code = "import os, sys, pathlib; from ackstate.analysis.estimate.checkpoint import claimed\n"
     code += "with claimed(pathlib.Path(sys.argv[1])) as unfinished:\n"
     code += "    (unfinished / 'states').mkdir(); os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-P", "-c", code, state], check=False, env=os.environ)

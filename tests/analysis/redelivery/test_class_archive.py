@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.redelivery import java as of_java
-from ackstate.analysis.redelivery import spark as of_spark
-from ackstate.analysis.redelivery.java import CLASS_ARCHIVE
+from ackstate.analysis.spark import java as of_java
+from ackstate.analysis.spark import session as of_spark
+from ackstate.analysis.spark.java import CLASS_ARCHIVE
 
 pytestmark = pytest.mark.skipif("JAVA_HOME" not in os.environ, reason="needs JAVA_HOME")
 
@@ -35,7 +35,7 @@ def test_an_archive_that_does_not_fit_is_not_used(tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.skipif(not CLASS_ARCHIVE.is_file(), reason="needs `python -m ackstate.analysis.redelivery.class_archive`")
+@pytest.mark.skipif(not CLASS_ARCHIVE.is_file(), reason="needs `python -m ackstate.analysis.spark.class_archive`")
 def test_the_archive_of_this_environment_fits_its_spark(spark):
     classes = spark.sparkContext._jvm.java.lang.System.getProperty("java.class.path")
     fits = java(CLASS_ARCHIVE, "-Xshare:on", "-cp", classes)

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis.cli import main
-from ackstate.analysis.redelivery import cluster
-from ackstate.analysis.redelivery.package import SCRIPT, write_package
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.spark import cluster
+from ackstate.analysis.spark.package import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -67,9 +67,9 @@ def bare_python(tmp_path_factory):
 
 
 def local_answer(spark, trace):
-    from ackstate.analysis.redelivery.estimates import estimates
-    from ackstate.analysis.redelivery.results import SweepResult
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.estimate.estimates import estimates
+    from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.spark.source import SparkSource
 
     policies = [Policy.from_mapping(dict([POLICY.split("=")]))]
     rows = estimates(SparkSource.of(spark, trace), policies).collect()
@@ -132,8 +132,8 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
 def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, monkeypatch):
     from pyspark.sql.classic.dataframe import DataFrame
 
-    from ackstate.analysis.redelivery.estimates import estimates
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.estimate.estimates import estimates
+    from ackstate.analysis.spark.source import SparkSource
 
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
     collected, collect = [], DataFrame.collect
@@ -177,7 +177,7 @@ def no_java(monkeypatch):
     def launch(*_arguments, **_options):
         raise AssertionError("started")
 
-    monkeypatch.setattr("ackstate.analysis.redelivery.spark.Java", launch)
+    monkeypatch.setattr("ackstate.analysis.spark.session.Java", launch)
 
 
 def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys, no_java):
@@ -239,7 +239,7 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
     assert len(set(names)) == count
     assert {name.partition("/")[0] for name in names} == {"ackstate"}
-    module = "ackstate.analysis.redelivery.estimates"
+    module = "ackstate.analysis.estimate.estimates"
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import {module} as found; print(found.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, tmp_path / "a.zip"], capture_output=True, text=True, check=True

@@ -7,7 +7,7 @@ import random
 import pytest
 from trace_files import crashes_of, subscriptions_of
 
-from ackstate.analysis.redelivery import parts
+from ackstate.analysis.estimate import parts
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame

@@ -8,14 +8,14 @@ from operator import itemgetter
 import numpy as np
 import pytest
 
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.parts import RESULT_KEY
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.results import SweepResult
-from ackstate.analysis.redelivery.spark_source import SparkSource
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import LocalSource
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.parts import RESULT_KEY
+from ackstate.analysis.estimate.results import SweepResult
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
+from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -52,7 +52,7 @@ def curve(events, policy, begin_ms, end_ms):
 @pytest.mark.slow
 def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
-    monkeypatch.setattr("ackstate.analysis.redelivery.estimates.CHUNKS_PER_SLICE", 3)
+    monkeypatch.setattr("ackstate.analysis.estimate.estimates.CHUNKS_PER_SLICE", 3)
     # A subscription of one name on every topic.
     named = {(topic, name): events_of(number) for number, (topic, name) in enumerate(
         (topic, name) for topic in TOPICS for name in ("s", f"only {topic[-1]}")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import ackstate.analysis.redelivery.fold as fold_module
-from ackstate.analysis.redelivery.acked import AckedFold
-from ackstate.analysis.redelivery.fold import RedeliveryFold
+import ackstate.analysis.replay.ack_accumulator as fold_module
+from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
+from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 from traces import State, replay, traces
@@ -67,7 +67,7 @@ def assert_agreement_fails():
 
 
 def test_the_comparison_catches_redeliveries_that_are_overlooked(monkeypatch):
-    monkeypatch.setattr(AckedFold, "_apply_run", lambda self, chunk, index: ())
+    monkeypatch.setattr(AckAccumulator, "_apply_run", lambda self, chunk, index: ())
     assert_agreement_fails()
 
 

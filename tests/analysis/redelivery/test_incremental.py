@@ -14,21 +14,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.redelivery import estimates as at_once
-from ackstate.analysis.redelivery import incremental, subscription_parts
-from ackstate.analysis.redelivery.acked import AckedFold
-from ackstate.analysis.redelivery.checkpoint import Checkpoint
-from ackstate.analysis.redelivery.curve_sum import SERIES
-from ackstate.analysis.redelivery.daily_state import decoded
-from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
-from ackstate.analysis.redelivery.persistable import persistable
-from ackstate.analysis.redelivery.policy import Policy, PolicyError
-from ackstate.analysis.redelivery.results import Estimate
-from ackstate.analysis.redelivery.schedule import Schedule
-from ackstate.analysis.redelivery.slices import Slices
-from ackstate.analysis.redelivery.state_fields import CheckpointError
-from ackstate.analysis.redelivery.subscription_parts import Wanted
-from ackstate.analysis.redelivery.trace_source import LocalEngine
+from ackstate.analysis.estimate import estimates as at_once
+from ackstate.analysis.estimate import incremental, subscription_parts
+from ackstate.analysis.estimate.checkpoint import Checkpoint
+from ackstate.analysis.estimate.daily_state import decoded
+from ackstate.analysis.estimate.results import Estimate
+from ackstate.analysis.estimate.slices import Slices
+from ackstate.analysis.estimate.subscription_parts import RequestedParts
+from ackstate.analysis.estimate.trace_source import LocalEngine
+from ackstate.analysis.replay.acked import AckAccumulator
+from ackstate.analysis.replay.curve_sum import SERIES
+from ackstate.analysis.replay.mark_delete import MarkDeleteFold
+from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.persistable import persistable
+from ackstate.analysis.replay.policy import Policy, PolicyError
+from ackstate.analysis.replay.state_fields import CheckpointError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -216,11 +216,11 @@ def new_limiter(_life, replay):
 
 
 def new_schedule(_life, replay):
-    replay._schedule = Schedule(replay._policy, opened_ms=0)
+    replay._schedule = PersistTicks(replay._policy, opened_ms=0)
 
 
 def forget_acked(life, _replay):
-    life._fold = AckedFold()
+    life._fold = AckAccumulator()
 
 
 def forget_pending(_life, replay):
@@ -283,7 +283,7 @@ def sizes_by_day(*, is_published, days_count=60):
         if number:
             events.insert(0, Event(number * 10_000, EventKind.ACK, number - 1, 100, 100))
         slices = Slices.of(0, number * 10_000 + 99, 1, from_ms=max(0, number * 10_000 - 5_000))
-        wanted = Wanted(POLICIES, range(len(POLICIES)), 0, slices, is_plotted=True, keeps_states=True)
+        wanted = RequestedParts(POLICIES, range(len(POLICIES)), 0, slices, is_plotted=True, keeps_states=True)
         rows = rows_of(KEY, events=events, state=state, log={number: 101}, is_published=is_published)
         state = replayed(rows, wanted)["state"].drop_null()[0].as_py()
         sizes.append(len(json.dumps(json.loads(state)["replay"])))
@@ -319,7 +319,7 @@ def test_a_reset_to_a_ledger_that_was_left_behind_is_refused():
 
 def test_times_that_go_back_within_a_chunk_are_refused():
     back = [Event(5, EventKind.ACK, 1, 0, 0), Event(4, EventKind.ACK, 1, 1, 1)]
-    wanted = Wanted(POLICIES, range(len(POLICIES)), 4, Slices.of(4, 5, 1))
+    wanted = RequestedParts(POLICIES, range(len(POLICIES)), 4, Slices.of(4, 5, 1))
     with pytest.raises(TraceError, match=r"subscription 's' of .*: times go back within a chunk"):
         replayed(rows_of(KEY, events=back, log={1: 2}), wanted)
 
@@ -337,7 +337,7 @@ def write_days(directory, events_of, *, count=3):
 def engine(request):
     if request.param == "local":
         return LocalEngine()
-    from ackstate.analysis.redelivery.spark_source import SparkEngine
+    from ackstate.analysis.spark.source import SparkEngine
 
     return SparkEngine(request.getfixturevalue("spark"))
 

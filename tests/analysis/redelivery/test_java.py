@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ackstate.analysis.redelivery.java import Java, SparkUnavailableError
+from ackstate.analysis.spark.java import Java, SparkUnavailableError
 from command_line import Outcome, assert_one_line
 
 pytest.importorskip("pyspark")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.redelivery import cursor_replay
-from ackstate.analysis.redelivery.daily_state import DailyState, decoded, encoded
-from ackstate.analysis.redelivery.last_records import StoreOfLastRecords
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.thinned_curve import ThinnedCurve
+from ackstate.analysis.estimate.compact_curve import ThinnedCurve
+from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
+from ackstate.analysis.replay import cursor_replay
+from ackstate.analysis.replay.latest_entry_store import StoreOfLastRecords
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.cursor.stores.memory import MemoryStore

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ackstate.analysis.redelivery import one_cursor
-from ackstate.analysis.redelivery.one_cursor import OneCursor
-from ackstate.analysis.redelivery.thinning import packed, thinned, unpacked
+from ackstate.analysis.estimate.chunk_codec import packed, thinned, unpacked
+from ackstate.analysis.replay import interleaving_check as one_cursor
+from ackstate.analysis.replay.interleaving_check import InterleavingCheck
 from ackstate.analysis.trace import order
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.order import EventOrder
@@ -33,7 +33,7 @@ def events_of(told):
 
 
 def is_refused(events, ends, *, small=lambda chunk: chunk):
-    one = OneCursor(KEY)
+    one = InterleavingCheck(KEY)
     try:
         for begin, end in zip([0, *ends], [*ends, len(events)], strict=True):
             one.check(small(chunk_of(events[begin:end])))
@@ -71,7 +71,7 @@ def test_the_comparison_sees_what_is_left_out(monkeypatch, name, wrong):
 
 
 def test_a_recovery_from_what_nobody_saw_is_none_of_two():
-    OneCursor(KEY).check(chunk_of([Event(5, EventKind.ACK, 1, 0, 0), Event(7, EventKind.RECOVER)]))
+    InterleavingCheck(KEY).check(chunk_of([Event(5, EventKind.ACK, 1, 0, 0), Event(7, EventKind.RECOVER)]))
 
 
 def test_it_is_named():
@@ -79,4 +79,4 @@ def test_it_is_named():
     with pytest.raises(
         TraceError, match=r"two cursors under one name, seen at 7 ms: subscription 's' of .*/n/t: .* own"
     ):
-        OneCursor(KEY).check(chunk_of(died))
+        InterleavingCheck(KEY).check(chunk_of(died))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import montecarlo
-from ackstate.analysis.redelivery.gated_replay import GatedReplay
-from ackstate.analysis.redelivery.on_their_way import CONSUMER, OnTheirWay, worst_case
-from ackstate.analysis.redelivery.open_run import OpenRun, delivery_costs
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.gated_replay import GatedReplay
+from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_case
+from ackstate.analysis.replay.open_run import OpenRun, delivery_costs
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.position import Position
@@ -92,7 +92,7 @@ def test_it_catches_a_bound_that_leaves_out_what_is_acked_only(taken, monkeypatc
 def test_it_catches_a_bound_without_what_is_on_its_way(taken, monkeypatch):
     monkeypatch.setattr(OpenRun, "record_bytes", property(lambda run: 0))
     monkeypatch.setattr(
-        "ackstate.analysis.redelivery.gated_replay.delivery_costs", lambda events: delivery_costs(events) // 2
+        "ackstate.analysis.replay.gated_replay.delivery_costs", lambda events: delivery_costs(events) // 2
     )
     with pytest.raises(AssertionError):
         assert_same(taken, traffic(600), policy_of(900))
@@ -134,7 +134,7 @@ runs = st.lists(st.tuples(st.integers(0, 2), st.sampled_from((0, 1, 127, 128, 16
 
 @given(runs, runs)
 def test_what_is_on_its_way_is_the_same_told_at_once_or_one_by_one(sent, settled):
-    one, many = OnTheirWay(), OnTheirWay()
+    one, many = InFlightSet(), InFlightSet()
     told = [{}, {}]
     for which, found in enumerate((sent, settled)):
         for ledger_id, first, more in found:

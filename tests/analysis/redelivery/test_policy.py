@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ackstate.analysis.redelivery.grid import policies_of, policies_of_texts, read_grid
-from ackstate.analysis.redelivery.policy import Policy, PolicyError
-from ackstate.cursor.auto_age import AUTO, AutoAge
+from ackstate.analysis.replay.grid import policies_of, policies_of_texts, read_grid
+from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.state.auto_age import AUTO, AutoAge
 
 
 def test_a_policy_is_made_of_texts():

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement, assert_agreement_fails, replayed
 
 import montecarlo
-from ackstate.analysis.redelivery.acked import AckedFold
-from ackstate.analysis.redelivery.age_feed import AgeFeed
-from ackstate.analysis.redelivery.cursor_replay import CursorReplay
-from ackstate.analysis.redelivery.journal_size import JournalSize
-from ackstate.analysis.redelivery.mark_delete import MarkDeleteFold
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.schedule import Schedule
-from ackstate.analysis.redelivery.subscription_replay import _Life
+from ackstate.analysis.replay.acked import AckAccumulator
+from ackstate.analysis.replay.age_feed import AgeFeed
+from ackstate.analysis.replay.cursor_replay import CursorReplay
+from ackstate.analysis.replay.journal_size import JournalSize
+from ackstate.analysis.replay.mark_delete import MarkDeleteFold
+from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import _Life
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.auto_age import AutoAge
 from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
@@ -77,13 +77,13 @@ def acks_anywhere(draw):
 @pytest.mark.slow
 def test_every_instant_agrees_where_persists_fail(monkeypatch):
     before_flush = []
-    failed = Schedule.failed
+    failed = PersistTicks.failed
 
     def counted(self, at_ms):
         before_flush.append(at_ms < self.flush_at)
         failed(self, at_ms)
 
-    monkeypatch.setattr(Schedule, "failed", counted)
+    monkeypatch.setattr(PersistTicks, "failed", counted)
     settings(max_examples=30)(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
     assert any(before_flush)
     assert not all(before_flush)
@@ -91,19 +91,19 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
 
 @pytest.mark.soak
 def test_it_catches_a_flush_interval_counted_from_the_ack(monkeypatch):
-    taken = Schedule.acked
+    taken = PersistTicks.acked
 
     def acked(self, ts_ms):
         if len(ts_ms):
             self._flush_at = int(ts_ms[0]) + self._flush_ms
         taken(self, ts_ms)
 
-    monkeypatch.setattr(Schedule, "acked", acked)
+    monkeypatch.setattr(PersistTicks, "acked", acked)
     assert_agreement_fails(PLAIN)
 
 
 def test_it_catches_a_limiter_that_saves_nothing_up(monkeypatch):
-    monkeypatch.setattr(Schedule, "_take_permit", lambda self, at_ms: setattr(self, "_permit_at", at_ms + 2_000))
+    monkeypatch.setattr(PersistTicks, "_take_permit", lambda self, at_ms: setattr(self, "_permit_at", at_ms + 2_000))
     assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 400, "mark_delete_rate_limit": 20})]))
 
 
@@ -131,13 +131,15 @@ def test_it_catches_a_mark_delete_that_stands_still(monkeypatch):
 
 @pytest.mark.soak
 def test_it_catches_a_reset_after_which_the_old_flush_interval_goes_on(monkeypatch):
-    monkeypatch.setattr(Schedule, "settled", lambda self, at_ms: None)
+    monkeypatch.setattr(PersistTicks, "settled", lambda self, at_ms: None)
     assert_agreement_fails(PLAIN)
 
 
 def test_it_catches_that_what_came_back_under_the_policy_alone_is_not_acked_again(monkeypatch):
     missing = _Life.missing
-    monkeypatch.setattr(_Life, "missing", lambda self, recorded, *, now_ms: missing(self, AckedFold(), now_ms=now_ms))
+    monkeypatch.setattr(
+        _Life, "missing", lambda self, recorded, *, now_ms: missing(self, AckAccumulator(), now_ms=now_ms)
+    )
     assert_agreement_fails(PLAIN)
 
 
@@ -193,13 +195,13 @@ def test_what_a_permit_let_through_in_vain_waits_for_the_flush(rate, tried_ms, f
 
 
 def test_it_catches_a_retry_before_the_flush_interval_is_over(monkeypatch):
-    failed = Schedule.failed
+    failed = PersistTicks.failed
 
     def and_again(self, at_ms):
         failed(self, at_ms)
         self._flush_at = at_ms + self.tick_ms
 
-    monkeypatch.setattr(Schedule, "failed", and_again)
+    monkeypatch.setattr(PersistTicks, "failed", and_again)
     trace, found = too_large_for_the_metadata_store()
     with pytest.raises(AssertionError, match="nothing was due at 3002 ms"):
         assert_agreement(trace, [Policy.from_mapping({**found, "mark_delete_rate_limit": 1})], [])
@@ -300,7 +302,7 @@ def assert_same_ruler(chance, age, *, ack_share, count=658):
     assert_agreement((events, {3: 700}), [policy], [200])
     replay = CursorReplay(policy, {3: 700}, opened_ms=1_000)
     chunk = chunk_of(events)
-    replay.take_events(chunk, AckedFold().take(chunk), until_ms=now_ms + 1)
+    replay.take_events(chunk, AckAccumulator().take(chunk), until_ms=now_ms + 1)
     real = ManagedCursor.open(
         MemoryStore(), topic="t", subscription="s", ledgers=LedgerMap.from_counts({3: 700}), config=policy.cursor,
         now_ms=1_000,
@@ -345,5 +347,5 @@ def test_where_nothing_is_acked_the_ruler_is_hardly_asked(monkeypatch):
     )
     policy = Policy.from_mapping({"flush_interval_ms": 20, "become_old_ack_record_seconds": 1})
     chunk = chunk_of([each for entry in range(4_000) for each in deliveries(1_000 + entry, [entry])])
-    CursorReplay(policy, {3: 4_000}, opened_ms=1_000).take_events(chunk, AckedFold().take(chunk), until_ms=5_000)
+    CursorReplay(policy, {3: 4_000}, opened_ms=1_000).take_events(chunk, AckAccumulator().take(chunk), until_ms=5_000)
     assert len(asked) < 60

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, by_days, replayed
 
 import montecarlo
-from ackstate.analysis.redelivery import subscription_replay
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.subscription_replay import PolicyCurve, SubscriptionReplay
+from ackstate.analysis.replay import subscription_replay
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import PolicyCurve, SubscriptionReplay
 from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.bad_rows import BadRows
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -117,7 +117,7 @@ def test_it_catches_restarts_that_are_taken_together(monkeypatch):
         return before.is_any_of(montecarlo.RESTARTS) & after.is_any_of(montecarlo.RESTARTS)
 
     monkeypatch.setattr(subscription_replay, "is_same_restart", together)
-    monkeypatch.setattr("ackstate.analysis.redelivery.replay.is_same_restart", together)
+    monkeypatch.setattr("ackstate.analysis.replay.replay.is_same_restart", together)
     assert_agreement_fails(PLAIN)
 
 

@@ -12,15 +12,17 @@ from pyroaring import BitMap
 from trace_files import read_rows, write_rows
 
 import montecarlo
-from ackstate.analysis.redelivery import acked, chunk_steps, thinning
-from ackstate.analysis.redelivery.acked import Thinned
-from ackstate.analysis.redelivery.curve_sum import Histogram
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark import readable_failures
-from ackstate.analysis.redelivery.spark_source import SparkSource
-from ackstate.analysis.redelivery.subscription_replay import SubscriptionReplay
-from ackstate.analysis.redelivery.trace_source import LocalSource
+from ackstate.analysis.estimate import chunk_codec as thinning
+from ackstate.analysis.estimate import chunk_steps
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay import acked
+from ackstate.analysis.replay.acked import CompactChunk
+from ackstate.analysis.replay.curve_sum import Histogram
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
+from ackstate.analysis.spark.session import readable_failures
+from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace import chunk_writer, parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -184,7 +186,7 @@ def test_it_catches_acks_joined_over_a_persist(monkeypatch):
 def test_a_thinned_chunk_has_an_event_a_millisecond():
     events = [Event(ts_ms // 100, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(1_000)]
     small = thinning.thinned(chunks_of(events, [])[0])
-    assert isinstance(small, Thinned)
+    assert isinstance(small, CompactChunk)
     assert small.ts_ms.tolist() == list(range(10))
     assert small.news.event.tolist() == list(range(10))
     assert (small.news.end - small.news.first).tolist() == [100] * 10

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.schedule import Schedule
+from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.policy import Policy
 
 
 def test_two_acks_that_wait_out_the_first_interval_are_one_persist():
     """Asked in between, when the tick of the first ack was over and that of the second was not."""
-    schedule = Schedule(Policy.from_mapping({"flush_interval_ms": 5, "tick_ms": 7}), opened_ms=1_000)
+    schedule = PersistTicks(Policy.from_mapping({"flush_interval_ms": 5, "tick_ms": 7}), opened_ms=1_000)
     schedule.acked(np.array([1_000, 1_002]))
     assert schedule.persist_until(1_003).tolist() == []
     assert schedule.persist_until(1_009).tolist() == [1_008]
@@ -24,13 +24,13 @@ SETTINGS = st.fixed_dictionaries({
     "tick_ms": st.sampled_from((1, 7)),
     "mark_delete_rate_limit": st.sampled_from((0, 20, 300)),
 })  # fmt: skip
-OUTCOMES = (None, Schedule.persisted, Schedule.failed)
+OUTCOMES = (None, PersistTicks.persisted, PersistTicks.failed)
 STEPS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(OUTCOMES)), max_size=30)
 
 
 @given(SETTINGS, STEPS)
 def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found, steps):
-    one, many = (Schedule(Policy.from_mapping(found), opened_ms=1_000) for _ in range(2))
+    one, many = (PersistTicks(Policy.from_mapping(found), opened_ms=1_000) for _ in range(2))
     now_ms = 1_000
     for wait_ms, take_note in steps:
         now_ms += wait_ms
@@ -51,12 +51,12 @@ def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found,
 @pytest.mark.parametrize("tick_ms", [1, 7])
 def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_limit):
     found = {"flush_interval_ms": 0, "tick_ms": tick_ms, "mark_delete_rate_limit": rate_limit}
-    schedule = Schedule(Policy.from_mapping(found), opened_ms=1_000)
+    schedule = PersistTicks(Policy.from_mapping(found), opened_ms=1_000)
     schedule.acked(np.array([1_000, 1_020]))
     ticks = schedule.persist_until(1_100)
     assert schedule.flush_at > ticks[-1] >= 1_020
     schedule.acked_at(1_100)
     due = schedule.next_due()
-    for take_note in (Schedule.failed, Schedule.persisted):
+    for take_note in (PersistTicks.failed, PersistTicks.persisted):
         take_note(schedule, due)
         assert schedule.flush_at > due

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from trace_files import read_rows, write_rows
 
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.spark import readable_failures
-from ackstate.analysis.redelivery.trace_source import LocalSource
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -32,7 +32,7 @@ def source_of(request):
     """Return the sources of both engines."""
     if request.param == "local":
         return LocalSource.of
-    from ackstate.analysis.redelivery.spark_source import SparkSource
+    from ackstate.analysis.spark.source import SparkSource
 
     spark = request.getfixturevalue("spark")
     return lambda path, covered=None: SparkSource.of(spark, path, covered)

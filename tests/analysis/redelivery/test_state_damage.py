@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from ackstate.analysis.redelivery.daily_state import decoded, decoded_broker
-from ackstate.analysis.redelivery.state_fields import CheckpointError
+from ackstate.analysis.estimate.daily_state import decoded, decoded_broker
+from ackstate.analysis.replay.state_fields import CheckpointError
 from ackstate.analysis.trace.events import TraceError
 from ackstate.errors import UnsupportedVersionError
 

@@ -11,7 +11,7 @@ import pytest
 from golden_states import GRID, golden
 from pyroaring import BitMap
 
-from ackstate.analysis.redelivery.checkpoint import Checkpoint, claimed, keep
+from ackstate.analysis.estimate.checkpoint import Checkpoint, claimed, keep
 
 TEXT = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encoding="utf-8")
 SECTION = TEXT[TEXT.index("\n## State of daily redelivery") :]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from golden_states import CUT_MS, GRID, broker, golden, parts, policies_of, run
 
-from ackstate.analysis.redelivery.daily_state import decoded, decoded_broker, encoded, encoded_broker
-from ackstate.analysis.redelivery.state_fields import VERSION, CheckpointError
+from ackstate.analysis.estimate.daily_state import decoded, decoded_broker, encoded, encoded_broker
+from ackstate.analysis.replay.state_fields import VERSION, CheckpointError
 from ackstate.errors import UnsupportedVersionError
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ CHECK_RENAMED = """
 import sys
 
 import ackstate
-from ackstate.analysis.redelivery.daily_state import decoded, encoded, encoded_broker
+from ackstate.analysis.estimate.daily_state import decoded, encoded, encoded_broker
 from golden_states import GRID, broker, golden, parts, policies_of, run
 
 assert ackstate.__file__.startswith(sys.path[0]), ackstate.__file__

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ackstate.analysis.redelivery.worker_daemon import _without_archives
+from ackstate.analysis.spark.worker_daemon import _without_archives
 
 
 def test_archives_of_the_same_installation_are_left_out(tmp_path):
@@ -24,7 +24,7 @@ def test_archives_of_the_same_installation_are_left_out(tmp_path):
 
 
 LEFT_OUT = """
-from ackstate.analysis.redelivery.without_pandas import without_pandas
+from ackstate.analysis.spark.without_pandas import without_pandas
 with without_pandas():
     try:
         import pandas
@@ -52,6 +52,6 @@ def test_workers_find_our_modules_imported(spark):
         return [(list(begun), imported)]
 
     ((_, found),) = spark.sparkContext.parallelize([0], 1).mapPartitions(modules).collect()
-    assert {"ackstate.analysis.redelivery.estimates", "pyarrow"} <= found.keys()
+    assert {"ackstate.analysis.estimate.estimates", "pyarrow"} <= found.keys()
     assert "pandas" not in found
     assert ".zip" not in found["spark"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.redelivery.estimates import estimates
-from ackstate.analysis.redelivery.policy import Policy
-from ackstate.analysis.redelivery.trace_source import LocalEngine
-from ackstate.analysis.redelivery_report.curves import CrashTimes, curves_of_rows
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalEngine
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.report.curves import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame

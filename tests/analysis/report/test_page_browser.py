@@ -11,9 +11,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ackstate.analysis.html_page import printable
-from ackstate.analysis.redelivery_report.contents import headline
-from ackstate.analysis.redelivery_report.inputs import ReportInputs
-from ackstate.analysis.redelivery_report.page import render
+from ackstate.analysis.report.contents import headline
+from ackstate.analysis.report.inputs import ReportInputs
+from ackstate.analysis.report.page import render
 from chromium import MISSING, Rectangle, emulate, luminance, requests
 from report_contents import contents, sweep_result, usual_names
 

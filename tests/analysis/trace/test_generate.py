@@ -370,7 +370,7 @@ def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
-    from ackstate.analysis.redelivery.spark import readable_failures
+    from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.generate import job
 
     plan = plan_of("in_order", 20_000)

@@ -12,8 +12,8 @@ import pytest
 from trace_files import crashes_of, subscriptions_of
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.redelivery.acked import Chunk
-from ackstate.analysis.redelivery.fold import RedeliveryFold
+from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
+from ackstate.analysis.replay.acked import Chunk
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
@@ -22,7 +22,7 @@ from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import Change, CursorConfig, ManagedCursor, MemoryStore, persist_all
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.selection import Keep

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from trace_files import SCHEMAS, read_rows, write, write_rows
 
-from ackstate.analysis.redelivery.curve_sum import weight_of
-from ackstate.analysis.redelivery.parts import (
+from ackstate.analysis.estimate.parts import (
     ESTIMATE,
     Part,
     batches_of,
@@ -20,6 +19,7 @@ from ackstate.analysis.redelivery.parts import (
     put_together,
     whole_sums,
 )
+from ackstate.analysis.replay.curve_sum import weight_of
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert

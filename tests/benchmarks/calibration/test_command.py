@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis.crash.scratch import fast_parent, scratch_prefix
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from benchmarks.calibration.__main__ import main
 from benchmarks.calibration.blocked import blocked
 from benchmarks.calibration.prediction import Prediction, expected_by_spark
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(capsys, tmp_
 
 @pytest.mark.slow
 def test_without_java_nobody_is_killed(capsys, monkeypatch):
-    from ackstate.analysis.redelivery.java import SparkUnavailableError
+    from ackstate.analysis.spark.java import SparkUnavailableError
 
     def refuse():
         raise SparkUnavailableError("planted: no Java")

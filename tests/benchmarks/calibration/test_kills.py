@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ackstate.analysis.crash.loop_disk import LoopDisk
-from ackstate.analysis.redelivery.policy import Policy
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.store import StoreError

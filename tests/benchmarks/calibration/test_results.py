@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ackstate.analysis.redelivery_report.inputs import read_calibration
+from ackstate.analysis.report.inputs import read_calibration
 from benchmarks.calibration.page import main, page, result_table
 from benchmarks.calibration.picture import drawn
 from benchmarks.calibration.results import (

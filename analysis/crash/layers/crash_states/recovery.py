@@ -19,8 +19,8 @@ from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
-from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.recovery import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

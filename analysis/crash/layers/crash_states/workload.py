@@ -9,7 +9,7 @@ from ackstate.analysis.crash.observed_cursor import SUBSCRIPTIONS
 from ackstate.analysis.workloads.cursor_steps import steps
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,7 +33,7 @@ from ackstate.analysis.crash.layers.damage.story import Opened, Story, open_stor
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
-from ackstate.cursor.recovery import UnreadableCursorError
+from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 

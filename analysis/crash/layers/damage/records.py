@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.layers.damage.kinds import Damage, Reach, flipped
 from ackstate.analysis.crash.layers.damage.story import SUBSCRIPTION
 from ackstate.analysis.crash.observed_cursor import TOPIC
-from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import Versioned
 from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
 

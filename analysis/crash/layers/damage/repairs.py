@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.crash.layers.damage.story import SUBSCRIPTION, open_story
 from ackstate.analysis.crash.observed_cursor import NUMBERING, TOPIC
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
-from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.journal_format import Repair
-from ackstate.cursor.recovery import decode_record
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal.recovery import decode_record
 from ackstate.position import Position
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.workloads.cursor_steps import steps
 from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format, Repair
+from ackstate.cursor.journal.format import Format, Repair
 from ackstate.wire.pulsar import Compression, RangeForm
 
 if TYPE_CHECKING:

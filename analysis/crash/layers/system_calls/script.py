@@ -9,7 +9,7 @@ from enum import Enum
 from ackstate.analysis.workloads.cursor_steps import steps
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal_format import Format
+from ackstate.cursor.journal.format import Format
 
 STEP_MS = 1_000
 """How much later each step of a script comes than the one before."""

@@ -1,0 +1,1 @@
+"""Turns a trace into totals, curves and a recommendation: one job, one pass over each slice of a subscription."""

@@ -1,0 +1,219 @@
+"""First steps of a replay: they check the chunks of a trace and turn them into the rows that a replay takes."""
+
+from __future__ import annotations
+
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ackstate.analysis.estimate.chunk_codec import packed, thinned
+from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.trace.chunk_rows import (
+    check_ledgers,
+    damaged,
+    events_of,
+    is_packed,
+    ledgers_told,
+    named_entries,
+    packed_columns,
+    pieces,
+    refuse,
+)
+from ackstate.analysis.trace.events import NAMES_ENTRIES, EventKind
+from ackstate.position import ENTRY_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from ackstate.analysis.replay.acked import Int64s
+
+LOG = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))
+"""A message log, rising."""
+PACKED = pa.schema([
+    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
+    ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()), ("events", pa.binary()),
+    ("log", LOG), ("is_published", pa.bool_()), ("state", pa.string()),
+])  # fmt: skip
+DAY_SEQ = 2**44
+"""`seq` of a day is less than this, so that the chunks of days can be put one after the other."""
+LEDGERS = pa.schema([
+    ("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64()),
+    ("published", pa.int64()), ("acked", pa.int64()), ("is_kept", pa.bool_()),
+])  # fmt: skip
+_BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
+_NAMES = ("topic", "subscription", "chunk")
+_LEDGERS = ("kind", "ledger_id", "last_entry")
+_NAMING = tuple(NAMES_ENTRIES)
+# So many events of a subscription are made small together: of more, sorting them takes longer than it saves.
+_EVENTS_THINNED = 2**16
+_LEDGERS_AT_ONCE = 10_000
+
+
+def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `packed_chunks` needs of a trace, whose events are bytes or lists."""
+    more = ("ledgers",) if is_packed else ()
+    return (*_BOUNDS, *packed_columns(Chunk._fields, is_packed=is_packed), *more)
+
+
+def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
+    """Return what `ledgers` needs of a trace."""
+    return (*_NAMES, *(("event_count", "ledgers") if is_packed else _LEDGERS))
+
+
+def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: int = 0) -> Iterator[pa.RecordBatch]:
+    """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
+
+    Args:
+        batches: Chunks, with `chunk_columns`.
+        is_counted: Whether all policies only count, so that chunks are made small; see `thinned`.
+        day: The number of the trace; the chunks of a later one come after those of an earlier one.
+
+    Raises:
+        TraceError: A chunk is damaged.
+    """
+    for batch in chain.from_iterable(map(pieces, batches)):
+        starts, columns = _sound_events(batch, Chunk._fields)
+        _check_events(batch, starts, Chunk(*columns))
+        offsets = starts.tolist()
+        runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
+        subscriptions = batch["subscription"].to_pylist()
+        rows: list[bytes | None] = []
+        for run in runs:
+            if not subscriptions[run[0]]:
+                rows.append(None)
+                continue
+            chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
+            rows.append(packed(thinned(chunk) if is_counted else chunk))
+        yield _packed_batch(batch, offsets, runs, rows, day)
+
+
+def _packed_batch(
+    batch: pa.RecordBatch,
+    offsets: Sequence[int],
+    runs: Sequence[Sequence[int]],
+    events: Sequence[bytes | None],
+    day: int,
+) -> pa.RecordBatch:
+    firsts, lasts = (pa.array([run[at] for run in runs], pa.int64()) for at in (0, -1))
+    counts = np.array([sum(offsets[row + 1] - offsets[row] for row in run) for run in runs], np.int64)
+    bounds = batch.select(list(_BOUNDS))
+    begin, end = bounds.take(firsts), bounds.take(lasts)
+    first_seq = begin["first_seq"].to_numpy() + day * DAY_SEQ
+    return packed_batch({
+        **{name: begin[name] for name in ("topic", "subscription", "chunk", "first_ts_ms")},
+        "first_seq": pa.array(first_seq), "end_seq": pa.array(first_seq + counts),
+        "last_ts_ms": end["last_ts_ms"], "events": pa.array(events, pa.binary()),
+    })  # fmt: skip
+
+
+def packed_batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return some columns of `PACKED`, with nulls for the others."""
+    count = len(columns["topic"])
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in PACKED
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
+
+
+def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> list[list[int]]:
+    """Return the rows, those together of which one goes on where the other ends.
+
+    What is done with a chunk on one core, after it was made small, takes as long for few events as for many.
+
+    Args:
+        batch: Some chunks, in any order.
+        offsets: Where the events of each begin.
+        events_max: What is put together has no more.
+    """
+    topics, subscriptions, seqs, begins, ends = (
+        batch[name].to_pylist() for name in ("topic", "subscription", "first_seq", "first_ts_ms", "last_ts_ms")
+    )
+    runs: list[list[int]] = []
+    following, last_ms = None, 0  # What would go on where the last of them ends, and when it ends.
+    for row in sorted(range(len(seqs)), key=lambda row: (topics[row], subscriptions[row], seqs[row])):
+        key, seq, end = (topics[row], subscriptions[row]), seqs[row], seqs[row] + offsets[row + 1] - offsets[row]
+        goes_on = (*key, seq) == following and begins[row] >= last_ms
+        if subscriptions[row] and goes_on and end - seqs[runs[-1][0]] <= events_max:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+        following, last_ms = (*key, end), ends[row]
+    return runs
+
+
+def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
+    parts = [values[begin:end] for begin, end in bounds]
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False)
+
+
+def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `LEDGERS`: the highest entries of each ledger that chunks name, possibly in several rows.
+
+    ``entry_count`` is one above the highest entry that any event names, ``published`` that a PUBLISH names, and
+    ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription, and each topic with events of its
+    own, also has a row with ledger -1. ``is_kept``: false, for no state tells it.
+
+    Args:
+        batches: Chunks, with `ledger_columns`.
+
+    Raises:
+        TraceError: A chunk is damaged.
+    """
+    found: dict[tuple[str, str, int], list[int]] = {}
+    for batch in batches:
+        offsets, named = _ledgers_of(batch)
+        keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
+        for topic, subscription, (begin, end) in keys:
+            found.setdefault((topic, subscription, -1), [0, 0, 0])
+            for each, *counts in named[:, begin:end].T.tolist():
+                highest = found.setdefault((topic, subscription, each), [0, 0, 0])
+                highest[:] = map(max, highest, counts)
+        if len(found) > _LEDGERS_AT_ONCE:
+            yield _ledger_batch(found)
+            found.clear()
+    if found:
+        yield _ledger_batch(found)
+
+
+def _ledgers_of(batch: pa.RecordBatch) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Return where each row's ledgers begin, and those of all rows as `named_entries` has them."""
+    if is_packed(batch.schema):
+        offsets, told = ledgers_told(batch)
+        return offsets.tolist(), told
+    starts, columns = _sound_events(batch, _LEDGERS)
+    bounds = pairwise(starts.tolist())
+    named = [named_entries(*(column[begin:end] for column in columns)) for begin, end in bounds]
+    return [0, *accumulate(each.shape[1] for each in named)], np.concatenate(named, axis=1)
+
+
+def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.RecordBatch:
+    columns = zip(*((*key, *counts, False) for key, counts in found.items()), strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, LEDGERS, strict=True)], schema=LEDGERS
+    )
+
+
+def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
+    """Return what `events_of` does of events whose kinds this release knows; `names` has ``kind``."""
+    offsets, columns = events_of(batch, names)
+    kind = columns[names.index("kind")]
+    refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of no known kind")
+    return offsets, columns
+
+
+def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: Chunk) -> None:
+    """Raise `TraceError` if a row says other times or ledgers than its events, or one names no entries that it must."""
+    for name, ends in (("first_ts_ms", offsets[:-1]), ("last_ts_ms", offsets[1:] - 1)):
+        for row in np.flatnonzero(batch[name].to_numpy() != events.ts_ms[ends])[:1].tolist():
+            damaged(batch, row, f"{name!r} is not the time of its event")
+    is_naming = events.is_any_of(_NAMING)
+    is_wrong = (events.ledger_id < 0) | (events.first_entry < 0) | (events.last_entry > ENTRY_ID_MAX)
+    refuse(
+        batch, offsets, (is_naming & is_wrong) | (events.last_entry < events.first_entry), "an event names no entries"
+    )
+    check_ledgers(batch, offsets, events.kind, events.ledger_id, events.last_entry)

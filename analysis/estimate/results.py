@@ -1,0 +1,216 @@
+"""What a sweep over policies found: estimates, costs, which policies no other beats, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from ackstate.analysis.estimate.recommendation import choose, sentence
+from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ackstate.analysis.replay.policy import Policy
+
+_SECOND_MS = 1_000
+RECORDED_LABEL = "as recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A row of `ackstate.analysis.estimate.estimates.estimates`: those of its columns that are numbers.
+
+    What a recording wrote and kept, and for how long dispatch stood still in it, is not known: None. So is how often it
+    wrote, if it has no persist at all.
+    """
+
+    scope: str
+    namespace: str
+    topic: str
+    subscription: str
+    expected: float | None
+    p50: int | None
+    p90: int | None
+    p99: int | None
+    max: int
+    max_ts_ms: int | None
+    not_flushed: float | None
+    young: float | None
+    cut_by_ranges: float | None
+    cut_by_bytes: float | None
+    cut_by_route: float | None
+    write_count: int | None
+    bytes_written: int | None
+    bytes_kept: int | None
+    bytes_kept_max: int | None
+    blocked_ms: int | None
+    duration_ms: int
+    duplicates_per_day: float | None
+
+    @overload
+    def per_second(self, number: int) -> float: ...
+
+    @overload
+    def per_second(self, number: None) -> None: ...
+
+    def per_second(self, number: int | None) -> float | None:
+        """Return a number of the whole trace per second; 0 if no time passed, None if it is not known."""
+        if number is None:
+            return None
+        return number * _SECOND_MS / self.duration_ms if self.duration_ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy.
+
+    Attributes:
+        policy: It, or `AS_RECORDED`.
+        estimates: For each scope and name, sorted.
+        is_on_front: Whether no other policy of the grid is as good in everything and better in something, of what a
+            crash of the broker brings back, bytes written, writes, and time blocked. The recording is not compared.
+    """
+
+    policy: Policy | None
+    estimates: tuple[Estimate, ...]
+    is_on_front: bool = False
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return RECORDED_LABEL if self.policy is AS_RECORDED else self.policy.label
+
+    @property
+    def total(self) -> Estimate:
+        """All subscriptions at once."""
+        return next(each for each in self.estimates if each.scope == "total")
+
+    @property
+    def badness(self) -> tuple[float, ...]:
+        """What is compared, less being better."""
+        total = self.total
+        prices = (total.bytes_written, total.write_count, total.blocked_ms)
+        return (total.expected or 0.0, *(float(price or 0) for price in prices))
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """A grid of policies over one trace.
+
+    Attributes:
+        trace: Its path.
+        crashes_per_day: The rate for which duplicates are counted.
+        policies: In the order of the grid.
+        refused: Policies of the grid under which no cursor could even be opened, by label, and why.
+        baseline: Label of the policy that others are compared with: of that in use now. Empty for the first of the
+            grid.
+    """
+
+    trace: str
+    crashes_per_day: float
+    policies: tuple[PolicyResult, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+    baseline: str = ""
+
+    @classmethod
+    def of_rows(
+        cls, trace: str, policies: Sequence[Policy | None], rows: Sequence[Mapping[str, Any]], *,
+        crashes_per_day: float, refused: Sequence[tuple[str, str]] = (),
+    ) -> Self:  # fmt: skip
+        """Build from the rows of `ackstate.analysis.estimate.estimates.estimates`."""
+        found: list[list[Estimate]] = [[] for _ in policies]
+        for row in rows:
+            found[row["policy"]].append(Estimate(**{name: row[name] for name in Estimate.__dataclass_fields__}))
+        results = [
+            PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
+        ]
+        known = _with_front([_unknown_taken_out(each) for each in results])
+        return cls(trace, crashes_per_day, tuple(known), tuple(refused))
+
+    def compared_with(self, baseline: str) -> Self:
+        """Return the same with another baseline; empty for the first of the grid.
+
+        Raises:
+            PolicyError: No policy of the grid has this label.
+        """
+        labels = [each.label for each in self.policies]
+        if baseline and baseline not in labels:
+            raise PolicyError(f"baseline: {baseline!r} is none of the policies {', '.join(map(repr, labels))}")
+        return replace(self, baseline=baseline)
+
+    @property
+    def front(self) -> list[PolicyResult]:
+        """The policies that no other beats, the one of which least comes back first."""
+        return sorted((each for each in self.policies if each.is_on_front), key=lambda each: each.badness)
+
+    @property
+    def recommended(self) -> PolicyResult | None:
+        """What brings less back than the baseline and buys most for its price, or the baseline if nothing does.
+
+        None if that is the recording, or nothing was tried.
+        """
+        baseline = self._compared_with
+        return baseline and (choose(self.policies, baseline) or (None if baseline.policy is AS_RECORDED else baseline))
+
+    @property
+    def recommendation(self) -> str:
+        """One sentence: what buys most for its price, beside the baseline; or why there is nothing."""
+        baseline = self._compared_with
+        if baseline is None or len(self.policies) < 2:
+            return "no policy was compared"
+        return sentence(choose(self.policies, baseline), baseline)
+
+    @property
+    def _compared_with(self) -> PolicyResult | None:
+        """The baseline; None if no policy was tried."""
+        tried = [each for each in self.policies if each.policy is not AS_RECORDED]
+        return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object: `docs/redelivery.md` describes it."""
+        return {
+            "trace": self.trace,
+            "crashes_per_day": self.crashes_per_day,
+            "baseline": None if self._compared_with is None else self._compared_with.label,
+            "recommendation": self.recommendation,
+            "refused": [{"label": label, "reason": reason} for label, reason in self.refused],
+            "policies": [
+                {
+                    "policy": None if each.policy is AS_RECORDED else each.policy.to_mapping(),
+                    "label": each.label,
+                    "is_on_front": each.is_on_front,
+                    "estimates": [asdict(estimate) for estimate in each.estimates],
+                }
+                for each in self.policies
+            ],
+        }
+
+
+def _place(estimate: Estimate) -> tuple[int, str, str, str]:
+    order = ("total", "namespace", "topic", "subscription")
+    return order.index(estimate.scope), estimate.namespace, estimate.topic, estimate.subscription
+
+
+def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
+    """Return a recording without what it does not say."""
+    if result.policy is not AS_RECORDED or not result.estimates:
+        return result
+    unknown: dict[str, Any] = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max", "blocked_ms"))
+    if not any(each.write_count for each in result.estimates):
+        unknown["write_count"] = None
+    return replace(result, estimates=tuple(replace(each, **unknown) for each in result.estimates))
+
+
+def _with_front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
+    rivals = [each.badness for each in results if each.policy is not AS_RECORDED and each.estimates]
+    return [PolicyResult(each.policy, each.estimates, is_on_front=_is_unbeaten(each, rivals)) for each in results]
+
+
+def _is_unbeaten(result: PolicyResult, rivals: Sequence[tuple[float, ...]]) -> bool:
+    if result.policy is AS_RECORDED or not result.estimates:
+        return False
+    mine = result.badness
+    return not any(
+        rival != mine and all(theirs <= ours for theirs, ours in zip(rival, mine, strict=True)) for rival in rivals
+    )

@@ -1,0 +1,242 @@
+"""Add up the curves of many subscriptions: each is cut into slices of time, which are added up one by one."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, NamedTuple, Self, final
+
+import numpy as np
+
+from ackstate.analysis.replay.curve_sum import CAUSES, combined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ackstate.analysis.estimate.parts import Part
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.curve_sum import Series, SeriesPoints
+
+_NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
+_NOTHING = np.empty(0, np.int64)
+RESULT, CURVE, CRASHES = -1, -2, -3
+"""What a part has instead of a slice if it is one of a result, of a result's curve, or of its crashes."""
+
+
+def namespace_of(topic: str) -> str:
+    """Return a topic's namespace, empty if its name has none.
+
+    >>> namespace_of("persistent://public/default/orders"), namespace_of("orders")
+    ('public/default', '')
+    """
+    found = _NAMESPACE.match(topic)
+    return found[1] if found else ""
+
+
+class Slices(NamedTuple):
+    """Time in equal slices, as wide as a power of two, the last of which holds the last millisecond.
+
+    Attributes:
+        begin_ms: When the first begins.
+        from_ms: When what is looked at begins, in the first.
+        end_ms: The last event.
+        width_ms: Of a slice.
+        slice_count: How many; 0 if none are wanted.
+    """
+
+    begin_ms: int
+    from_ms: int
+    end_ms: int
+    width_ms: int
+    slice_count: int
+
+    @classmethod
+    def of(
+        cls, begin_ms: int, end_ms: int, count: int, *, from_ms: int | None = None, width_ms_max: int = 2**62
+    ) -> Self:
+        """Cut time into slices.
+
+        Args:
+            begin_ms: When the first of all slices begins.
+            end_ms: The last millisecond.
+            count: At least how many there shall be from `from_ms` on, if there are as many milliseconds; 0 for none.
+            from_ms: Slices that end before are left out; None for `begin_ms`.
+            width_ms_max: How wide they may be, a power of two.
+        """
+        first_ms = begin_ms if from_ms is None else from_ms
+        span_ms = end_ms - first_ms + 1
+        width_ms = min(1 << max(span_ms // max(count, 1), 1).bit_length() - 1, width_ms_max)
+        skipped_ms = (first_ms - begin_ms) // width_ms * width_ms
+        slice_count = -(-(end_ms - begin_ms - skipped_ms + 1) // width_ms) if count else 0
+        return cls(begin_ms + skipped_ms, first_ms, end_ms, width_ms, slice_count)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return where a slice begins and ends; the last one ends with the last event."""
+        begin_ms = self.begin_ms + number * self.width_ms
+        return max(begin_ms, self.from_ms), min(begin_ms + self.width_ms, self.end_ms)
+
+
+class Change(NamedTuple):
+    """How a curve changes within a slice.
+
+    Attributes:
+        number: Of the slice.
+        begin: The numbers that it begins with, as many as `delta` has rows; 0 if another `Change` of the slice says it.
+        ts_ms: When they change; rising.
+        delta: By how much, a column for each time; one row for what comes back, or `SERIES`.
+    """
+
+    number: int
+    begin: Int64s
+    ts_ms: Int64s
+    delta: Series
+
+
+@final
+class SliceWriter:
+    """Cuts one curve into slices.
+
+    Args:
+        slices: Which.
+        series_count: 1 for what comes back alone, or `SERIES` for its causes too.
+    """
+
+    def __init__(self, slices: Slices, series_count: int) -> None:
+        self._slices = slices
+        self._values: Series = np.zeros((series_count, 1), np.int64)
+        self._number = -1  # of the slice that was begun last
+
+    def go_on(self, standing: Series) -> None:
+        """Begin with numbers that stand already, a column."""
+        self._values = standing
+
+    def changes(self, points: SeriesPoints) -> Iterator[Change]:
+        """Yield what the next points change."""
+        if not self._slices.slice_count or not len(points.ts_ms):
+            return
+        delta = np.diff(points.values, prepend=self._values, axis=1)
+        at = delta.any(axis=0)
+        ts_ms, delta = points.ts_ms[at], delta[:, at]
+        numbers = (ts_ms - self._slices.begin_ms) // self._slices.width_ms
+        bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
+        for low, high in pairwise(bounds):
+            number = int(numbers[low])
+            yield from self._standing(number)
+            begin = self._values if number > self._number else np.zeros_like(self._values)
+            yield Change(number, begin[:, 0], ts_ms[low:high], delta[:, low:high])
+            self._number = number
+            self._values = self._values + delta[:, low:high].sum(axis=1, keepdims=True)
+
+    def end(self) -> Iterator[Change]:
+        """Yield what the last values come to until the end."""
+        yield from self._standing(self._slices.slice_count)
+
+    def _standing(self, until_number: int) -> Iterator[Change]:
+        """Yield the slices in which the curve stands still."""
+        if self._values.any():
+            for number in range(self._number + 1, until_number):
+                yield Change(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
+        self._number = max(self._number, until_number - 1)
+
+
+def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
+    """Add up curves of topics, namespaces and all, slice by slice.
+
+    Args:
+        parts: Sorted by policy, slice, namespace and topic. Of results, those of subscriptions.
+        slices: What they are cut into.
+
+    Yields:
+        For each slice and scope a part of the result, and of all together, if the changes have causes, two points of
+        their curve; what is a result already, with its costs and crashes for the other scopes.
+    """
+    for (_, number), of_slice in groupby(parts, key=lambda part: (part.policy, part.slice)):
+        if number < 0:
+            for part in of_slice:
+                yield from _for_all_scopes(part)
+            continue
+        everything = _Sum()
+        for namespace, of_namespace in groupby(of_slice, key=lambda part: part.namespace):
+            in_namespace = _Sum()
+            for topic, of_topic in groupby(of_namespace, key=lambda part: part.topic):
+                in_topic, last = _Sum(), None
+                for part in of_topic:
+                    in_topic.add(Change(number, part.begin, part.first, part.second.reshape(len(part.begin), -1)))
+                    last = part
+                assert last is not None
+                in_namespace.add(in_topic.total(number))
+                yield in_topic.result(last, ("topic", namespace, topic), slices.bounds(number))
+            everything.add(in_namespace.total(number))
+            yield in_namespace.result(last, ("namespace", namespace, ""), slices.bounds(number))
+        yield everything.result(last, ("total", "", ""), slices.bounds(number))
+        yield from everything.points(last)
+
+
+def _for_all_scopes(part: Part) -> Iterator[Part]:
+    yield part
+    if part.slice == CRASHES:
+        yield part._replace(scope="total", namespace="", topic="", subscription="", second=_NOTHING)
+    if part.sums is None:
+        return
+    costs = part._replace(sums=[0, None, *part.sums[2:]], first=_NOTHING, second=_NOTHING, subscription="")
+    yield costs._replace(scope="topic")
+    yield costs._replace(scope="namespace", topic="")
+    yield costs._replace(scope="total", topic="", namespace="")
+
+
+@final
+class _Sum:
+    """Changes of several curves in one slice."""
+
+    def __init__(self) -> None:
+        self._begin: Int64s | int = 0
+        self._changes: list[tuple[Int64s, Series]] = []
+
+    def add(self, change: Change) -> None:
+        self._begin = self._begin + change.begin
+        self._changes.append((change.ts_ms, change.delta))
+
+    def total(self, number: int) -> Change:
+        """Return them as one, with at most one change a millisecond."""
+        if len(self._changes) > 1:
+            times, at = np.unique(np.concatenate([ts_ms for ts_ms, _ in self._changes]), return_inverse=True)
+            deltas = np.concatenate([delta for _, delta in self._changes], axis=1)
+            sums = np.zeros((len(deltas), len(times)), np.int64)
+            for row, delta in zip(sums, deltas, strict=True):
+                np.add.at(row, at, delta)
+            self._changes = [(times, sums)]
+        return Change(number, np.asarray(self._begin), *self._changes[0])
+
+    def result(self, of: Part | None, names: tuple[str, str, str], bounds: tuple[int, int]) -> Part:
+        """Return for how long each value held, and the most."""
+        assert of is not None
+        _, begin, ts_ms, delta = self.total(of.slice)
+        times = np.concatenate(([bounds[0]], ts_ms))
+        values = begin[0] + np.concatenate(([0], np.cumsum(delta[0])))
+        # A slice's first value stands only until something changes in its first millisecond.
+        held = np.append(times[1:] != times[:-1], True)
+        times, values = times[held], values[held]
+        durations = np.diff(np.append(times, max(bounds[1], int(times[-1]))))
+        at = int(np.argmax(values))
+        first, second = combined(values, durations)
+        scope, namespace, topic = names
+        sums = [int(values[at]), int(times[at]), *[0] * (len(CAUSES) + 5)]
+        return of._replace(
+            slice=RESULT, scope=scope, namespace=namespace, topic=topic, subscription="", begin=_NOTHING,
+            first=first, second=second, sums=sums,
+        )  # fmt: skip
+
+    def points(self, of: Part | None) -> Iterator[Part]:
+        """Yield the first peak and the last change of the curve of all, if it has causes and changes at all."""
+        assert of is not None
+        _, begin, ts_ms, delta = self.total(of.slice)
+        # What one subscription loses and another gains changes nothing.
+        changed = delta.any(axis=0)
+        if len(begin) == 1 or not changed.any():
+            return
+        times, level = ts_ms[changed], begin[:, np.newaxis] + delta[:, changed].cumsum(axis=1)
+        at = [int(np.argmax(level[0])), -1]
+        yield of._replace(
+            slice=CURVE, scope="total", namespace="", topic="", subscription="", begin=_NOTHING,
+            first=times[at], second=level[:, at].ravel(), sums=None,
+        )  # fmt: skip

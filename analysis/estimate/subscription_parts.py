@@ -1,0 +1,186 @@
+"""What one subscription adds to the estimates, from the state at the end of a day, or from nothing, to a later end."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+
+from ackstate.analysis.estimate.checkpoint import RESTART
+from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
+from ackstate.analysis.estimate.parts import PART, RUN, SCOPES, STATE, Part, batches_of, narrow_sums
+from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Change, Slices, SliceWriter, namespace_of
+from ackstate.analysis.estimate.sorted_chunks import by_subscription
+from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
+from ackstate.analysis.replay.state_fields import CheckpointError
+from ackstate.analysis.replay.subscription_replay import RecordedCurve, SubscriptionReplay
+from ackstate.analysis.trace.events import EventKind, TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ackstate.analysis.estimate.sorted_chunks import Head
+    from ackstate.analysis.replay.acked import Chunk
+    from ackstate.analysis.replay.policy import Policy
+
+_NONE = np.empty(0, np.int64)
+
+
+class RequestedParts(NamedTuple):
+    """What a replay is to find.
+
+    Attributes:
+        policies: Under which it replays.
+        numbers: Of each of them, its index in the grid.
+        begin_ms: Of the first of all days.
+        slices: For sums and curves, from the end of the days before.
+        is_plotted: Whether curves are wanted; then there are slices.
+        keeps_states: Whether it can be gone on with, for which curves are wanted.
+        states: Where the states are that it goes on with, for errors.
+    """
+
+    policies: Sequence[Policy | None]
+    numbers: Sequence[int]
+    begin_ms: int
+    slices: Slices
+    is_plotted: bool = False
+    keeps_states: bool = False
+    states: str = ""
+
+
+def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
+    """Replay `sorted_chunks`, and yield what each subscription's curves come to: rows of `PART`, with states of `RUN`.
+
+    Raises:
+        TraceError: As `by_subscription`, or a subscription's events cannot be replayed.
+        CheckpointError: A state is damaged, or of other policies.
+    """
+    try:
+        yield from batches_of(_parts(batches, wanted), RUN if wanted.keeps_states else PART)
+    except CheckpointError as error:
+        raise CheckpointError(f"{wanted.states}: {error}; {RESTART}") from None
+
+
+def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterator[Part]:
+    for key, head, chunks in by_subscription(batches):
+        subscription = _Subscription(key, head, wanted)
+        for chunk in chunks:
+            yield from subscription.take(chunk)
+        yield from subscription.end()
+
+
+def _plotted(wanted: RequestedParts) -> Sequence[int]:
+    """Return under which policies the curve of a subscription is wanted: all if it is gone on with, else the first."""
+    if wanted.keeps_states:
+        return range(len(wanted.policies))
+    return [at for at, number in enumerate(wanted.numbers) if number == 0] if wanted.is_plotted else []
+
+
+@final
+class _Subscription:
+    """One subscription.
+
+    It passes on by how much sums have grown, so that all runs add up to what one run would have found.
+    """
+
+    def __init__(self, key: tuple[str, str], head: Head, wanted: RequestedParts) -> None:
+        self._key = key
+        self._names = (namespace_of(key[0]), *key)
+        self._wanted = wanted
+        self._is_published = head.is_published
+        self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in wanted.policies]
+        self._died: dict[int, tuple[int, ...]] = {}
+        self._plotted = _plotted(wanted)
+        if head.state is None:
+            curves = [ThinnedCurve(wanted.begin_ms, slices_max=OWN_SLICES_MAX) for _ in self._plotted]
+            self._state = DailyState(SubscriptionReplay(wanted.policies, head.log), curves)
+        else:
+            with self._named():
+                self._state = decoded(head.state, wanted.policies)
+                self._state.replay.grow(head.log)
+            for writer, curve in zip(self._writers, self._state.curves, strict=True):
+                writer.go_on(curve.standing(SERIES))
+        for curve in self._state.curves:
+            curve.widen_until(wanted.slices.end_ms)
+        self._replay = self._state.replay
+        self._before = [self._sums(policy) for policy in range(len(wanted.policies))]
+
+    def take(self, chunk: Chunk) -> Iterator[Part]:
+        """Take the next chunk in, and return what is ready to be passed on."""
+        with self._named():
+            found = self._replay.take(chunk)
+        for policy, points in enumerate(found):
+            yield from self._follow(policy, points)
+            if self._replay.curves[policy].sum.histogram.is_large:
+                yield self._histogram(policy, None)
+        if 0 in self._wanted.numbers:
+            self._note_crashes(chunk)
+
+    def end(self) -> Iterator[Part]:
+        """Return the rest, and the state to go on with if it is wanted."""
+        with self._named():
+            found = self._replay.end(self._wanted.slices.end_ms)
+        for policy, points in enumerate(found):
+            yield from self._follow(policy, points)
+            yield from (self._changed(policy, change) for change in self._writers[policy].end())
+            peak, peak_ts_ms, *sums = self._sums(policy)
+            before = self._before[policy][2:]
+            grown = [(now or 0) - (then or 0) for now, then in zip(sums, before, strict=True)]
+            # Of `Costs.blocked_ms` results have the most, not the sum.
+            grown[-1] = sums[-1] or 0
+            yield self._histogram(policy, narrow_sums([peak, peak_ts_ms, *grown]))
+        if self._died:
+            numbers = [each for found in self._died.values() for each in found]
+            yield self._part(0, CRASHES, np.array(list(self._died)), np.array(numbers, np.int64))
+        if self._wanted.keeps_states:
+            if self._is_published:
+                self._replay.forget_complete()
+            yield self._part(0, STATE, _NONE, _NONE)._replace(scope="state", state=encoded(self._state))
+            return
+        for policy, curve in zip(self._plotted, self._state.curves, strict=True):
+            ts_ms, values = curve.points(SERIES)
+            if len(ts_ms):
+                yield self._part(policy, CURVE, ts_ms, values.ravel())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of whom it is what is refused."""
+        try:
+            yield
+        except (TraceError, CheckpointError) as error:
+            raise type(error)(f"subscription {self._key[1]!r} of {self._key[0]}: {error}") from None
+
+    def _follow(self, policy: int, points: Points) -> Iterator[Part]:
+        if not self._wanted.slices.slice_count:
+            return
+        series = series_of(points, SERIES if self._wanted.is_plotted else 1)
+        yield from (self._changed(policy, change) for change in self._writers[policy].changes(series))
+        if policy in self._plotted:
+            self._state.curves[self._plotted.index(policy)].add(*series)
+
+    def _changed(self, policy: int, change: Change) -> Part:
+        return self._part(policy, change.number, change.ts_ms, change.delta.ravel())._replace(begin=change.begin)
+
+    def _note_crashes(self, chunk: Chunk) -> None:
+        """Note when the process died, and, as recorded, what that brought back; the last of a millisecond counts."""
+        recorded = self._replay.curves[self._wanted.numbers.index(0)]
+        at = np.flatnonzero(chunk.kind == EventKind.CRASH)
+        numbers = recorded.at_crashes.tolist() if isinstance(recorded, RecordedCurve) else [()] * len(at)
+        self._died.update(zip(chunk.ts_ms[at].tolist(), map(tuple, numbers), strict=True))
+
+    def _sums(self, policy: int) -> list[int | None]:
+        curve = self._replay.curves[policy]
+        return [curve.sum.peak, curve.sum.peak_ts_ms, *map(int, curve.sum.cause_sums), *curve.costs]
+
+    def _histogram(self, policy: int, sums: Sequence[int | None] | None) -> Part:
+        curve = self._replay.curves[policy]
+        part = self._part(policy, RESULT, *curve.sum.histogram.columns())._replace(sums=sums)
+        curve.sum.histogram = Histogram()
+        return part
+
+    def _part(self, policy: int, number: int, first: np.ndarray, second: np.ndarray) -> Part:
+        return Part(self._wanted.numbers[policy], number, SCOPES[0], *self._names, _NONE, first, second, None)

@@ -1,0 +1,136 @@
+"""Where a replay takes a trace from: files that this process reads, or Spark (`spark_source`)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackstate.analysis.estimate.rows import LocalRows
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
+from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.location import Location
+
+_SHARES_PER_CORE = 4
+
+
+class TraceSource(Protocol):
+    """A trace that can be replayed."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its events are bytes, as from version 3 of a trace on."""
+        ...
+
+    def span(self) -> Span:
+        """Return what it covers; without chunks the times are 0."""
+        ...
+
+    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
+        """Return the rows that a step makes of some columns of the chunks, in any order.
+
+        Args:
+            columns: Of `ackstate.analysis.trace.events`.
+            step: Takes batches of a few chunks.
+            schema: The schema of the rows that it yields.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Where traces are replayed."""
+
+    def trace(self, path: Location, covered: Span | None = None) -> TraceSource:
+        """Find the files of a trace, a file or a directory.
+
+        Args:
+            path: Where the trace is.
+            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+
+        Raises:
+            TraceError: It is no trace, as `check_trace`.
+            UnsupportedVersionError: A newer release wrote it.
+        """
+        ...
+
+    def rows(self, directory: Location, schema: pa.Schema) -> Rows:
+        """Return rows that were stored, with some of their columns."""
+        ...
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """Return name and version of each program that replays a trace beside Python."""
+        ...
+
+
+class LocalEngine:
+    """This process."""
+
+    def trace(self, path: Location, covered: Span | None = None) -> LocalSource:
+        """See `Engine`."""
+        return LocalSource.of(path, covered)
+
+    def rows(self, directory: Location, schema: pa.Schema) -> LocalRows:
+        """See `Engine`."""
+        return LocalRows.of_files(directory, schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `Engine`."""
+        return ()
+
+
+class LocalSource(NamedTuple):
+    """A trace whose files this process reads."""
+
+    files: tuple[Location, ...]
+    covered: Span
+
+    @classmethod
+    def of(cls, path: Location, covered: Span | None = None) -> Self:
+        """Find the files of a trace, a file or a directory; arguments and errors as of `SparkSource.of`."""
+        return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
+
+    @property
+    def is_packed(self) -> bool:
+        """See `TraceSource`."""
+        return self.covered.is_packed
+
+    def span(self) -> Span:
+        """See `TraceSource`."""
+        return self.covered
+
+    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:
+        """See `TraceSource`; threads read shares of the files, mostly outside of Python's global lock."""
+        cores = os.cpu_count() or 1
+        shares = min(-(-_SHARES_PER_CORE * cores // len(self.files)), self.covered.row_groups_max)
+
+        def of_share(number: int) -> list[pa.RecordBatch]:
+            file, share = divmod(number, shares)
+            return list(step(_row_groups(self.files[file], columns, share, shares)))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with ThreadPoolExecutor(cores) as pool:
+                for found in pool.map(of_share, range(len(self.files) * shares)):
+                    yield from found
+
+        return LocalRows(batches, schema)
+
+
+def _row_groups(file: Location, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
+    """Yield, a few chunks at a time, some columns of each row group ``n`` of a file with ``n % shares == share``."""
+    try:
+        # Opened here, because Arrow takes no name whose bytes are not text. Damage may decompress to other numbers.
+        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            mine = list(range(share, parquet.num_row_groups, shares))
+            if mine:
+                yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=mine, columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{file}: not a readable Parquet file, {error}") from error

@@ -1,1 +1,0 @@
-"""How many acked messages would come back if the broker died, at every instant of a trace."""

@@ -1,0 +1,1 @@
+"""Replays a recorded subscription under a policy. Imports neither Spark nor a file system."""

@@ -1,0 +1,184 @@
+"""Replay one subscription's trace, a chunk at a time: how many acked messages would a crash bring back, at each event?
+
+At an instant it is *acked so far* minus *covered by the last completed persist*. Both are running counts, so a chunk is
+a few array operations; only what is newly acked needs sets, and those are bitmaps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from ackstate.analysis.replay.acked import AckAccumulator, Bools, Chunk, Int64s
+from ackstate.analysis.replay.curve_sum import CAUSES
+from ackstate.analysis.replay.mark_delete import mark_delete_of
+from ackstate.analysis.trace.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ackstate.analysis.replay.state_fields import Fields
+
+_Scalar = TypeVar("_Scalar", np.int64, np.bool_)
+_LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
+_SETTLING = (EventKind.RECOVER, EventKind.RESET)
+
+
+class Folded(NamedTuple):
+    """What the events of a chunk lead to, in parallel arrays; each value holds just after its event.
+
+    Attributes:
+        redelivery: Acked messages that a crash would bring back.
+        if_written: The same, had the persist that is under way been written; equals `redelivery` without one.
+        persisting: True from the beginning of a persist until its end; a failed one ends with the next that does not.
+        alive: False from a crash until the recovery.
+        causes: Of `redelivery`, by `curve_sum.CAUSES`, what the last completed persist left out: as young, and because
+            of a limit, which all counts as one on ranges, as an event does not say which it was. None if nothing was.
+    """
+
+    redelivery: Int64s
+    if_written: Int64s
+    persisting: Bools
+    alive: Bools
+    causes: npt.NDArray[np.int64] | None
+
+
+@final
+class RedeliveryFold:
+    """Carries one subscription's state from chunk to chunk.
+
+    Memory: a bitmap of what was ever acked, and a few arrays of a chunk's length.
+    """
+
+    def __init__(self) -> None:
+        self._acked = AckAccumulator()
+        self._acked_count = 0
+        # Counts of acked messages: what the last completed persist covered, and what the last begun one covers.
+        self._durable_count = 0
+        self._begun_count = 0
+        self._persisting = False
+        self._alive = True
+        self._young, self._cut = LeftOut(), LeftOut()
+
+    def complete_until(self, log: Mapping[int, int]) -> int:
+        """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+        return complete_until(self._acked, log)
+
+    def forget_below(self, ledger_id: int) -> None:
+        """Keep nothing of the ledgers below one, all of whose entries are acked."""
+        self._acked.forget_below(ledger_id)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {
+            "acked": self._acked.to_record(), "acked_count": self._acked_count, "durable_count": self._durable_count,
+            "begun_count": self._begun_count, "is_persisting": self._persisting, "is_alive": self._alive,
+            "young": self._young.to_record(), "cut": self._cut.to_record(),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields) -> RedeliveryFold:
+        """Build from fields that `to_record` returned."""
+        fold = cls()
+        fold._acked = fields.one("acked", AckAccumulator.of)
+        fold._acked_count = fields.integer("acked_count")
+        fold._durable_count = fields.signed("durable_count")
+        fold._begun_count = fields.signed("begun_count")
+        fold._persisting = fields.flag("is_persisting")
+        fold._alive = fields.flag("is_alive")
+        fold._young, fold._cut = fields.one("young", LeftOut.of), fields.one("cut", LeftOut.of)
+        return fold
+
+    def fold(self, chunk: Chunk) -> Folded:
+        """Replay the next chunk.
+
+        Complexity: O(events log events + short entries), and one bitmap operation for each long run.
+        """
+        kind = chunk.kind
+        acked = self._acked_count + np.cumsum(self._acked.take(chunk).counts(len(kind)))
+        # What a persist leaves out is named after it began, and taken off what it covers from there on.
+        left_out = _named_so_far(chunk, _LEFT_OUT)
+        displaced = _named_so_far(chunk, (EventKind.DISPLACED,))
+        begins, ends = kind == EventKind.PERSIST_BEGUN, kind == EventKind.PERSIST_ENDED
+        begun = _latest(begins, acked + left_out, self._begun_count) - left_out
+        # A recovery starts from what is durable: nothing that is acked then would be lost by another crash.
+        settles = ends | chunk.is_any_of(_SETTLING)
+        durable = _latest(settles, np.where(ends, begun, acked) + displaced, self._durable_count) - displaced
+        persisting = _latest(begins | settles, begins, self._persisting)
+        recovers = kind == EventKind.RECOVER
+        alive = _latest(recovers | (kind == EventKind.CRASH), recovers, self._alive)
+        if len(kind):
+            self._acked_count, self._begun_count = int(acked[-1]), int(begun[-1])
+            self._durable_count = int(durable[-1])
+            self._persisting, self._alive = bool(persisting[-1]), bool(alive[-1])
+        if_written = acked - np.where(persisting, begun, durable)
+        return Folded(acked - durable, if_written, persisting, alive, self._causes(chunk))
+
+    def _causes(self, chunk: Chunk) -> Int64s | None:
+        if not (chunk.is_any_of(_LEFT_OUT).any() or self._young.is_some or self._cut.is_some):
+            return None
+        causes = np.zeros((len(CAUSES), len(chunk.kind)), np.int64)
+        causes[CAUSES.index("young")] = self._young.take(chunk, named=(EventKind.HELD_BACK,))
+        causes[CAUSES.index("cut_by_ranges")] = self._cut.take(chunk, named=(EventKind.CUT_OFF, EventKind.DISPLACED))
+        return causes
+
+
+@final
+class LeftOut:
+    """How many messages the last completed persist left out for one reason, and any persist that displaced some."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._begun_count = 0
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"count": self._count, "begun_count": self._begun_count}
+
+    @classmethod
+    def of(cls, fields: Fields) -> LeftOut:
+        """Build from fields that `to_record` returned."""
+        left_out = cls()
+        left_out._count, left_out._begun_count = fields.signed("count"), fields.signed("begun_count")
+        return left_out
+
+    @property
+    def is_some(self) -> bool:
+        """Whether there are some, or may be."""
+        return bool(self._count or self._begun_count)
+
+    def take(self, chunk: Chunk, *, named: tuple[EventKind, ...]) -> Int64s:
+        """Return how many there are after each event of the next chunk."""
+        kind = chunk.kind
+        total = _named_so_far(chunk, named)
+        # Of those some are not durable at once, whatever becomes of the persist.
+        displaced = _named_so_far(chunk, tuple({EventKind.DISPLACED} & set(named)))
+        begun = total - _latest(kind == EventKind.PERSIST_BEGUN, total, -self._begun_count)
+        ends = kind == EventKind.PERSIST_ENDED
+        settles = ends | chunk.is_any_of((*_SETTLING, EventKind.CRASH))
+        count = _latest(settles, np.where(ends, begun, 0) - displaced, self._count) + displaced
+        if len(kind):
+            self._count, self._begun_count = int(count[-1]), int(begun[-1])
+        return count
+
+
+def complete_until(acked: AckAccumulator, log: Mapping[int, int]) -> int:
+    """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+    return mark_delete_of(acked.acked, log).ledger_id
+
+
+def _named_so_far(chunk: Chunk, kinds: Sequence[EventKind]) -> Int64s:
+    """Return how many messages events of some kinds have named, up to each event."""
+    is_named = chunk.is_any_of(kinds)
+    if not is_named.any():
+        return np.zeros(len(is_named), np.int64)
+    return np.cumsum(np.where(is_named, chunk.last_entry - chunk.first_entry + 1, 0))
+
+
+def _latest(is_known: Bools, values: npt.NDArray[_Scalar], before: int) -> npt.NDArray[_Scalar]:
+    """Carry each known value forward over the unknown ones that follow, beginning with `before`."""
+    at = np.flatnonzero(is_known)
+    lengths = np.diff(at, prepend=0, append=len(values))
+    return np.repeat(np.append(np.array([before], values.dtype), values[at]), lengths)

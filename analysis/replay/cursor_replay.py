@@ -1,0 +1,350 @@
+"""A replay by the cursor itself, for policies under which a persist may leave acks out.
+
+The cursor is the library's own, on a store in memory, and is given the acks of an epoch at once. What is jumped over
+are ticks at which it would do nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+import numpy as np
+from pyroaring import BitMap
+
+from ackstate.analysis.replay.age_feed import AgeFeed
+from ackstate.analysis.replay.cursor_record import SUBSCRIPTION, TOPIC, RecordPlace, cursor_of, cursor_record
+from ackstate.analysis.replay.latest_entry_store import StoreOfLastRecords
+from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.state.auto_age import AutoAge
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.ledger_map import LedgerMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ackstate.analysis.replay.acked import Chunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.replay.replay import Piece
+    from ackstate.analysis.replay.state_fields import Fields
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.store import Store
+    from ackstate.position import Position
+
+_NO_LOG = {0: 0}
+
+
+@final
+class CursorReplay:
+    """See `ackstate.analysis.replay.replay.Replay`.
+
+    Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
+    step for each millisecond with deliveries after a flush interval, until there is something to persist.
+
+    Args:
+        policy: How it persists.
+        log: Ledger id -> entry count of the message log, rising, at its end: a cursor has the same state whether its
+            log has grown that far or not, as no ack is of an entry that is not there yet.
+        opened_ms: When the cursor is opened.
+    """
+
+    kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
+    """In a state."""
+
+    def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
+        self._policy = policy
+        self._store = _reached(_empty_store(policy), policy)
+        self._ledgers = LedgerMap.from_counts(log or _NO_LOG)
+        age = policy.cursor.become_old_ack_record_seconds
+        self._chooses_age = isinstance(age, AutoAge)
+        self._is_young = self._chooses_age or age != 0
+        self._age_ms_max = 1_000 * (age.seconds_max if isinstance(age, AutoAge) else age)
+        self._open(opened_ms)
+
+    def _open(self, now_ms: int) -> None:
+        self._cursor = ManagedCursor.open(
+            self._store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=self._ledgers,
+            config=self._policy.cursor, now_ms=now_ms,
+        )  # fmt: skip
+        self._schedule = PersistTicks(self._policy, opened_ms=now_ms)
+        # When the ruler was given marks, rising; since the frontier was last asked for in vain, until when.
+        self._sent_ms: list[int] = []
+        self._asked_ms = now_ms - 1
+        self._left_out = False
+
+    def take(self, piece: Piece, *, until_ms: int) -> Epochs:
+        """See `Replay.take`."""
+        return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
+
+    def take_events(self, events: Chunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
+        """Take events in with what they ack first, by event, and return a row of `Epochs` for each persist."""
+        rows: list[tuple[int, ...]] = []
+        waiting = _Waiting(events, news)
+        self._schedule.acked(events.ts_ms[news.event])
+        if self._is_young:
+            rows += self._feed(events, news, waiting)
+        rows += self._persist_until(until_ms, waiting)
+        waiting.ack_events(self._cursor, len(events.ts_ms), now_ms=until_ms)
+        # The others have been asked about at every age that there may be.
+        del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
+        return rows
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for the message log."""
+        return {
+            "schedule": self._schedule.to_record(), "sent_ms": self._sent_ms, "asked_ms": self._asked_ms,
+            "has_left_out": self._left_out, "cursor": cursor_record(self._cursor),
+        }  # fmt: skip
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned under the same policy and with the same log."""
+        fields.one("schedule", self._schedule.restore)
+        self._sent_ms = fields.integers("sent_ms")
+        self._asked_ms = fields.signed("asked_ms")
+        self._left_out = fields.flag("has_left_out")
+        store = _empty_store(self._policy)
+        self._store = _reached(store, self._policy)
+        place = RecordPlace(self._policy, self._ledgers, store, self._store)
+        self._cursor = fields.one("cursor", lambda each: cursor_of(each, place))
+        self._schedule.restore_cursor(self._cursor)
+        fields.check(lambda: self._schedule.check_cursor(self._cursor))
+
+    @property
+    def quiet_until_ms(self) -> int:
+        """The last time before which nothing is persisted, and nobody looks for old acks, whatever is acked."""
+        return self._schedule.quiet_until
+
+    @property
+    def first_undurable_ledger(self) -> int:
+        """The first ledger of which the cursor has something to write, or may have."""
+        return self._cursor.persisted_mark_delete_position.ledger_id
+
+    def follow_log(self, log: Mapping[int, int]) -> None:
+        """Go on with a message log that is longer, or without ledgers below `first_undurable_ledger`.
+
+        Args:
+            log: As the class has it.
+        """
+        # The cursor looks at this very object.
+        vars(self._ledgers).update(vars(LedgerMap.from_counts(log or _NO_LOG)))
+
+    @property
+    def cursor(self) -> ManagedCursor:
+        """The cursor, another one after `restart`."""
+        return self._cursor
+
+    def persists(self, until_ms: int) -> Iterator[tuple[int, ...]]:
+        """Persist at the ticks before a time, one after another, and yield a row of `Epochs` for each."""
+        return self._persist_until(until_ms, None)
+
+    def look(self, now_ms: int) -> None:
+        """Let the cursor look for old acks before it is told anything at a time, all persists before which are done."""
+        if self._is_young:
+            self._ask_before(now_ms)
+
+    def deliver(self, position: Position, *, now_ms: int) -> None:
+        """Tell the cursor of a delivery."""
+        if not self._is_young:
+            return
+        _, marked = self._cursor.young_age.ruler.marks()
+        if not marked or position > marked[-1]:
+            self._cursor.delivered(position, now_ms=now_ms)
+            if not self._sent_ms or self._sent_ms[-1] != now_ms:
+                self._sent_ms.append(now_ms)
+
+    def acked(self, now_ms: int) -> None:
+        """Take note that the cursor was given something newly acked."""
+        self._schedule.acked_at(now_ms)
+        if self._chooses_age:
+            self._asked_ms = min(self._asked_ms, now_ms - 1)
+
+    def promoted(self, now_ms: int, result: PersistResult) -> None:
+        """Take note that the cursor was persisted between ticks."""
+        self._schedule.settled(now_ms)
+        # The tick of that millisecond is still to come.
+        self._note_left_out(result, now_ms - 1)
+
+    def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
+        """See `Replay.reset`."""
+        result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
+        for ledger_id, bitmap in acked.items():
+            self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
+        # Acks after the reset itself are not durable yet.
+        if self._cursor.redelivery_if_crashed:
+            with suppress(StoreError):
+                result = self._cursor.persist(now_ms=now_ms)
+        self._schedule.settled(now_ms)
+        self._sent_ms.clear()
+        if self._cursor.is_dirty():
+            self._schedule.acked_at(now_ms)
+        # The tick of that millisecond is still to come.
+        self._note_left_out(result, now_ms - 1)
+        return Epochs.of([self.row(now_ms, result)])
+
+    def restart(self, *, now_ms: int) -> dict[int, BitMap]:
+        """See `Replay.restart`."""
+        self._open(now_ms)
+        acked = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._cursor.deleted.bitmaps()}
+        marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
+        for ledger_id, count in self._ledgers.counts().items():
+            end = count if ledger_id < marked_ledger_id else marked_entry_id + 1
+            if ledger_id <= marked_ledger_id and end > 0:
+                acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
+        return acked
+
+    def _feed(self, events: Chunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+        """Tell the cursor what was sent when, and how late acks came; yield the persists before the last of it."""
+        feed = AgeFeed(self._cursor.young_age, events, news)
+        stop_ms = events.ts_ms[feed.stops]
+        told = 0
+        while told < len(stop_ms):
+            now_ms = int(stop_ms[told])
+            yield from self._persist_until(now_ms, waiting)
+            due = self._schedule.next_due()
+            quiet_until = self._schedule.flush_at if due is None else min(due, self._schedule.flush_at)
+            if quiet_until < now_ms:
+                self._ask_before(now_ms)
+                quiet_until = now_ms if self._left_out else self._idle_until(stop_ms[told:], due)
+            told = int(np.searchsorted(stop_ms, quiet_until, "right"))
+            sent_ms = feed.take(int(np.searchsorted(events.ts_ms, quiet_until, "right")))
+            self._sent_ms += sent_ms[int(bool(sent_ms and self._sent_ms) and sent_ms[0] == self._sent_ms[-1]) :]
+            # Acks may have changed the age.
+            last_ms = int(stop_ms[told - 1]) - 1
+            self._asked_ms = last_ms if self._chooses_age else max(self._asked_ms, last_ms)
+
+    def _idle_until(self, stop_ms: Int64s, due: int | None) -> int:
+        """Return until when nobody need ask for old acks, where none are left out and the flush interval is over.
+
+        The ruler keeps an answer for when marks are thinned: until then the last one says as much as all.
+        """
+        last_ms = int(stop_ms[: max(self._cursor.young_age.ruler.room, 1)][-1])
+        return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
+
+    def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:
+        while True:
+            due = self._schedule.next_due()
+            if due is not None and due < until_ms:
+                until_more = due
+            else:
+                due, until_more = None, until_ms
+            if self._left_out:
+                due = self._more_due(until_more, due)
+            if due is None:
+                # Acks of later times follow, which no tick before may see.
+                self._asked_ms = max(self._asked_ms, until_ms - 1)
+                return
+            if waiting is not None:
+                waiting.ack_until(self._cursor, due)
+            row = self._persist(due)
+            if row is not None:
+                yield row
+
+    def _persist(self, at_ms: int) -> tuple[int, ...] | None:
+        try:
+            result = self._cursor.tick(now_ms=at_ms)
+        except StoreError:
+            # What was left out before stays so, and only the cursor knows when it tries that again.
+            self._schedule.failed(at_ms)
+            return None
+        assert result is not None, f"nothing was due at {at_ms} ms"
+        self._schedule.persisted(at_ms)
+        self._note_left_out(result, at_ms)
+        return self.row(at_ms, result)
+
+    def _note_left_out(self, result: PersistResult, at_ms: int) -> None:
+        self._asked_ms = at_ms
+        self._left_out = result.messages_held_back > 0 or (
+            result.route is PersistTarget.METADATA and result.messages_cut > 0
+        )
+
+    def row(self, at_ms: int, result: PersistResult) -> tuple[int, ...]:
+        """Return a row of `Epochs` for a persist, as things are now."""
+        stats = self._cursor.stats()
+        return (
+            at_ms, stats.redelivery_if_crashed, result.messages_held_back, *self._cut(result),
+            result.bytes_written, stats.journal_bytes,
+        )  # fmt: skip
+
+    def _cut(self, result: PersistResult) -> tuple[int, int, int]:
+        """Return how many messages were cut off by ranges, by bytes, and by the metadata store's own limit."""
+        cut, config = result.messages_cut, self._policy.cursor
+        if not cut or result.route is not PersistTarget.METADATA:
+            return cut, 0, 0
+        limit = config.metadata_limits.range_count_max
+        kept = self._cursor.deleted.range_count
+        if limit is None or kept <= limit:
+            return 0, cut, 0
+        is_own = limit != config.list_limits.range_count_max
+        return (0, 0, cut) if is_own else (cut, 0, 0)
+
+    def _more_due(self, until_ms: int, due: int | None) -> int | None:
+        """Return the first tick before a time at which what was left out may be written; else what is due anyway."""
+        begin = max(self._schedule.flush_at, self._schedule.tick_at(self._asked_ms + 1))
+        for at_ms in self._more_ticks(begin, until_ms):
+            self._asked_ms = at_ms
+            if self._cursor.is_persist_due(now_ms=at_ms):
+                return at_ms
+        return due
+
+    def _more_ticks(self, begin: int, until_ms: int) -> Iterator[int]:
+        """Yield, rising, the ticks at which that may have changed."""
+        if begin >= until_ms:
+            return
+        if not self._policy.ledger_writable:
+            # What backs off tries again at a time that only the cursor knows.
+            last = self._schedule.tick_at(until_ms - self._schedule.tick_ms)
+            ticks = range(begin, last + 1, self._schedule.tick_ms)
+            at = bisect_left(ticks, True, key=lambda now_ms: self._cursor.is_persist_due(now_ms=now_ms))
+            yield from ticks[at : at + 1]
+            return
+        yield begin
+        age_ms = self._cursor.stats().young_age_ms
+        previous = begin
+        for sent_ms in self._sent_ms[bisect_right(self._sent_ms, begin - age_ms) :]:
+            at_ms = self._schedule.tick_at(sent_ms + age_ms)
+            if at_ms >= until_ms:
+                return
+            if at_ms > previous:
+                previous = at_ms
+                yield at_ms
+
+    def _ask_before(self, now_ms: int) -> None:
+        """Let the cursor look for old acks at the last tick before a time, as it does at all: the ruler remembers."""
+        last = self._schedule.tick_at(now_ms - self._schedule.tick_ms)
+        if last >= self._schedule.flush_at:
+            self._cursor.is_persist_due(now_ms=last)
+
+
+class _Waiting:
+    """The acks of some events that the cursor has not been given yet."""
+
+    def __init__(self, events: Chunk, news: NewlyAckedRuns) -> None:
+        self._events = events
+        self._news = news
+        self._given = 0  # events
+
+    def ack_until(self, cursor: ManagedCursor, at_ms: int) -> None:
+        """Give the cursor what was acked up to the end of a millisecond."""
+        self.ack_events(cursor, int(np.searchsorted(self._events.ts_ms, at_ms, "right")), now_ms=at_ms)
+
+    def ack_events(self, cursor: ManagedCursor, end: int, *, now_ms: int) -> None:
+        """Give the cursor what the events up to one (excluded) acked."""
+        if end > self._given:
+            cursor.ack_bitmaps(self._news.part(self._given, end).bitmaps(), now_ms=now_ms)
+            self._given = end
+
+
+def _empty_store(policy: Policy) -> MemoryStore | StoreOfLastRecords:
+    return StoreOfLastRecords() if policy.cursor.format is Format.PULSAR else MemoryStore()
+
+
+def _reached(store: Store, policy: Policy) -> Store:
+    """Return a store as the broker of a policy reaches it."""
+    return store if policy.ledger_writable else StoreWithoutLedgers(store)

@@ -1,0 +1,229 @@
+"""Sum a curve of redelivery if crashed up as it comes: mean over time, quantiles, maximum, causes; exact, in arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.state_fields import Fields
+
+CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
+"""Why a persist left out what it did; everything else is not yet flushed."""
+
+SERIES = 1 + len(CAUSES)
+"""The number itself, and its parts."""
+Series = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+"""A row for each of some numbers, a column for each time."""
+
+_DISTINCT_MAX = 65_536
+_CAUSE_SUM_MAX = 2**122
+_INT64_MAX = 2**63 - 1
+_PART_MASK = 2**21 - 1
+_PART_SHIFTS = (0, 21, 42)
+
+
+class Points(NamedTuple):
+    """A curve, as the number from each of some times on, in parallel arrays.
+
+    Attributes:
+        ts_ms: When; never falls. Of points at one time the last holds.
+        value: Messages that a crash would bring back.
+        is_alive: Whether there is a process that could crash, from here to the next point.
+        causes: For each of `CAUSES` how many of them there are for it; None if all are not yet flushed.
+    """
+
+    ts_ms: Int64s
+    value: Int64s
+    is_alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    causes: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
+
+
+class SeriesPoints(NamedTuple):
+    """Points of a curve and of its causes.
+
+    Attributes:
+        ts_ms: When; rising.
+        values: A row for each of `SERIES`, a column for each time.
+    """
+
+    ts_ms: Int64s
+    values: Series
+
+
+def series_of(points: Points, series_count: int = SERIES) -> SeriesPoints:
+    """Return points with their causes, at most one a millisecond; where no process is alive nothing comes back.
+
+    Args:
+        points: In order.
+        series_count: `SERIES`, or 1 for points without causes.
+    """
+    lasts = np.append(points.ts_ms[1:] != points.ts_ms[:-1], True)[: len(points.ts_ms)]
+    values = np.zeros((series_count, len(points.ts_ms)), np.int64)
+    values[0] = points.value
+    if points.causes is not None and series_count > 1:
+        values[1:] = points.causes
+    return SeriesPoints(points.ts_ms[lasts], np.where(points.is_alive, values, 0)[:, lasts])
+
+
+@final
+class Histogram:
+    """For how long each value held."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64s, Int64s]] = []
+        self._pending_count = 0
+
+    def add(self, value: Int64s, duration_ms: Int64s) -> None:
+        """Count values for some durations; those that last no time do not count."""
+        lasting = duration_ms > 0
+        if lasting.any():
+            part = combined(value[lasting], duration_ms[lasting])
+            self._parts.append(part)
+            self._pending_count += len(part[0])
+        if self._pending_count > _DISTINCT_MAX:
+            self._parts = [self.columns()]
+            # Where most values differ, to combine again at once would gain nothing.
+            self._pending_count = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is time to write it down and begin anew."""
+        return bool(self._parts) and len(self._parts[0][0]) > _DISTINCT_MAX
+
+    def columns(self) -> tuple[Int64s, Int64s]:
+        """Return each value once, rising, and its duration in ms."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        if not self._parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return combined(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
+
+
+@final
+class CurveSum:
+    """The sums of one curve, whose points come in order."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+        self.peak = 0
+        self.peak_ts_ms: int | None = None
+        self.cause_sums = [0] * len(CAUSES)
+        self._last: Points | None = None
+
+    @property
+    def standing(self) -> int:
+        """The number that holds after the last point; 0 if there is none, or no process that could crash."""
+        return int(self._last.value[0]) if self._last is not None and self._last.is_alive[0] else 0
+
+    def add(self, points: Points) -> None:
+        """Go on with the next points."""
+        if not len(points.ts_ms):
+            return
+        joined = points if self._last is None else _joined(self._last, points)
+        self._weigh(joined)
+        self._last = Points(
+            points.ts_ms[-1:], points.value[-1:], points.is_alive[-1:],
+            None if points.causes is None else points.causes[:, -1:],
+        )  # fmt: skip
+
+    def end(self, ts_ms: int) -> None:
+        """Let the last point hold until a time."""
+        if self._last is not None:
+            last = self._last
+            self.add(last._replace(ts_ms=np.array([max(ts_ms, int(last.ts_ms[0]))])))
+
+    def note_peak(self, values: Int64s, ts_ms: Int64s) -> None:
+        """Note the most of some values that may hold for less than a millisecond."""
+        if len(values):
+            at = int(np.argmax(values))
+            if self.peak_ts_ms is None or values[at] > self.peak:
+                self.peak, self.peak_ts_ms = int(values[at]), int(ts_ms[at])
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them, but for the histogram, which is passed on and begun again before."""
+        return {
+            "peak": self.peak, "peak_ts_ms": self.peak_ts_ms, "cause_sums": [int(each) for each in self.cause_sums],
+            "last": None if self._last is None else _point_record(self._last),
+        }  # fmt: skip
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned."""
+        self.peak = fields.signed("peak")
+        self.peak_ts_ms = fields.optional_integer("peak_ts_ms")
+        self.cause_sums = fields.integers("cause_sums", least=0, most=_CAUSE_SUM_MAX, count=len(CAUSES))
+        self._last = fields.optional("last", _point_of)
+
+    def _weigh(self, points: Points) -> None:
+        duration_ms = np.where(points.is_alive[:-1], np.diff(points.ts_ms), 0)
+        self.histogram.add(points.value[:-1], duration_ms)
+        if points.causes is not None:
+            sums = [weight_of(cause, duration_ms) for cause in points.causes[:, :-1]]
+            self.cause_sums = [int(before) + more for before, more in zip(self.cause_sums, sums, strict=True)]
+
+
+def _point_record(point: Points) -> dict[str, Any]:
+    return {
+        "ts_ms": int(point.ts_ms[0]), "value": int(point.value[0]), "is_alive": bool(point.is_alive[0]),
+        "causes": [] if point.causes is None else point.causes[:, 0].tolist(),
+    }  # fmt: skip
+
+
+def _point_of(fields: Fields) -> Points:
+    causes = fields.array("causes", least=0)
+    if len(causes) not in {0, len(CAUSES)}:
+        fields.refuse("causes", f"a list of {len(CAUSES)} counts, or an empty one", causes.tolist())
+    at = np.array([fields.signed("ts_ms")]), np.array([fields.signed("value")])
+    return Points(*at, np.array([fields.flag("is_alive")]), causes.reshape(-1, 1) if len(causes) else None)
+
+
+def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each value once, rising, with the sum of its durations."""
+    if not len(value):
+        return value, duration_ms
+    low, high = int(value.min()), int(value.max())
+    if high - low <= 4 * len(value) + 1024:
+        # Most curves move in a narrow band, where counting beats sorting by far; doubles hold sums of ms exactly.
+        sums = np.bincount(value - low, weights=duration_ms, minlength=high - low + 1).astype(np.int64)
+        held = np.flatnonzero(sums)
+        return held + low, sums[held]
+    order = np.argsort(value, kind="stable")
+    ordered = value[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    return ordered[begins], np.add.reduceat(duration_ms[order], begins)
+
+
+def weight_of(value: Int64s, duration_ms: Int64s) -> int:
+    """Return the sum of values, none negative, times their durations, which 64 bits may be too few for."""
+    if int(value.max(initial=0)) * int(duration_ms.sum()) <= _INT64_MAX:
+        return int(value @ duration_ms)
+    # Each part of 21 bits times a duration of up to a century takes less than 63 bits, as does the sum of them all.
+    parts = (((value >> shift) & _PART_MASK) @ duration_ms for shift in _PART_SHIFTS)
+    return sum(int(part) << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True))
+
+
+def quantile(value: Int64s, duration_ms: Int64s, share: float) -> int | None:
+    """Return the least of some rising values that holds for that share of the time; None if no time passed."""
+    if not len(value):
+        return None
+    passed = np.cumsum(duration_ms)
+    # In whole numbers, because a share of a long time is no double.
+    needed = -(-int(passed[-1]) * round(share * 1000) // 1000)
+    return int(value[int(np.searchsorted(passed, max(needed, 1)))])
+
+
+def _joined(last: Points, points: Points) -> Points:
+    causes = None
+    if points.causes is not None or last.causes is not None:
+        none = np.zeros((len(CAUSES), 1), np.int64)
+        before = none if last.causes is None else last.causes
+        after = np.repeat(none, len(points.ts_ms), axis=1) if points.causes is None else points.causes
+        causes = np.concatenate((before, after), axis=1)
+    return Points(
+        np.concatenate((last.ts_ms, points.ts_ms)),
+        np.concatenate((last.value, points.value)),
+        np.concatenate((last.is_alive, points.is_alive)),
+        causes,
+    )

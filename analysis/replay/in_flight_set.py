@@ -1,0 +1,113 @@
+"""Messages on their way, as bitmaps: to be told one by one, or thousands at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from pyroaring import BitMap
+
+from ackstate.analysis.replay.state_fields import compact_entries
+from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ackstate.position import Position
+
+CONSUMER = "replayed"
+"""Who has all of them."""
+
+
+@final
+class InFlightSet:
+    """See `ackstate.cursor.dispatch.admission.Reservations`: single messages of one consumer, all reserved for in full.
+
+    Memory: a bitmap of them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, BitMap] = {}
+        # Invariant: what the acks of all entries would add at worst, and how many entries there are.
+        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def __contains__(self, position: Position) -> bool:
+        ledger_id, entry_id = position
+        return ledger_id in self._entries and entry_id in self._entries[ledger_id]
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return those of a ledger: to be read, not changed."""
+        return self._entries.get(ledger_id, _NONE)
+
+    def get(self, position: Position) -> Sent | None:
+        """See `Reservations`."""
+        if position not in self:
+            return None
+        return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
+
+    def unacked_of(self, consumer: str) -> int:
+        """See `Reservations`."""
+        return self.unacked_messages if consumer == CONSUMER else 0
+
+    def add(self, position: Position, sent: Sent) -> None:
+        """See `Reservations`."""
+        ledger_id, entry_id = position
+        assert position not in self
+        self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
+        self._count(1, sent.record_bytes)
+
+    def settle(self, position: Position) -> Sent | None:
+        """See `Reservations`."""
+        sent = self.get(position)
+        if sent is not None:
+            self._entries[position[0]].remove(position[1])
+            self._count(-1, -sent.record_bytes)
+        return sent
+
+    def reduce(self, position: Position, message_count: int) -> int:
+        """See `Reservations`: none of them is a batch."""
+        assert message_count >= 1, f"{position} is one message"
+        return 0
+
+    def clear(self) -> None:
+        """See `Reservations`."""
+        self._entries.clear()
+        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
+        """Note which messages went out, and then which of those on their way were settled, by ledger.
+
+        Complexity: bitmap operations over the ledgers' messages on their way.
+        """
+        for ledger_id in {*sent, *settled}:
+            before = self._entries.get(ledger_id, _NONE)
+            after = before | sent.get(ledger_id, _NONE)
+            after -= settled.get(ledger_id, _NONE)
+            self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
+            self._entries[ledger_id] = after
+
+    def to_record(self) -> list[Any]:
+        """Return its messages as a state has them: a field that `Fields.entries` reads and `change` takes."""
+        return compact_entries(each for each in self._entries.items() if each[1])
+
+    def by_ledger(self) -> Mapping[int, BitMap]:
+        """Return all of them: to be read, not changed."""
+        return self._entries
+
+    def _count(self, messages: int, record_bytes: int) -> None:
+        self.unacked_messages += messages
+        self.reserved_ranges += messages
+        self.reserved_bytes += record_bytes
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(ledgers)."""
+        assert self.reserved_bytes == sum(worst_case(*each) for each in self._entries.items())
+        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self._entries.values()))
+
+
+def worst_case(ledger_id: int, entries: BitMap) -> int:
+    """Return the most that the acks of some entries can add to the ranges' size: a range for each."""
+    return len(entries) * range_fixed_bytes(ledger_id) + firsts_bytes(entries) + lasts_bytes(entries)
+
+
+_NONE = BitMap()

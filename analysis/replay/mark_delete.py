@@ -1,0 +1,147 @@
+"""When does the mark-delete position pass each acked entry? For whole chunks, and the same for all policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+from ackstate.analysis.replay.acked import NewlyAckedRuns, by_position
+from ackstate.analysis.replay.state_fields import ENTRY_COUNT_MAX
+from ackstate.analysis.trace.events import TraceError
+from ackstate.entry_bitmap import run_end
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyroaring import BitMap
+
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.state_fields import Fields
+
+NEVER = np.iinfo(np.int64).max
+_CONTAINER = 2**16
+
+
+class PlacedRuns(NamedTuple):
+    """Newly acked runs in order of position, cut where a container of a roaring bitmap ends.
+
+    Attributes:
+        runs: They themselves; their events do not rise.
+        covered_at: Which event moves the mark-delete position beyond each; `NEVER` if none of the chunk does.
+        mark_delete: Where it stands after the chunk.
+    """
+
+    runs: NewlyAckedRuns
+    covered_at: Int64s
+    mark_delete: Position
+
+    def mark_delete_before(self, event: int) -> Position:
+        """Return where the mark-delete position stands just before an event: right below what it passes then."""
+        passed = np.flatnonzero((self.covered_at != NEVER) & (self.covered_at >= event))
+        if not len(passed):
+            return self.mark_delete
+        first = int(passed[0])
+        return Position(int(self.runs.ledger_id[first]), int(self.runs.first[first]) - 1)
+
+
+@final
+class MarkDeleteFold:
+    """Carries the mark-delete position of one subscription from chunk to chunk.
+
+    Args:
+        log: Ledger id -> entry count of the message log, rising.
+    """
+
+    def __init__(self, log: Mapping[int, int]) -> None:
+        self._ledger_ids = list(log)
+        self._counts = list(log.values())
+        self._at = 0  # index of the ledger in which it stands
+        self._next_entry = 0  # the first entry above it
+
+    def take(self, news: NewlyAckedRuns, acked: Mapping[int, BitMap]) -> PlacedRuns:
+        """Move over what a chunk acked.
+
+        Args:
+            news: What it acked first.
+            acked: All that is acked after it.
+
+        Complexity: O(runs log runs), and range queries for each ledger that is passed.
+        """
+        self._move(acked)
+        mark_delete = self._mark_delete()
+        runs = cut_at_containers(by_position(news))
+        passed = runs.ledger_id < mark_delete.ledger_id
+        passed |= (runs.ledger_id == mark_delete.ledger_id) & (runs.first <= mark_delete.entry_id)
+        covered_at = np.full(len(passed), NEVER)
+        covered_at[passed] = np.maximum.accumulate(runs.event[passed])
+        return PlacedRuns(runs, covered_at, mark_delete)
+
+    def grow(self, log: Mapping[int, int], *, complete_below: int) -> None:
+        """Go on with a longer log, which has the ledger in which it stands.
+
+        Args:
+            log: Ledger id -> entry count, rising.
+            complete_below: Ledgers below this one are complete, if it was not told of them.
+
+        Raises:
+            TraceError: A ledger has grown that it has left behind as complete, or is new below where it stands.
+        """
+        at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
+        left_behind = dict(zip(self._ledger_ids[: self._at], self._counts, strict=False))
+        for ledger_id in list(log)[:at]:
+            count = left_behind.get(ledger_id, 0)
+            if log[ledger_id] > count and (ledger_id in left_behind or ledger_id >= complete_below):
+                raise TraceError(
+                    f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was taken for "
+                    "complete: record PUBLISH events too, or begin with another state"
+                )
+        self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        log = [list(pair) for pair in zip(self._ledger_ids, self._counts, strict=True)]
+        return {"log": log, "ledger_index": self._at, "next_entry": self._next_entry}
+
+    @classmethod
+    def of(cls, fields: Fields) -> MarkDeleteFold:
+        """Build from fields that `to_record` returned."""
+        fold = cls(fields.log("log"))
+        fold._at = fields.integer("ledger_index", most=max(len(fold._ledger_ids) - 1, 0))
+        fold._next_entry = fields.integer("next_entry", most=ENTRY_COUNT_MAX)
+        return fold
+
+    @property
+    def mark_delete(self) -> Position:
+        """Where it stands."""
+        return self._mark_delete()
+
+    def _mark_delete(self) -> Position:
+        return Position(self._ledger_ids[self._at] if self._ledger_ids else 0, self._next_entry - 1)
+
+    def _move(self, acked: Mapping[int, BitMap]) -> None:
+        while self._at < len(self._ledger_ids):
+            held = acked.get(self._ledger_ids[self._at])
+            if held is not None and self._next_entry in held:
+                self._next_entry = run_end(held, self._next_entry)
+            if self._next_entry < self._counts[self._at] or self._at == len(self._ledger_ids) - 1:
+                return
+            self._at, self._next_entry = self._at + 1, 0
+
+
+def mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Position:
+    """Return where the mark-delete position stands if this is acked of a message log."""
+    none = NewlyAckedRuns(*(np.empty(0, np.int64) for _ in NewlyAckedRuns._fields))
+    return MarkDeleteFold(log).take(none, acked).mark_delete
+
+
+def cut_at_containers(runs: NewlyAckedRuns) -> NewlyAckedRuns:
+    """Return the same runs with those cut that go beyond a multiple of 65,536; the event goes with each part."""
+    pieces = (runs.end - 1) // _CONTAINER - runs.first // _CONTAINER + 1
+    if not len(pieces) or pieces.max() == 1:
+        return runs
+    event, ledger_id, first, end = (np.repeat(column, pieces) for column in runs)
+    number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins = (first // _CONTAINER + number) * _CONTAINER
+    return NewlyAckedRuns(event, ledger_id, np.maximum(first, begins), np.minimum(end, begins + _CONTAINER))

@@ -1,0 +1,196 @@
+"""Computes when a policy persists, as `Persister.tick` decides, without trying every tick."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from ackstate.analysis.replay.state_fields import NUMBER_MAX
+from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
+
+if TYPE_CHECKING:
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.replay.state_fields import Fields
+    from ackstate.cursor.managed import ManagedCursor
+
+# A permit is at most so far away, by the lowest rate that a decimal of 17 digits can say.
+_PERMIT_MS_MAX = 2**62
+# A rate is a decimal of 17 digits, and the limiter's unit of time the part of a millisecond that makes it whole.
+_PAID_AT_MAX = NUMBER_MAX * 10**20
+
+
+@final
+class PersistTicks:
+    """The ticks of one open cursor, of which only those matter at which something may be persisted.
+
+    A tick comes after everything that happens in its millisecond. Times that are handed in never fall.
+
+    Args:
+        policy: Its flush interval, rate limit and ticks.
+        opened_ms: When the cursor was opened: its interval and its limiter begin there.
+    """
+
+    def __init__(self, policy: Policy, *, opened_ms: int) -> None:
+        config = policy.cursor
+        self.tick_ms = policy.tick_ms
+        self._flush_ms = config.flush_interval_ms
+        self._limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=opened_ms)
+        self._flush_at = self.tick_at(opened_ms + self._flush_ms)
+        self._permit_at = opened_ms  # or later than the last persist
+        # The first ticks after new acks, rising, the first of which may be over. Invariant: all acks before the first
+        # of them are persisted, and those between it and the others were refused by the limiter, were let through in
+        # vain, or wait for the flush.
+        self._waiting: list[int] = []
+
+    @property
+    def flush_at(self) -> int:
+        """The first tick at which the flush interval is over and that is not over itself."""
+        return self._flush_at
+
+    def tick_at(self, ts_ms: int) -> int:
+        """Return the first tick at or after a time."""
+        return -(-ts_ms // self.tick_ms) * self.tick_ms
+
+    def acked(self, ts_ms: Int64s) -> None:
+        """Take note of when something was newly acked; rising, not below earlier ones."""
+        if not len(ts_ms):
+            return
+        ticks = -(-ts_ms // self.tick_ms) * self.tick_ms
+        ticks = ticks[np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 1))]
+        begin = int(bool(self._waiting) and self._waiting[-1] == ticks[0])
+        self._waiting += ticks[begin:].tolist()
+
+    def acked_at(self, ts_ms: int) -> None:
+        """Take note of one newly acked message, as `acked` does."""
+        tick = self.tick_at(ts_ms)
+        if not self._waiting or self._waiting[-1] != tick:
+            self._waiting.append(tick)
+
+    @property
+    def quiet_until(self) -> int:
+        """The last tick before which nothing will be due, whatever is acked."""
+        if self._limiter is None:
+            return self._flush_at
+        return min(self._flush_at, self.tick_at(self._permit_at))
+
+    def next_due(self) -> int | None:
+        """Return the next tick at which the cursor persists for what was acked so far; None if nothing waits."""
+        if not self._waiting:
+            return None
+        due = max(self._waiting[0], self._flush_at)
+        if self._limiter is not None:
+            at = bisect_left(self._waiting, self._permit_at)
+            if at < len(self._waiting):
+                due = min(due, self._waiting[at])
+        return due
+
+    def persisted(self, at_ms: int) -> None:
+        """Take note of a persist at a tick: everything acked until then has been looked at."""
+        del self._waiting[: bisect_right(self._waiting, at_ms)]
+        self._flush_at = self.tick_at(max(at_ms + self._flush_ms, at_ms + 1))
+        self._take_permit(at_ms)
+
+    def settled(self, at_ms: int) -> None:
+        """Take note that between ticks everything acked so far was looked at, or forgotten."""
+        self._waiting.clear()
+        self._flush_at = self.tick_at(at_ms + self._flush_ms)
+
+    def failed(self, at_ms: int) -> None:
+        """Take note of a persist that could not be written: what it was for waits for the flush, or for later acks.
+
+        The limiter lets nothing through twice: it is asked again when more was acked.
+        """
+        tried = bisect_right(self._waiting, at_ms)
+        self._waiting[:tried] = [at_ms][:tried]
+        self._flush_at = max(self._flush_at, at_ms + self.tick_ms)
+        self._take_permit(at_ms)
+
+    def persist_until(self, until_ms: int) -> Int64s:
+        """Persist at each tick before a time at which that is due, and return those ticks."""
+        if self._limiter is None and self._flush_ms <= self.tick_ms:
+            return self._every_tick(until_ms)
+        found: list[int] = []
+        waiting, begin, count = self._waiting, 0, len(self._waiting)
+        while begin < count:
+            due = max(waiting[begin], self._flush_at)
+            if self._limiter is not None:
+                at = bisect_left(waiting, self._permit_at, begin)
+                due = min(due, waiting[at]) if at < count else due
+            if due >= until_ms:
+                break
+            found.append(due)
+            begin = bisect_right(waiting, due, begin)
+            self._flush_at = self.tick_at(max(due + self._flush_ms, due + 1))
+            self._take_permit(due)
+        self._waiting = self._still_waiting(begin, until_ms)
+        return np.array(found, np.int64)
+
+    def _every_tick(self, until_ms: int) -> Int64s:
+        """As `persist_until` where the interval is over at every tick."""
+        ready = bisect_left(self._waiting, until_ms)
+        if ready and self._waiting[0] < self._flush_at:
+            # A cursor that was just opened waits out its first interval.
+            first = {max(each, self._flush_at) for each in self._waiting[:ready]}
+            # The tick that they wait for may be one that later acks wait for, too.
+            self._waiting = sorted(first.union(self._waiting[ready:]))
+            ready = bisect_left(self._waiting, until_ms)
+        found, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        if found:
+            self._flush_at = self.tick_at(max(found[-1] + self._flush_ms, found[-1] + 1))
+        return np.array(found, np.int64)
+
+    def _still_waiting(self, begin: int, until_ms: int) -> list[int]:
+        """Return the ticks that later calls need: the first, and those that are still to come."""
+        to_come = bisect_left(self._waiting, until_ms, begin)
+        return [*self._waiting[begin : min(begin + 1, to_come)], *self._waiting[to_come:]]
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {
+            "flush_at_ms": self._flush_at, "permit_at_ms": self._permit_at, "waiting_ms": self._waiting,
+            "paid_at": None if self._limiter is None else self._limiter._paid_at,
+        }  # fmt: skip
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned under the same policy."""
+        self._flush_at = fields.signed("flush_at_ms")
+        self._permit_at = fields.signed("permit_at_ms")
+        self._waiting = fields.integers("waiting_ms")
+        paid_at = fields.optional_integer("paid_at", least=-_PAID_AT_MAX, most=_PAID_AT_MAX)
+        if (self._limiter is None) != (paid_at is None):
+            fields.refuse("paid_at", "null without a rate limit, and only then", paid_at)
+        if self._limiter is not None and paid_at is not None:
+            self._limiter._paid_at = paid_at
+        fields.check(self._check)
+
+    def restore_cursor(self, cursor: ManagedCursor) -> None:
+        """Give a restored cursor the limiter's state: both take the same permits."""
+        if self._limiter is not None:
+            limiter = cursor._persister._limiter
+            assert limiter is not None
+            limiter._paid_at = self._limiter._paid_at
+
+    def check_cursor(self, cursor: ManagedCursor) -> None:
+        """Assert that a cursor persists when it is due here."""
+        persister = cursor._persister
+        assert self._flush_at >= persister._last_persist_ms + self._flush_ms, "the flush is due too early"
+        assert not self._waiting or persister.is_dirty, "nothing waits in the cursor"
+        is_new = persister.accepted_number > max(persister._refused_number, persister.durable_number)
+        assert is_new or not self._waiting or self._waiting[-1] < self._permit_at, "the cursor was refused a permit"
+
+    def _check(self) -> None:
+        assert all(before < after for before, after in pairwise(self._waiting)), "waiting_ms does not rise"
+        if self._limiter is not None:
+            assert self._limiter._paid_at <= self._permit_at * self._limiter._units_per_ms, "a permit comes too early"
+
+    def _take_permit(self, at_ms: int) -> None:
+        if self._limiter is not None:
+            self._limiter.try_acquire(at_ms)
+            times = range(at_ms + 1, _PERMIT_MS_MAX)
+            self._permit_at = times[bisect_left(times, True, key=self._limiter.can_acquire)]

@@ -1,0 +1,205 @@
+"""How a cursor might have persisted: what a replay is told instead of the persists that a trace recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from ackstate.analysis.durations import Duration
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.state.auto_age import AUTO, AutoAge
+from ackstate.errors import AckStateError
+from ackstate.integers import check_count
+from ackstate.limits.gate import GateLimits
+from ackstate.selection import Keep
+from ackstate.spelling import did_you_mean
+from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AS_RECORDED: Final = None
+"""The policy of the recording itself: what was durable is what its persist events say."""
+
+
+class PolicyError(AckStateError):
+    """A policy with an unknown key or a malformed value; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When and what a broker persists of a cursor.
+
+    Attributes:
+        cursor: The cursor's own settings.
+        tick_ms: The broker ticks each cursor when the time is a multiple of this, after what happens in that
+            millisecond; 1 is a tick at the very instant at which a persist is due.
+        max_unpersisted_ack_record_bytes: Dispatch stops where the ranges that are acked and not durable, with what
+            acks of the messages on their way may add to them, would take more bytes; 0 for never.
+            `ackstate.analysis.replay.gated_replay` says how that is replayed.
+        ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
+            metadata store, with its own limits.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: It is not an integer.
+    """
+
+    cursor: CursorConfig = field(default_factory=CursorConfig)
+    tick_ms: int = 1
+    max_unpersisted_ack_record_bytes: int = 0
+    ledger_writable: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("tick_ms", self.tick_ms, least=1)
+        check_count("max_unpersisted_ack_record_bytes", self.max_unpersisted_ack_record_bytes, least=0)
+        if self.cursor.mark_delete_rate_limit < 0:
+            raise ValueError(f"mark_delete_rate_limit cannot be negative, found {self.cursor.mark_delete_rate_limit}")
+        GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each persist makes everything durable that is acked, so that counting replaces the cursor."""
+        return self.leaves_nothing_out and not self.blocks
+
+    @property
+    def leaves_nothing_out(self) -> bool:
+        """Whether each persist makes everything durable that is acked."""
+        config = self.cursor
+        limits_nothing = config.format is Format.NATIVE and config.range_count_max is None
+        holds_nothing_back = config.become_old_ack_record_seconds == 0
+        return limits_nothing and holds_nothing_back and self.ledger_writable
+
+    @property
+    def blocks(self) -> bool:
+        """Whether dispatch may stop."""
+        return self.max_unpersisted_ack_record_bytes > 0
+
+    @property
+    def label(self) -> str:
+        """What distinguishes it from the default policy, as `from_mapping` takes it: ``flush_interval_ms=5000``."""
+        return " ".join(f"{key}={text}" for key, text in self.to_mapping().items()) or "default"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Every setting as text."""
+        return {key: _text(self._value(key)) for key in KEYS}
+
+    def to_mapping(self) -> dict[str, str]:
+        """Return what differs from the default policy: `from_mapping` makes the same policy of it."""
+        return {key: text for key, text in self.texts.items() if text != _DEFAULT_TEXTS[key]}
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> Policy:
+        """Return the policy of some settings; what is left out is the default.
+
+        Args:
+            settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
+                type. ``none`` stands for None, an enum's member goes by its name, and a
+                time may have a unit, as in ``5s``. ``AUTO`` chooses the young age, and ``AUTO:0.05:1:60`` with another
+                `AutoAge`: its share of late acks, its least and its greatest age.
+
+        Raises:
+            PolicyError: A key is unknown or a value malformed; the message names the key.
+        """
+        values = {str(key).strip().replace("-", "_"): value for key, value in settings.items()}
+        for key in values:
+            if key not in KEYS:
+                hint = did_you_mean(key, KEYS) or f"; known are {', '.join(KEYS)}"
+                raise PolicyError(f"policy: unknown key {key!r}{hint}")
+        parsed = {key: _parsed(key, value) for key, value in values.items()}
+        own = {key: parsed.pop(key) for key in _OWN_KEYS if key in parsed}
+        try:
+            return cls(CursorConfig(**parsed), **own)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f"policy: {error}") from None
+
+    def _value(self, key: str) -> object:
+        return getattr(self if key in _OWN_KEYS else self.cursor, key)
+
+
+DEFAULT: Final = Policy()
+"""The policy of which `Policy.to_mapping` says what differs."""
+
+_OWN_KEYS = ("tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable")
+KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)
+"""What `Policy.from_mapping` knows."""
+
+_ENUMS: Mapping[str, type[Enum]] = {
+    "format": Format, "keep": Keep, "range_limit_rule": LimitRule, "range_form": RangeForm, "compression": Compression,
+}  # fmt: skip
+_BOOLEANS = ("batch_index_acks", "ledger_writable")
+_NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")
+_TRUTH = {"true": True, "false": False}
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return value.name
+        case AutoAge():
+            chosen_by = (value.late_share_max, value.seconds_min, value.seconds_max)
+            return "AUTO" if value == AUTO else ":".join(map(str, ("AUTO", *chosen_by)))
+        case float() if value.is_integer():
+            return str(int(value))
+        case None:
+            return "none"
+    return str(value)
+
+
+_DEFAULT_TEXTS = Policy().texts
+
+
+def _parsed(key: str, value: Any) -> Any:
+    """Return a setting's value; what is no text is left for the settings to judge, but for names of members."""
+    if isinstance(value, bool) and key not in _BOOLEANS:
+        raise PolicyError(f"policy: {key} is {value}, and not a truth value")
+    if not isinstance(value, str):
+        if key in _BOOLEANS and not isinstance(value, bool):
+            raise PolicyError(f"policy: {key} is true or false, found {value!r}")
+        return value
+    text = value.strip()
+    if key in _ENUMS:
+        return _member(key, text)
+    if key in _BOOLEANS:
+        return _chosen(key, text.lower(), _TRUTH)
+    if key in _NULLABLE and text.lower() == "none":
+        return None
+    if key == "become_old_ack_record_seconds" and text[:4].upper() == "AUTO":
+        return _auto_age(key, text)
+    return _number(key, text)
+
+
+def _auto_age(key: str, text: str) -> AutoAge:
+    if text.upper() == "AUTO":
+        return AUTO
+    try:
+        _, share, least, greatest = text.split(":")
+        return AutoAge(float(share), int(least), int(greatest))
+    except ValueError:
+        raise PolicyError(f"policy: {key} is seconds, AUTO, or as AUTO:0.01:1:300, found {text!r}") from None
+
+
+def _member(key: str, text: str) -> Any:
+    return _chosen(key, text.upper(), {member.name: member for member in _ENUMS[key]})
+
+
+def _chosen(key: str, text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise PolicyError(f"policy: {key} is one of {', '.join(values)}, found {text!r}")
+    return values[text]
+
+
+def _number(key: str, text: str) -> int | float:
+    unit = "ms" if key.endswith("_ms") else "s" if key.endswith("_seconds") else ""
+    try:
+        if unit:
+            return Duration.parse(text, plain_unit=unit).in_whole(unit)
+        return float(text) if key == "mark_delete_rate_limit" else int(text)
+    except ValueError as error:
+        rule = str(error) if unit else f"must be a number, got {text!r}"
+        raise PolicyError(f"policy: {key} {rule}") from None

@@ -1,0 +1,115 @@
+"""Redelivery if crashed over time, thinned out for a plot: of each slice of time its peak and its end, both exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
+from ackstate.analysis.replay.curve_sum import SERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.curve_sum import Series
+    from ackstate.analysis.trace.parquet import Span
+
+    Key = tuple[str, str]
+
+TOTAL = ("", "")
+"""The key of all subscriptions together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line: the number holds from each time to the next.
+
+    Attributes:
+        policy: Index in the grid.
+        topic: Empty for all subscriptions at once, as the next.
+        subscription: Whose.
+        ts_ms: Rising, each once; the first and the last are those of the trace.
+        value: Acked messages that a crash would bring back.
+        causes: For each of `CAUSES`, how many of them there are for it; the others are not yet flushed.
+    """
+
+    policy: int
+    topic: str
+    subscription: str
+    ts_ms: tuple[int, ...]
+    value: tuple[int, ...]
+    causes: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_total(self) -> bool:
+        """Whether it is that of all subscriptions at once."""
+        return (self.topic, self.subscription) == TOTAL
+
+
+@dataclass(frozen=True, slots=True)
+class CrashTimes:
+    """When processes died.
+
+    Attributes:
+        ts_ms: The first `CRASHES_MAX` times, rising.
+        count: How many there are.
+    """
+
+    ts_ms: tuple[int, ...]
+    count: int
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Take them from the rows of `estimates`."""
+        total = next(row for row in rows if (row["policy"], row["scope"]) == (0, "total"))
+        return cls(tuple(total["crash_ms"] or ()), total["crash_count"])
+
+
+def curves_of_rows(
+    rows: Sequence[Mapping[str, Any]], span: Span, policies: Sequence[int], *, subscriptions: Sequence[Key]
+) -> list[Curve]:
+    """Return the curve of all subscriptions at once under some policies, and some subscriptions' under the first.
+
+    Args:
+        rows: Of `estimates`, with curves.
+        span: Of the trace.
+        policies: Indexes in the grid; those of the curves are indexes in this list.
+        subscriptions: (topic, subscription) of those whose curves are wanted, of which least comes back last; at most
+            `CURVE_COUNT_MAX`.
+
+    Returns:
+        Totals and subscriptions in the order given.
+    """
+    points = {(row["policy"], row["topic"], row["subscription"]): row for row in rows if row["curve_ms"] is not None}
+    wanted = [(number, TOTAL) for number in policies] + [(policies[0], key) for key in subscriptions]
+    found = []
+    for number, key in wanted:
+        curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
+        if row := points.get((number, *key)):
+            ts_ms = np.array(row["curve_ms"], np.int64)
+            curve.add_thinned(ts_ms, np.array(row["curve"], np.int64).reshape(SERIES, -1))
+        drawn = (policies.index(number), *key)
+        found.append(curve_of(drawn, *curve.points(SERIES), begin_ms=span.begin_ms, end_ms=span.end_ms))
+    return found
+
+
+def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_ms: int, end_ms: int) -> Curve:
+    """Return the curve of some points in order, of which there are none if nothing ever comes back.
+
+    Args:
+        key: Policy, topic and subscription.
+        ts_ms: When; never falls.
+        values: A row for each of `SERIES`, a column for each time.
+        begin_ms: Of the trace.
+        end_ms: Of the trace.
+    """
+    begin = np.zeros((SERIES, 1), np.int64)
+    ts_ms = np.concatenate([[begin_ms], ts_ms, [end_ms]])
+    values = np.concatenate([begin, values, values[:, -1:] if values.size else begin], axis=1)
+    # A peak may be the end of its slice, and that the end of the trace; what happened in its first millisecond counts.
+    lasts = np.append(ts_ms[1:] != ts_ms[:-1], True)
+    value, *causes = (tuple(each) for each in values[:, lasts].tolist())
+    return Curve(*key, tuple(ts_ms[lasts].tolist()), value, tuple(causes))

@@ -1,0 +1,1 @@
+"""Runs the estimate on Spark: session, cluster, source and the program that workers start."""

@@ -1,0 +1,118 @@
+"""A trace that one task of Spark replays from end to end: a small one is done before more tasks would have begun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ackstate.analysis.estimate.rows import LocalRows
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.spark.source import SparkEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.estimate.trace_source import Engine, TraceSource
+    from ackstate.analysis.location import Location
+    from ackstate.analysis.trace.parquet import Span
+
+
+class OneTaskEngine(NamedTuple):
+    """One worker, which reads files as `LocalSource` does."""
+
+    spark: SparkSession
+
+    def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
+        """See `Engine`."""
+        return OneTaskSource(self.spark, LocalSource.of(path, covered))
+
+    def rows(self, directory: Location, schema: pa.Schema) -> OneTaskRows:
+        """See `Engine`."""
+        return OneTaskRows(self.spark, LocalRows.of_files(directory, schema))
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `Engine`."""
+        return SparkEngine(self.spark).made_by()
+
+
+class OneTaskSource(NamedTuple):
+    """A trace whose files one worker reads.
+
+    Attributes:
+        spark: The session.
+        local: The trace.
+    """
+
+    spark: SparkSession
+    local: LocalSource
+
+    @property
+    def is_packed(self) -> bool:
+        """See `TraceSource`."""
+        return self.local.is_packed
+
+    def span(self) -> Span:
+        """See `TraceSource`."""
+        return self.local.span()
+
+    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> OneTaskRows:
+        """See `TraceSource`."""
+        return OneTaskRows(self.spark, self.local.read(columns, step, schema))
+
+
+@final
+class OneTaskRows:
+    """Rows that one task computes.
+
+    Args:
+        spark: The session.
+        rows: What computes them in the worker.
+    """
+
+    def __init__(self, spark: SparkSession, rows: LocalRows) -> None:
+        self._spark = spark
+        self._rows = rows
+
+    def through(self, step: Step, schema: pa.Schema) -> OneTaskRows:
+        """See `Rows`."""
+        return OneTaskRows(self._spark, self._rows.through(step, schema))
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> OneTaskRows:
+        """See `Rows`."""
+        return OneTaskRows(self._spark, self._rows.together(keys, order))
+
+    def plus(self, others: OneTaskRows) -> OneTaskRows:
+        """See `Rows`."""
+        return OneTaskRows(self._spark, self._rows.plus(others._rows))
+
+    def stored(self, directory: Location) -> OneTaskRows:
+        """See `Rows`."""
+        rows = self._rows
+
+        def stored() -> list[LocalRows]:
+            return [rows.stored(directory)]
+
+        return OneTaskRows(self._spark, self._in_worker(stored)[0])
+
+    def collect(self) -> list[dict[str, Any]]:
+        """See `Rows`."""
+        found: list[dict[str, Any]] = self._in_worker(self._rows.collect)
+        return found
+
+    def _in_worker(self, work: Callable[[], list[Any]]) -> list[Any]:
+        def computed(begun: Iterable[int]) -> list[Any]:
+            # Spark keeps a worker for the next job that has read all of what it was sent.
+            for _ in begun:
+                pass
+            return work()
+
+        return self._spark.sparkContext.parallelize([0], 1).mapPartitions(computed).collect()
+
+
+if TYPE_CHECKING:
+    _: type[Rows] = OneTaskRows
+    __: type[TraceSource] = OneTaskSource
+    ___: type[Engine] = OneTaskEngine

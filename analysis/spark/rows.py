@@ -1,0 +1,63 @@
+"""Rows in Spark: steps run in its Python workers, and rows are brought together by its shuffle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, final
+
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ackstate.analysis.location import spark_url
+from ackstate.analysis.spark.session import parquet_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.location import Location
+
+
+@final
+class SparkRows:
+    """A DataFrame as `Rows`.
+
+    Attributes:
+        frame: The DataFrame.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = frame
+
+    def through(self, step: Step, schema: pa.Schema) -> SparkRows:
+        """See `Rows`."""
+        return SparkRows(self.frame.mapInArrow(step, from_arrow_schema(schema)))
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> SparkRows:
+        """See `Rows`."""
+        frame = self.frame.repartition(*keys) if keys else self.frame.repartition(1)
+        columns = (*keys, *order)
+        return SparkRows(frame.sortWithinPartitions(*columns) if columns else frame)
+
+    def plus(self, others: SparkRows) -> SparkRows:
+        """See `Rows`."""
+        return SparkRows(self.frame.unionByName(others.frame))
+
+    @classmethod
+    def of_files(cls, spark: SparkSession, directory: Location, schema: pa.Schema) -> Self:
+        """Return the rows of Parquet files, with some of their columns."""
+        return cls(parquet_frame(spark, from_arrow_schema(schema), directory))
+
+    def stored(self, directory: Location) -> SparkRows:
+        """See `Rows`."""
+        self.frame.write.option("compression", "zstd").parquet(spark_url(directory))
+        return SparkRows(parquet_frame(self.frame.sparkSession, self.frame.schema, directory))
+
+    def collect(self) -> list[dict[str, Any]]:
+        """See `Rows`."""
+        return [row.asDict(recursive=True) for row in self.frame.collect()]
+
+
+if TYPE_CHECKING:
+    _: type[Rows] = SparkRows

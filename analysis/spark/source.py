@@ -1,0 +1,101 @@
+"""A trace as rows in Spark, which reads the files itself, wherever they are."""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ackstate.analysis.spark.rows import SparkRows
+from ackstate.analysis.spark.session import parquet_frame
+from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, is_packed
+from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ackstate.analysis.estimate.rows import Step
+    from ackstate.analysis.location import Location
+
+
+class SparkSource(NamedTuple):
+    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
+
+    Attributes:
+        trace: The DataFrame; of versions 1 and 2 its events are lists, which takes several times as long.
+        covered: What `check_trace` returned of it; None to have Spark find it.
+    """
+
+    trace: DataFrame
+    covered: Span | None = None
+
+    @classmethod
+    def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
+        """Find the files of a trace, a file or a directory; what the files alone tell is checked at once.
+
+        Args:
+            spark: The session.
+            path: Where the trace is.
+            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+
+        Raises:
+            TraceError: It is no trace, as `check_trace`.
+            UnsupportedVersionError: A newer release wrote it.
+        """
+        covered = check_trace(path) if covered is None else covered
+        schema = from_arrow_schema(TRACE_SCHEMA if covered.is_packed else LIST_SCHEMA)
+        return cls(parquet_frame(spark, schema, *trace_files(path)), covered)
+
+    @property
+    def is_packed(self) -> bool:
+        """See `TraceSource`."""
+        return is_packed(self.trace.schema)
+
+    def span(self) -> Span:
+        """See `TraceSource`."""
+        if self.covered is not None:
+            return self.covered
+        begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
+        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
+        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], is_packed=self.is_packed)
+
+    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
+        """See `TraceSource`."""
+
+        def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            _settle()
+            return step(batches)
+
+        return SparkRows(self.trace.select(*columns)).through(settled, schema)
+
+
+@cache
+def _settle() -> None:
+    """Take the imports of a worker out of the garbage collection, of 40 ms, that Spark has it do after each task."""
+    gc.freeze()
+
+
+class SparkEngine(NamedTuple):
+    """Spark."""
+
+    spark: SparkSession
+
+    def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
+        """See `Engine`."""
+        return SparkSource.of(self.spark, path, covered)
+
+    def rows(self, directory: Location, schema: pa.Schema) -> SparkRows:
+        """See `Engine`."""
+        return SparkRows.of_files(self.spark, directory, schema)
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        """See `Engine`."""
+        jvm = self.spark.sparkContext._jvm
+        assert jvm is not None
+        return (("Spark", self.spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

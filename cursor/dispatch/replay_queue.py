@@ -1,0 +1,258 @@
+"""Which messages wait to be sent, although the reader has passed them?"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.delay.position_set import PositionSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ackstate.cursor.inspect.hole_report import HoleReason
+    from ackstate.position import Position
+
+
+_JITTER_MS_MAX = 1_000  # Callers in several threads may be so far apart.
+
+
+class Waiting(NamedTuple):
+    """Why a message waits.
+
+    Attributes:
+        reason: NACKED, OWNER_GONE, DELAYED (it is due now), or NEVER_DELIVERED (read ahead of its turn).
+        delivery_count: How often it was sent.
+        key: What it sticks to a consumer by; None where that does not matter.
+        consumer: Who had it last.
+        until_ms: Not before this time; 0 for at once.
+    """
+
+    reason: HoleReason
+    delivery_count: int = 0
+    key: bytes | None = None
+    consumer: str = ""
+    until_ms: int = 0
+
+
+@final
+class ReplayQueue:
+    """Messages to be sent as soon as somebody may have them, the lowest first, those of a key in order.
+
+    Args:
+        owner: Who is to have the messages of a key; `ANYONE` for whoever asks.
+        became_ready: Called with each message that may go now, or may be had by another owner than before.
+    """
+
+    def __init__(self, owner: Callable[[bytes | None], str], *, became_ready: Callable[[Position], None]) -> None:
+        self._owner = owner
+        self._became_ready = became_ready
+        self._all: dict[Position, Waiting] = {}
+        self._in_order = PositionSet()  # the same positions
+        # What of them may go now, by owner, and the owner of each. Invariant: both say the same.
+        self._ready: dict[str, PositionSet] = {}
+        self._owners: dict[Position, str] = {}
+        self._not_before: list[tuple[int, Position]] = []  # a heap; may hold what was taken or put back since
+        self._latest_ms: int | None = None  # seen of the clock since it was last set back
+        self._of_key: dict[bytes, PositionSet] = {}
+        # What of a key waits for a time. Invariant: of a key, all below the lowest of these may go and no other.
+        self._timed_of_key: dict[bytes, PositionSet] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._all
+
+    @property
+    def next_until_ms(self) -> int | None:
+        """When the next message that was given back with a delay may be sent; None if none waits for a time."""
+        while self._not_before:
+            until_ms, position = self._not_before[0]
+            waiting = self._all.get(position)
+            if waiting is not None and waiting.until_ms == until_ms:
+                return until_ms
+            heapq.heappop(self._not_before)
+        return None
+
+    def get(self, position: Position) -> Waiting | None:
+        """Return why a message waits; None if it does not."""
+        return self._all.get(position)
+
+    def in_order(self) -> PositionSet:
+        """Return all positions: to be read, not changed."""
+        return self._in_order
+
+    def ready_for(self, owner: str) -> PositionSet:
+        """Return what an owner may have now: to be read, not changed.
+
+        One with something in it follows what is put and taken, until consumers come or go; ask again after that.
+        """
+        return self._ready.get(owner, _NONE)
+
+    def put(self, position: Position, waiting: Waiting) -> None:
+        """Let a message wait; it does not yet.
+
+        Raises:
+            TypeError: The time that it waits for is no integer.
+        """
+        assert position not in self._all
+        if not isinstance(waiting.until_ms, int):
+            raise TypeError(f"until_ms of {position} is an integer, found {waiting.until_ms!r}")
+        self._all[position] = waiting
+        self._in_order.add(position)
+        if waiting.key is not None:
+            self._of_key.setdefault(waiting.key, PositionSet()).add(position)
+        if not waiting.until_ms:
+            self._arrange(position, waiting.key)
+            return
+        heapq.heappush(self._not_before, (waiting.until_ms, position))
+        if waiting.key is not None:
+            self._hold_back(position, waiting.key)
+
+    def take(self, position: Position) -> Waiting:
+        """Remove a message that waits."""
+        waiting = self._all.pop(position)
+        self._in_order.discard(position)
+        self._unready(position)
+        if waiting.key is not None:
+            of_key = self._of_key[waiting.key]
+            of_key.discard(position)
+            if not of_key:
+                del self._of_key[waiting.key]
+            if waiting.until_ms:
+                self._time_over(position, waiting.key)
+        return waiting
+
+    def follow_clock(self, *, now_ms: int) -> None:
+        """Note the time. If the clock was set back, so are the times that messages wait for: no wait becomes longer.
+
+        A step back of at most a second is none: it may be the difference between two callers.
+
+        Complexity: O(1); O(messages that wait for a time) after a step back.
+        """
+        back_ms = 0 if self._latest_ms is None else self._latest_ms - now_ms
+        if back_ms <= 0 or back_ms > _JITTER_MS_MAX:
+            self._latest_ms = now_ms
+        if back_ms <= _JITTER_MS_MAX:
+            return
+        timed = [
+            (waiting.until_ms - back_ms or -1, position) for position, waiting in self._all.items() if waiting.until_ms
+        ]
+        for until_ms, position in timed:
+            self._all[position] = self._all[position]._replace(until_ms=until_ms)
+        heapq.heapify(timed)
+        self._not_before = timed
+
+    def release(self, *, now_ms: int) -> None:
+        """Make ready what waited for a time that has come."""
+        self.follow_clock(now_ms=now_ms)
+        while (until_ms := self.next_until_ms) is not None and until_ms <= now_ms:
+            _, position = heapq.heappop(self._not_before)
+            waiting = self._all[position] = self._all[position]._replace(until_ms=0)
+            if waiting.key is None:
+                self._arrange(position, None)
+            else:
+                self._time_over(position, waiting.key)
+
+    def is_next_of_key(self, position: Position) -> bool:
+        """Tell whether no earlier message of its key waits."""
+        key = self._all[position].key
+        return key is None or next(iter(self._of_key[key])) == position
+
+    def key_moved(self, key: bytes) -> None:
+        """Give what waits of a key to its owner of now. Complexity: O(1) if that is who it was."""
+        of_key = self._of_key.get(key)
+        if of_key is None:
+            return
+        owner = self._owners.get(next(iter(of_key)))
+        if owner is not None and owner != self._owner(key):
+            for position in of_key:
+                if position in self._owners:
+                    self._unready(position)
+                    self._arrange(position, key)
+
+    def owners_changed(self) -> None:
+        """Give everything that waits for its turn to its owner of now. Complexity: O(keys + owners + what moves)."""
+        for key in self._of_key:
+            self.key_moved(key)
+        # Here, not as soon as one is empty: what `ready_for` returned stays what is ready until consumers come or go.
+        self._ready = {owner: ready for owner, ready in self._ready.items() if ready}
+
+    def up_to(self, position: Position) -> list[Position]:
+        """Return what waits up to a position, included. Complexity: O(them)."""
+        return list(takewhile(lambda each: each <= position, self._in_order))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._all.clear()
+        self._in_order.clear()
+        self._ready.clear()
+        self._owners.clear()
+        self._timed_of_key.clear()
+        self._not_before.clear()
+        self._of_key.clear()
+
+    def _arrange(self, position: Position, key: bytes | None) -> None:
+        """Let a message go that waits for no time, unless an earlier one of its key does: they go out in order."""
+        lowest_timed = None if key is None else self._lowest_timed(key)
+        if lowest_timed is None or position < lowest_timed:
+            owner = self._owners[position] = self._owner(key)
+            self._ready.setdefault(owner, PositionSet()).add(position)
+            self._became_ready(position)
+
+    def _hold_back(self, position: Position, key: bytes) -> None:
+        """Keep a message of a key for its time, and those after it with it."""
+        lowest_timed = self._lowest_timed(key)
+        self._timed_of_key.setdefault(key, PositionSet()).add(position)
+        if lowest_timed is None or position < lowest_timed:
+            for later in self._of_key[key].at_least(position):
+                if later == lowest_timed:
+                    return
+                self._unready(later)
+
+    def _time_over(self, position: Position, key: bytes) -> None:
+        """Let a message of a key go that waited for a time, and those after it, up to the next that does."""
+        timed = self._timed_of_key[key]
+        was_lowest = next(iter(timed)) == position
+        timed.discard(position)
+        if not timed:
+            del self._timed_of_key[key]
+        if was_lowest and key in self._of_key:
+            lowest_timed = self._lowest_timed(key)
+            for later in self._of_key[key].at_least(position):
+                if later == lowest_timed:
+                    return
+                self._arrange(later, key)
+
+    def _lowest_timed(self, key: bytes) -> Position | None:
+        timed = self._timed_of_key.get(key)
+        return None if timed is None else next(iter(timed))
+
+    def _unready(self, position: Position) -> None:
+        owner = self._owners.pop(position, None)
+        if owner is not None:
+            self._ready[owner].discard(position)
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(waiting)."""
+        assert {position: owner for owner, ready in self._ready.items() for position in ready} == self._owners
+        assert self._owners.keys() <= self._all.keys()
+        assert list(self._in_order) == sorted(self._all)
+        assert all(not self._all[position].until_ms for position in self._owners)
+        assert {position for of_key in self._of_key.values() for position in of_key} == {
+            position for position, waiting in self._all.items() if waiting.key is not None
+        }
+        timed = {position for position, waiting in self._all.items() if waiting.until_ms and waiting.key is not None}
+        assert timed == {position for of_key in self._timed_of_key.values() for position in of_key}
+        for key, of_key in self._of_key.items():
+            lowest_timed = self._lowest_timed(key)
+            may_go = {position for position in of_key if lowest_timed is None or position < lowest_timed}
+            assert may_go == {position for position in of_key if position in self._owners}
+            assert {self._owners[position] for position in may_go} <= {self._owner(key)}
+        free = {position for position, waiting in self._all.items() if not waiting.until_ms and waiting.key is None}
+        assert free <= self._owners.keys()
+
+
+_NONE = PositionSet()

@@ -1,0 +1,396 @@
+"""The durable side of one cursor: a record in the metadata store, and mostly a journal in a ledger that it names.
+
+A ledger begins with the whole state. A new ledger is made complete before the record swings to it by compare-and-set,
+and the old one is deleted after, so a crash between any two steps leaves one readable journal. What such a crash leaves
+over is found by its owner's name and deleted at the next open. A new cursor, and one whose ledger cannot be written,
+has no ledger: then the whole state is in the record.
+
+Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
+earlier owner can neither swing nor append.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
+from urllib.parse import quote
+
+from ackstate.cursor.journal.format import CursorRecord
+from ackstate.cursor.journal.native import SharedCursorRecord, snapshot_of
+from ackstate.cursor.journal.recovery import Recovery, decode_record
+from ackstate.cursor.journal.shared_holes import HolePins
+from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.errors import CorruptStateError, CursorFencedError
+from ackstate.wire.native_shared import encode_shared, share
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
+    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.journal.shared_holes import SharedHoles
+    from ackstate.cursor.store import Store
+    from ackstate.ledger_map import LedgerMap
+    from ackstate.position import Position
+    from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
+
+ROOT = "/managed-ledgers"
+_TAKEOVER_ATTEMPTS = 10
+
+
+@final
+class Journal:
+    """Writes a cursor's states; one owner, one write at a time.
+
+    Made by `open`. After a failed append the ledger is not appended to again, because nobody knows whether its end
+    holds the record: the next write begins a new one, or goes to the metadata store.
+    """
+
+    def __init__(self, store: Store, *, topic: str, subscription: str, form: JournalFormat) -> None:
+        self.store = store
+        self.topic = topic
+        self.path = cursor_path(topic, subscription)
+        self.form = form
+        self.cursor_properties: Mapping[str, str] = {}
+        self.snapshot_bytes = 0
+        self.delta_bytes = 0
+        self._owner = cursor_owner(self.path)
+        self._version = ABSENT
+        self._epoch = 0
+        self._term = 1
+        self._unknown = b""
+        self._mark_delete: Position | None = None  # that of the record
+        self._record_form = form  # that of the record, and of the ledger that it names: `form` from the next swing on
+        self._pointed_at: int | None = None  # the ledger that a recovery would read; None without one
+        self._open_ledger: int | None = None  # the same if it may be appended to, else None
+        self._made: set[int] = set()  # ledgers that a record of ours named or may come to name
+        self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
+        self._chain = 0
+        self._sequence = 0
+        self._shared_holes: SharedHoles | None = None
+        self._pins: HolePins | None = None  # None for a cursor that has none and is given no buckets
+
+    @classmethod
+    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        subscription: str,
+        form: JournalFormat,
+        ledgers: LedgerMap,
+        repair: Repair,
+        shared_holes: SharedHoles | None = None,
+    ) -> tuple[Journal, StoredCursor | None]:
+        """Take the cursor over and read what is durable of it; None if there never was such a cursor.
+
+        After a repair, or in another format, it is to be written anew.
+
+        Raises:
+            CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreError: The storage failed.
+        """
+        journal = cls(store, topic=topic, subscription=subscription, form=form)
+        journal._shared_holes = shared_holes if form.has_deltas else None
+        recovery = Recovery(store, journal.path, ledgers, repair, shared_holes)
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
+            # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
+            journal._leftovers = set(store.ledgers.owned_by(journal._owner))
+            found = recovery.find(journal._leftovers)
+            if found is None:
+                journal._take_pins(())
+                return journal, None
+            if journal._take_over(found):
+                found = journal._appended_since(found, recovery)
+                journal._take_pins(found.bucket_ids)
+                if not found.is_repaired:  # Else the record stays as it is, until one is written.
+                    journal._keep_pins(found.bucket_ids)
+                journal.snapshot_bytes = found.recovered.byte_count
+                return journal, found
+        raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
+
+    @property
+    def needs_ledger(self) -> bool:
+        """Whether the next write must begin a new ledger because none can be appended to."""
+        return self._open_ledger is None
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries the ledger holds that is appended to."""
+        return self._sequence
+
+    def append(self, content: CursorState) -> int:
+        """Append an entry, sync, and return the bytes written.
+
+        Args:
+            content: What is new since the entry before or, in a format without deltas, the whole state.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor; nothing was written.
+            StoreError: The append failed; whether it happened is unknown, and the ledger is not appended to again.
+        """
+        ledger_id, encoded = self.prepare(content)
+        try:
+            self.store.ledgers.append(ledger_id, encoded)
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise self._fenced() from error
+        except CorruptStateError as error:
+            raise self._unwritable(error) from error
+        return self.appended(ledger_id, encoded)
+
+    def prepare(self, content: CursorState) -> tuple[int, bytes]:
+        """Return the ledger and the entry to be appended to it; one of the two that follow must be told the outcome.
+
+        Until then, and if the outcome is unknown for good, the next write must begin a new ledger.
+        """
+        assert self._open_ledger is not None
+        ledger_id, self._open_ledger = self._open_ledger, None
+        return ledger_id, self._encode(content)
+
+    def appended(self, ledger_id: int, encoded: bytes) -> int:
+        """Go on after an entry that was appended and synced, and return its size."""
+        self._open_ledger = ledger_id
+        self._advance_chain(encoded)
+        self.delta_bytes += len(encoded)
+        return len(encoded)
+
+    def not_appended(self, ledger_id: int) -> None:
+        """Go on as before: the entry is certain not to have been appended."""
+        self._open_ledger = ledger_id
+
+    def buckets(self) -> Sequence[BucketHoles]:
+        """Return the delay buckets that a whole state may refer to now."""
+        return () if self._shared_holes is None else self._shared_holes.buckets()
+
+    @property
+    def known_buckets(self) -> Sequence[BucketHoles]:
+        """What `buckets` returned when any cursor of the topic last asked; no storage is at work."""
+        return () if self._shared_holes is None else self._shared_holes.known
+
+    @property
+    def refers_to_retired(self) -> bool:
+        """Whether delay buckets are kept that were live no more when any cursor of the topic last looked."""
+        if self._pins is None:
+            return False
+        live = frozenset() if self._shared_holes is None else self._shared_holes.live_ids
+        return not self._pins.bucket_ids <= live
+
+    def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> int:
+        """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
+
+        Args:
+            content: The whole state.
+            buckets: Delay buckets that it may refer to.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
+        """
+        self._open_ledger, self._chain, self._sequence = None, 0, 0
+        shared = self._shared(content, buckets)
+        encoded = self._encode(content) if shared is None else encode_shared(shared)
+        try:
+            ledger_id = self.store.ledgers.create(self._owner)
+            self._made.add(ledger_id)
+            self.store.ledgers.append(ledger_id, encoded)
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise self._fenced() from error
+        except CorruptStateError as error:
+            raise self._unwritable(error) from error
+        self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        self._keep_pins(() if shared is None else shared.bucket_ids)
+        self._open_ledger = ledger_id
+        self._advance_chain(encoded)
+        self.snapshot_bytes, self.delta_bytes = len(encoded), 0
+        return len(encoded)
+
+    def encode_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> bytes:
+        """Return the record that would hold the whole state, by what these buckets hold; none of them is pinned."""
+        shared = share(snapshot_of(content, epoch=self._epoch), buckets) if buckets else None
+        return self.form.encode_record(self._whole_record(content, shared))
+
+    def write_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> int:
+        """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
+
+        Args:
+            content: The whole state.
+            buckets: Delay buckets that it may refer to.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; the state before or the new one is what a recovery reads.
+        """
+        self._open_ledger = None
+        shared = self._shared(content, buckets)
+        written = self._swing(self._whole_record(content, shared), self.form)
+        self._keep_pins(() if shared is None else shared.bucket_ids)
+        self.snapshot_bytes, self.delta_bytes = written, 0
+        return written
+
+    def write_cursor_properties(self, properties: Mapping[str, str]) -> int:
+        """Replace the cursor properties, nothing else, and return the bytes written.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; whether it happened is unknown.
+        """
+        record, form = self._record(self._pointed_at, self._mark_delete), self._record_form
+        if self._pointed_at is None:
+            # Read back rather than kept: it is the whole state.
+            found = self.store.metadata.get(self.path)
+            if found is None or not self._is_ours(found.data):
+                raise self._fenced()
+            decoded = decode_record(found.data)
+            record, form = decoded.record, decoded.form
+        before, self.cursor_properties = self.cursor_properties, dict(properties)
+        try:
+            return self._swing(replace(record, cursor_properties=self.cursor_properties), form)
+        except BaseException:
+            self.cursor_properties = before
+            raise
+
+    def begin_epoch(self) -> None:
+        """Let the next whole state be of a new epoch: no record from before counts after it."""
+        self._epoch += 1
+
+    def abandon_epoch(self) -> None:
+        """Go back to the epoch before: the new one could not be written."""
+        self._epoch -= 1
+
+    def _encode(self, content: CursorState) -> bytes:
+        return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
+
+    def _take_pins(self, needed: Collection[int]) -> None:
+        """Look for what earlier owners have pinned, unless there is none and never will be."""
+        if self._version != ABSENT or self._shared_holes is not None:
+            pins = HolePins(self.store, self.path, term=self._term, needed=needed)
+            self._pins = pins if pins.bucket_ids or self._shared_holes is not None else None
+
+    def _keep_pins(self, needed: Collection[int]) -> None:
+        if self._pins is not None:
+            self._pins.keep_only(needed)
+
+    def _shared(self, content: CursorState, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
+        """Say the whole state by what buckets hold, all of which are pinned then; None if that does not pay."""
+        pins, snapshot = self._pins, snapshot_of(content, epoch=self._epoch)
+        while pins is not None and buckets and (shared := share(snapshot, buckets)) is not None:
+            refused = {bucket_id for bucket_id in sorted(shared.bucket_ids) if not pins.pin(bucket_id)}
+            if not refused:
+                return shared
+            buckets = [bucket for bucket in buckets if bucket.reference.bucket_id not in refused]
+        return None
+
+    def _whole_record(self, content: CursorState, shared: SharedSnapshot | None) -> CursorRecord:
+        record = self._record(None, content.mark_delete, content)
+        if shared is None:
+            return record
+        return SharedCursorRecord(
+            None, record.epoch, record.term, record.mark_delete, cursor_properties=record.cursor_properties,
+            shared=shared,
+        )  # fmt: skip
+
+    def _advance_chain(self, encoded: bytes) -> None:
+        self._chain = self.form.chain(encoded)
+        self._sequence += 1
+
+    def _record(
+        self, ledger_id: int | None, mark_delete: Position | None, content: CursorState | None = None
+    ) -> CursorRecord:
+        return CursorRecord(
+            ledger_id, self._epoch, self._term, mark_delete, content, self.cursor_properties, self._unknown
+        )
+
+    def _take_over(self, found: StoredCursor) -> bool:
+        """Keep every earlier owner out; False if the record has changed since it was found."""
+        record = found.record
+        self._epoch, self._term, self._mark_delete = record.epoch, record.term + 1, record.mark_delete
+        self._pointed_at, self.cursor_properties = record.cursor_ledger_id, record.cursor_properties
+        self._unknown, self._record_form = record.unknown, found.form
+        taken = found.form.encode_record(replace(record, term=self._term))
+        try:
+            self._version = self.store.metadata.put(self.path, taken, expected_version=found.version)
+        except VersionMismatchError:
+            return False
+        if self._pointed_at is not None:
+            try:
+                self.store.ledgers.fence(self._pointed_at)
+            except LedgerNotFoundError:
+                # It was missing before, and a repair does without it; or else the last owner has just left it.
+                if not found.is_repaired:
+                    return False
+            except CorruptStateError:
+                # It was damaged before, and an embedded store refuses the appends of an earlier owner, too. ZooKeeper
+                # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
+                if not found.is_repaired:
+                    raise
+        self._delete(self._leftovers - {self._pointed_at})
+        return True
+
+    def _appended_since(self, found: StoredCursor, recovery: Recovery) -> StoredCursor:
+        """Return what was found and what the owner before appended until it was fenced."""
+        ledger_id = found.record.cursor_ledger_id
+        if found.is_repaired or ledger_id is None or self.store.ledgers.last(ledger_id) + 1 == found.entry_count:
+            return found
+        return recovery.read_journal(found)
+
+    def _swing(self, record: CursorRecord, form: JournalFormat) -> int:
+        """Put a record, delete the ledgers that it does not name, and return its size."""
+        encoded = form.encode_record(record)
+        try:
+            self._put(encoded)
+        except CorruptStateError as error:
+            raise StoreError(f"{self.path}: the record cannot be written: {error}") from error
+        if self._pointed_at is not None:
+            self._made.add(self._pointed_at)
+        self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
+        self._record_form = form
+        self._delete((self._made | self._leftovers) - {self._pointed_at})
+        return len(encoded)
+
+    def _put(self, encoded: bytes) -> None:
+        try:
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
+        except VersionMismatchError as error:
+            # An earlier swing of ours may have happened although the store reported a failure. Then the version is
+            # ours to adopt; a record of anything else means another owner.
+            found = self.store.metadata.get(self.path)
+            if found is None or not self._is_ours(found.data):
+                raise self._fenced() from error
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
+
+    def _is_ours(self, encoded: bytes) -> bool:
+        record = decode_record(encoded).record
+        ledger_id = record.cursor_ledger_id
+        return record.term == self._term and (ledger_id in self._made | {None, self._pointed_at})
+
+    def _fenced(self) -> CursorFencedError:
+        return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
+
+    def _unwritable(self, error: CorruptStateError) -> StoreError:
+        """Return the error for a ledger that damage keeps from being written; the metadata store may still be."""
+        return StoreError(f"{self.path}: the cursor ledger cannot be written: {error}")
+
+    def _delete(self, ledger_ids: set[int]) -> None:
+        """Delete ledgers that no record names.
+
+        They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
+        """
+        for ledger_id in sorted(ledger_ids):
+            try:
+                self.store.ledgers.delete(ledger_id)
+            except (StoreError, CorruptStateError):
+                continue  # One that can never be deleted must not keep the others.
+            self._made.discard(ledger_id)
+            self._leftovers.discard(ledger_id)
+
+
+def cursor_path(topic: str, subscription: str) -> str:
+    """Return the metadata path of a cursor's record."""
+    return f"{ROOT}/{quote(topic, safe='')}/{quote(subscription, safe='')}"
+
+
+def cursor_owner(path: str) -> str:
+    """Return in whose name a cursor's ledgers are made."""
+    return f"cursor {path}"

@@ -1,0 +1,308 @@
+"""The native format: a snapshot, then deltas, each chained to the record before. `docs/wire-format.md` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import and_
+from typing import TYPE_CHECKING, final
+
+from pyroaring import BitMap
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Format, JournalFormat
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.position import Position
+from ackstate.wire import native
+from ackstate.wire.native import Record, RecordFields, RecordKind, record_of
+from ackstate.wire.native_deltas import JournalOffset, decode_deltas, join
+from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
+from ackstate.wire.native_shared import SharedSnapshot, decode_shared, is_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ackstate.cursor.journal.format import ReadEntries
+    from ackstate.ledger_map import LedgerMap
+
+Resolve = Callable[[SharedSnapshot], RecordFields]
+"""Reads the delay buckets that a snapshot refers to, and returns all that it says."""
+
+_BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCursorRecord(CursorRecord):
+    """A cursor's value in the metadata store that holds the state as it differs from what delay buckets hold.
+
+    Attributes:
+        shared: The whole state; `content` is None.
+    """
+
+    shared: SharedSnapshot = field(kw_only=True)
+
+
+def unresolved(snapshot: SharedSnapshot) -> RecordFields:
+    """Raise `UnsupportedVersionError`: whoever reads was given no buckets."""
+    raise UnsupportedVersionError(f"a native record that refers to delay buckets {sorted(snapshot.bucket_ids)}")
+
+
+@final
+class NativeFormat:
+    """See the module, and `JournalFormat`.
+
+    Args:
+        resolve: Reads delay buckets; needed for a journal that refers to some.
+    """
+
+    name = Format.NATIVE
+    has_deltas = True
+
+    def __init__(self, resolve: Resolve = unresolved) -> None:
+        self._resolve = resolve
+
+    def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
+        """See `JournalFormat.encode_entry`."""
+        return native.encode(_record(content, epoch=epoch, sequence=sequence, chain=chain))
+
+    def chain(self, encoded: bytes) -> int:
+        """See `JournalFormat.chain`."""
+        return native.checksum(encoded)
+
+    def recover(  # noqa: PLR0913 - named, not packed
+        self,
+        read: ReadEntries,
+        count: int,
+        *,
+        what: str,
+        epoch: int,
+        ledgers: LedgerMap,  # noqa: ARG002
+        discard_damaged: bool = False,
+    ) -> DecodedJournal:
+        """See `JournalFormat.recover`. Complexity: O(size of the journal)."""
+        return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged, resolve=self._resolve)
+
+    @staticmethod
+    def epoch_of(entry: bytes) -> int | None:
+        """Return the epoch of an entry, None if it is none of this format.
+
+        Raises:
+            CorruptStateError: It is one, and cannot be read.
+            UnsupportedVersionError: A newer release wrote it.
+        """
+        return parts_of(entry).epoch if entry.startswith(native.MAGIC) else None
+
+    def decode_entry(self, entry: bytes) -> Record:
+        """Read one entry of a journal by itself.
+
+        Raises:
+            CorruptStateError: It, or a bucket that it refers to, cannot be read.
+            UnsupportedVersionError: A newer release wrote it, or it refers to buckets and nothing reads these.
+        """
+        return record_of(self._resolve(decode_shared(entry)) if is_shared(entry) else native.decode_parts(entry))
+
+    def encode_record(self, record: CursorRecord) -> bytes:
+        """See `JournalFormat.encode_record`."""
+        content, epoch = record.content, record.epoch
+        snapshot: Record | SharedSnapshot | None
+        if isinstance(record, SharedCursorRecord):
+            snapshot = record.shared
+        else:
+            snapshot = None if content is None else _record(content, epoch=epoch, sequence=0, chain=0)
+        pointer = Pointer(
+            record.cursor_ledger_id, epoch, record.term, record.mark_delete, record.cursor_properties, snapshot
+        )
+        return encode_pointer(pointer)
+
+    def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:  # noqa: ARG002
+        """See `JournalFormat.decode_record`."""
+        pointer = decode_pointer(data)
+        snapshot = pointer.snapshot
+        head = pointer.cursor_ledger_id, pointer.epoch, pointer.term, pointer.mark_delete
+        if isinstance(snapshot, SharedSnapshot):
+            return SharedCursorRecord(*head, cursor_properties=pointer.cursor_properties, shared=snapshot)
+        content = None if snapshot is None else content_of(snapshot)
+        return CursorRecord(*head, content, pointer.cursor_properties)
+
+
+def snapshot_of(content: CursorState, *, epoch: int) -> Record:
+    """Return the record of a whole state."""
+    return _record(content, epoch=epoch, sequence=0, chain=0)
+
+
+def content_of(record: Record) -> CursorState:
+    """Return what a record says."""
+    return CursorState(record.mark_delete, record.deleted, record.batch, record.properties)
+
+
+def _record(content: CursorState, *, epoch: int, sequence: int, chain: int) -> Record:
+    kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
+    mark_delete, deleted, batch, properties = content
+    return Record(kind, epoch, sequence, chain, mark_delete, deleted, properties, batch)
+
+
+def parts_of(entry: bytes) -> RecordFields:
+    """Read an entry by itself: what it has for acks are none where it refers to delay buckets."""
+    return decode_shared(entry).parts if is_shared(entry) else native.decode_parts(entry)
+
+
+def fold(
+    entries: Sequence[bytes],
+    *,
+    what: str,
+    epoch: int,
+    discard_damaged: bool = False,
+    resolve: Resolve = unresolved,
+) -> DecodedJournal:
+    """Fold a journal's records into the state that they describe.
+
+    An ack in any of them counts, whatever the others say of its entry.
+
+    Args:
+        entries: Encoded records, a snapshot first.
+        what: The journal's name for error messages.
+        epoch: The epoch that the pointer names.
+        discard_damaged: Stop at the first damaged record, wherever it is, unless it is the snapshot.
+        resolve: Reads the delay buckets that the snapshot may refer to; what it raises is raised.
+
+    Raises:
+        CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
+            one that cannot be read is discarded and reported: its write was never reported durable.
+        UnsupportedVersionError: A newer release wrote a record.
+
+    Complexity: O(size of the journal).
+    """
+    if not entries:
+        raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
+    state = _Folded(what, epoch, resolve)
+    damage = ""
+    try:
+        state.add(entries[0])
+        # A last record that was torn keeps those before it from being read at once.
+        _ = state.add_deltas(entries[1:]) or state.add_deltas(entries[1:-1])
+        for encoded in entries[state.replayed :]:
+            state.add(encoded)
+    except _DamagedError as error:
+        is_torn = error.is_unreadable and state.replayed == len(entries) - 1
+        if not state.replayed or not (is_torn or discard_damaged):
+            raise
+        damage = str(error)
+    return DecodedJournal(
+        state.content(),
+        records_replayed=state.replayed,
+        bytes_discarded=sum(map(len, entries[state.replayed :])),
+        discarded_offset=state.offset if damage else -1,
+        discarded_reason=damage,
+        byte_count=state.offset,
+    )
+
+
+@final
+class _Folded:
+    """The records so far, ORed; what the mark-delete position covers is forgotten once, at the end.
+
+    That comes to the same as forgetting it at each record, since it never goes back, and costs less.
+    """
+
+    def __init__(self, what: str, epoch: int, resolve: Resolve) -> None:
+        self.offset = 0
+        self._what = what
+        self._resolve = resolve
+        self._place = JournalOffset(epoch, 0, 0, Position(0, -1))
+        self._snapshot: dict[int, BitMap] = {}
+        # What the deltas add stays apart until the end: to OR one into a bitmap takes as long as that has containers.
+        self._added: dict[int, BitMap] = {}
+        self._batch: dict[Position, tuple[int, ...]] = {}
+        self._properties: Mapping[str, int] = {}
+
+    @property
+    def replayed(self) -> int:
+        """How many records there were."""
+        return self._place.sequence
+
+    def add(self, encoded: bytes) -> None:
+        """Take in the next record."""
+        parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
+        if is_shared(encoded):
+            parts = self._resolve(decode_shared(encoded))
+        self._join(parts, self._added if self.replayed else self._snapshot)
+        self._properties = parts.properties
+        self._advance([encoded], parts.mark_delete)
+
+    def add_deltas(self, entries: Sequence[bytes]) -> bool:
+        """Take in the next records, and return True; or False if they must be read one by one."""
+        deltas = decode_deltas(entries, self._place) if len(entries) >= _BULK_COUNT_MIN else None
+        if deltas is None:
+            return False
+        for ledger_id, acked in deltas.bitmaps.items():
+            join(self._added, ledger_id, acked)
+        for parts in deltas.others:
+            self._join(parts, self._added)
+        self._properties = deltas.properties
+        self._advance(entries, deltas.mark_delete)
+        return True
+
+    def content(self) -> CursorState:
+        """Return what all of them say; nothing may be taken in after."""
+        bitmaps = self._snapshot
+        for ledger_id, acked in self._added.items():
+            join(bitmaps, ledger_id, acked)
+        for (ledger_id, entry_id), unacked_words in self._batch.items():
+            if not any(unacked_words):
+                join(bitmaps, ledger_id, BitMap((entry_id,)))
+        mark_delete = self._place.mark_delete
+        if mark_delete.ledger_id in bitmaps:
+            bitmaps[mark_delete.ledger_id].remove_range(0, mark_delete.entry_id + 1)
+        remaining = sorted(ledger_id for ledger_id in bitmaps if ledger_id >= mark_delete.ledger_id)
+        deleted = DeletedRanges.from_bitmaps((ledger_id, bitmaps[ledger_id]) for ledger_id in remaining)
+        batch = BatchIndexes()
+        for position, unacked_words in self._batch.items():
+            if position > mark_delete and position not in deleted:
+                batch.ack(position, unacked_words)
+        return CursorState(mark_delete, deleted, batch, self._properties)
+
+    def _join(self, parts: RecordFields, bitmaps: dict[int, BitMap]) -> None:
+        for ledger_id, acked in parts.bitmaps:
+            join(bitmaps, ledger_id, acked)
+        for position, unacked_words in parts.batch:
+            held = self._batch.get(position, unacked_words)
+            # Words that one of them lacks are 0: all of those messages are acked.
+            self._batch[position] = tuple(map(and_, held, unacked_words))
+
+    def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
+        epoch, sequence, _, _ = self._place
+        self._place = JournalOffset(epoch, sequence + len(entries), native.checksum(entries[-1]), mark_delete)
+        self.offset += sum(map(len, entries))
+
+
+class _DamagedError(CorruptStateError):
+    """A record that cannot be read, or one that does not belong where it stands."""
+
+    is_unreadable = False
+
+
+def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) -> RecordFields:
+    """Read one record and see that it belongs where it stands."""
+    try:
+        parts = parts_of(encoded)
+    except CorruptStateError as error:
+        damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
+        damaged.is_unreadable = True
+        raise damaged from error
+    expected = (RecordKind.DELTA if place.sequence else RecordKind.SNAPSHOT, *place[:3])
+    if parts[:4] != expected:
+        raise _DamagedError(
+            what,
+            offset=offset,
+            expected=f"(kind, epoch, sequence, chain) {(int(expected[0]), *place[:3])}",
+            found=(int(parts.kind), *parts[1:4]),
+        )
+    if parts.mark_delete < place.mark_delete:
+        raise _DamagedError(
+            what, offset=offset, expected=f"a mark-delete of at least {place.mark_delete}", found=parts.mark_delete
+        )
+    return parts
+
+
+_: type[JournalFormat] = NativeFormat

@@ -1,0 +1,298 @@
+"""What is durable of a cursor? Read without guessing, changing nothing.
+
+Absent and unreadable are different: a cursor without a record and without journals never was; all else is read or
+refused. A refusal says which repairs would go on, and what each gives up; none is taken unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Repair
+from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of
+from ackstate.cursor.journal.pulsar import PulsarFormat
+from ackstate.cursor.journal.shared_holes import resolver
+from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position import Position
+from ackstate.wire import native_pointer
+from ackstate.wire.native import record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ackstate.cursor.journal.format import JournalFormat
+    from ackstate.cursor.journal.shared_holes import SharedHoles
+    from ackstate.cursor.store import Store, Versioned
+    from ackstate.ledger_map import LedgerMap
+    from ackstate.wire.native import Record, RecordFields
+    from ackstate.wire.native_shared import SharedSnapshot
+
+_TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
+
+
+class UnreadableCursorError(CorruptStateError):
+    """A cursor that is there and cannot be read; it was left as it is.
+
+    Args:
+        error: What is wrong.
+        repairs: What `ManagedCursor.open` could be told to do about it, the one that gives up least first.
+    """
+
+    def __init__(self, error: CorruptStateError, repairs: tuple[Repair, ...]) -> None:
+        ways = "; ".join(f"repair=Repair.{repair.name} would {repair.value}" for repair in repairs)
+        super().__init__(error.what, offset=error.offset, expected=error.expected, found=f"{error.found}; {ways}")
+        self.repairs = repairs
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecord:
+    """A cursor's value in the metadata store, and the format that it has."""
+
+    record: CursorRecord
+    form: JournalFormat
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCursor:
+    """What a recovery would begin with.
+
+    Attributes:
+        record: The value in the metadata store, or what a repair makes of it.
+        version: Of that value.
+        form: The format that it is written in.
+        recovered: The state.
+        entry_count: How many entries the journal has.
+        repair: What had to be done to read it.
+        bucket_ids: The delay buckets that it was read by: they must stay until another record takes its place.
+    """
+
+    record: CursorRecord
+    version: int
+    form: JournalFormat
+    recovered: DecodedJournal
+    entry_count: int = 0
+    repair: Repair = Repair.NONE
+    bucket_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether acks were given up."""
+        return self.repair is not Repair.NONE
+
+
+def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecord:
+    """Read a cursor's value in the metadata store, in whichever format it is.
+
+    Raises:
+        CorruptStateError: It cannot be read.
+        UnsupportedVersionError: A newer release wrote it.
+    """
+    is_native = data.startswith(native_pointer.MAGIC)
+    form: JournalFormat = NativeFormat() if is_native else PulsarFormat()
+    return DecodedRecord(form.decode_record(data, ledgers), form)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Reads one cursor.
+
+    Attributes:
+        store: Where.
+        path: The cursor's path in the metadata store.
+        ledgers: The message log.
+        repair: What to do if the cursor cannot be read.
+        shared_holes: What may have read the delay buckets already that the cursor refers to.
+    """
+
+    store: Store
+    path: str
+    ledgers: LedgerMap
+    repair: Repair = Repair.NONE
+    shared_holes: SharedHoles | None = None
+
+    def find(self, orphans: Collection[int]) -> StoredCursor | None:
+        """Read what is durable of the cursor; None if there never was one.
+
+        Args:
+            orphans: The ledgers made in its name; those that its record does not name are leftovers of a crash.
+
+        Raises:
+            UnreadableCursorError: It cannot be read, and the repair asked for is not one that would help.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreError: The storage failed.
+        """
+        try:
+            value = self.store.metadata.get(self.path)
+        except DamagedValueError as error:
+            return self._repaired_record(error.version, error, orphans)
+        if value is None:
+            is_lost = any(map(self._may_have_acks, orphans))
+            return self._find_without_record(orphans) if is_lost else None
+        return self._find_with_record(value, orphans)
+
+    def _find_with_record(self, value: Versioned, orphans: Collection[int]) -> StoredCursor | None:
+        try:
+            decoded = decode_record(value.data, self.ledgers)
+        except CorruptStateError as error:
+            return self._repaired_record(value.version, error, orphans)
+        found = StoredCursor(decoded.record, value.version, decoded.form, _NOTHING)
+        try:
+            if found.record.cursor_ledger_id is None:
+                return self._read_record(found, byte_count=len(value.data))
+            return self.read_journal(found)
+        except (CorruptStateError, LedgerNotFoundError) as error:
+            if self.store.metadata.get(self.path) != value:
+                # Its owner has gone on to another ledger meanwhile.
+                return self.find(orphans)
+            return self._repaired_journal(found, error)
+
+    def _read_record(self, found: StoredCursor, *, byte_count: int) -> StoredCursor:
+        """Return what was found with the state that the record itself has."""
+        record, bucket_ids = found.record, found.bucket_ids
+        content = record.content
+        if isinstance(record, SharedCursorRecord):
+            content, bucket_ids = content_of(record_of(self._resolve(record.shared))), record.shared.bucket_ids
+        assert content is not None
+        return replace(found, recovered=DecodedJournal(content, 0, byte_count=byte_count), bucket_ids=bucket_ids)
+
+    def read_journal(self, found: StoredCursor, *, discard_damaged: bool = False) -> StoredCursor:
+        """Return what was found with the journal as it is now.
+
+        Raises:
+            CorruptStateError: It cannot be read.
+            LedgerNotFoundError: There is none.
+        """
+        ledger_id, ledgers = found.record.cursor_ledger_id, self.store.ledgers
+        assert ledger_id is not None
+        count = ledgers.last(ledger_id) + 1
+        if discard_damaged:
+            count = self._readable_count(ledger_id, count)
+        bucket_ids: set[int] = set()
+
+        def resolve(snapshot: SharedSnapshot) -> RecordFields:
+            bucket_ids.update(snapshot.bucket_ids)
+            return self._resolve(snapshot)
+
+        form = NativeFormat(resolve) if found.form.has_deltas else found.form
+        recovered = form.recover(
+            lambda first, end: ledgers.read(ledger_id, first, end),
+            count,
+            what=f"journal of {self.path}",
+            epoch=found.record.epoch,
+            ledgers=self.ledgers,
+            discard_damaged=discard_damaged,
+        )
+        return replace(found, recovered=recovered, entry_count=count, bucket_ids=frozenset(bucket_ids))
+
+    def _readable_count(self, ledger_id: int, count: int) -> int:
+        """Return how many entries of a ledger the store can read before the first that it finds damaged."""
+        for entry_id in range(count):
+            try:
+                self.store.ledgers.read(ledger_id, entry_id, entry_id + 1)
+            except CorruptStateError:
+                return entry_id
+        return count
+
+    def decode_entry(self, entry: bytes) -> Record:
+        """Read an entry of a native journal by itself, and the delay buckets that it refers to.
+
+        Raises:
+            CorruptStateError: It, or one of them, cannot be read.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreError: The storage failed.
+        """
+        return NativeFormat(self._resolve).decode_entry(entry)
+
+    def _resolve(self, snapshot: SharedSnapshot) -> RecordFields:
+        return resolver(self.store, self.path, self.shared_holes)(snapshot)
+
+    def _repaired_journal(self, found: StoredCursor, error: CorruptStateError | LedgerNotFoundError) -> StoredCursor:
+        """Do without a journal, or a delay bucket that it refers to, that is missing or damaged."""
+        offered: dict[Repair, StoredCursor] = {}
+        if isinstance(error, CorruptStateError):
+            with suppress(CorruptStateError, LedgerNotFoundError):
+                if found.record.cursor_ledger_id is not None:
+                    offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
+        else:
+            what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
+            error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
+        if found.record.mark_delete is not None:
+            offered[Repair.USE_METADATA_SNAPSHOT] = _standing_at(found.record.mark_delete, found, error)
+        return self._chosen(offered, found, error)
+
+    def _may_have_acks(self, ledger_id: int) -> bool:
+        """Tell whether a ledger is more than what a crash left of the creation of a cursor."""
+        ledgers = self.store.ledgers
+        try:
+            count = ledgers.last(ledger_id) + 1
+            if count == 0:
+                return False
+            snapshot = self.decode_entry(ledgers.read(ledger_id, 0, 1)[0])
+        except LedgerNotFoundError:
+            return False
+        except AckStateError:
+            return True
+        return count > 1 or snapshot.mark_delete > self._start or bool(snapshot.deleted) or bool(snapshot.batch)
+
+    @property
+    def _start(self) -> Position:
+        return self.ledgers.previous(Position(self.ledgers.first_ledger_id, 0))
+
+    def _find_without_record(self, orphans: Collection[int]) -> StoredCursor:
+        error = CorruptStateError(
+            f"cursor {self.path}",
+            offset=0,
+            expected="a record in the metadata store",
+            found=f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}",
+        )
+        return self._repaired_record(ABSENT, error, orphans)
+
+    def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> StoredCursor:
+        """Do without a record that is missing or damaged."""
+        record = CursorRecord(None, 0, _TERM_AFTER_LOSS + max(version, 0), None)
+        nothing = StoredCursor(record, version, NativeFormat(), _NOTHING)
+        offered: dict[Repair, StoredCursor] = {}
+        for ledger_id in sorted(orphans, reverse=True):
+            with suppress(CorruptStateError, LedgerNotFoundError):
+                offered[Repair.USE_ORPHAN_JOURNAL] = self._read_orphan(ledger_id, nothing)
+                break
+        return self._chosen(offered, nothing, error)
+
+    def _read_orphan(self, ledger_id: int, nothing: StoredCursor) -> StoredCursor:
+        """Read a journal of which nothing says what format and epoch it has.
+
+        Raises:
+            CorruptStateError: It cannot be read.
+            LedgerNotFoundError: There is none, or it is empty.
+        """
+        epoch = NativeFormat.epoch_of(self.store.ledgers.read(ledger_id, 0, 1)[0])
+        form: JournalFormat = PulsarFormat() if epoch is None else NativeFormat()
+        record = replace(nothing.record, cursor_ledger_id=ledger_id, epoch=epoch or 0)
+        return self.read_journal(replace(nothing, record=record, form=form))
+
+    def _chosen(
+        self, offered: dict[Repair, StoredCursor], found: StoredCursor, error: CorruptStateError
+    ) -> StoredCursor:
+        offered[Repair.START_ANEW] = _standing_at(self._start, found, error)
+        if self.repair not in offered:
+            raise UnreadableCursorError(error, tuple(offered)) from error
+        return replace(offered[self.repair], repair=self.repair)
+
+
+_NOTHING = DecodedJournal(CursorState(Position(0, -1), DeletedRanges(), BatchIndexes(), {}), 0)
+
+
+def _standing_at(mark_delete: Position, found: StoredCursor, error: CorruptStateError) -> StoredCursor:
+    """Return a state with nothing acked above a position."""
+    content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), {})
+    record = found.record
+    if record.cursor_ledger_id is None:
+        record = CursorRecord(
+            None, record.epoch, record.term, mark_delete, content, record.cursor_properties, record.unknown
+        )
+    return replace(found, record=record, recovered=DecodedJournal(content, 0, discarded_reason=str(error)))

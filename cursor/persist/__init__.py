@@ -1,0 +1,1 @@
+"""When a cursor persists, and how: one write a round, one sync for many cursors."""

@@ -1,0 +1,171 @@
+"""What a cursor answers: receipts, persist results, the recovery report, statistics. Frozen values all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.cursor.journal.format import Format, Repair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyroaring import BitMap
+
+    from ackstate.position import Position
+
+
+class ReceiptStatus(Enum):
+    """What a receipt promises by itself; whether it is durable, `ManagedCursor.durable` knows."""
+
+    ACCEPTED = "accepted"
+
+
+class Receipt(NamedTuple):
+    """The answer to an accepted ack: it is in memory, and nothing is said about the disk.
+
+    Attributes:
+        number: Everything accepted up to this number must be durable before this receipt is.
+        newly_acked: How many entries were not acked before.
+        opened: Identity of the open cursor that gave it.
+        entries: The acked entries, ledger -> bitmap, if a persist may leave some out; empty for a cumulative ack.
+        status: ACCEPTED.
+        batch: The batch of which it acked messages, but not the last one; None for whole entries.
+    """
+
+    number: int
+    newly_acked: int
+    opened: object
+    entries: Mapping[int, BitMap]
+    status: ReceiptStatus = ReceiptStatus.ACCEPTED
+    batch: Position | None = None
+
+    def __repr__(self) -> str:
+        """Leave out the entries, which may be a million."""
+        return f"<Receipt {self.number} for {self.newly_acked} newly acked, {self.status.value}>"
+
+
+class RecoverySource(Enum):
+    """Where a cursor's state came from when it was opened."""
+
+    NEW = "new"
+    JOURNAL = "journal"
+    METADATA = "metadata store"
+
+
+class PersistTarget(Enum):
+    """Which way a persist took."""
+
+    NOTHING = "nothing to write"
+    DELTA = "delta appended to the cursor ledger"
+    WHOLE = "whole state appended to the cursor ledger"
+    SNAPSHOT = "whole state in a new cursor ledger"
+    METADATA = "whole state in the metadata store"
+
+
+class PersistResult(NamedTuple):
+    """What a completed persist did.
+
+    Attributes:
+        route: Which way it took.
+        bytes_written: Size of the record.
+        messages_covered: By how many the durable acked messages are more; below 0 if what was durable had to give way.
+        mark_delete: The durable mark-delete position.
+        messages_held_back: Acked messages that it left for later, because they are young.
+        messages_cut: Acked messages that the range limit left out of it.
+        batches_cut: Partly acked batches that the limit on them left out of it.
+    """
+
+    route: PersistTarget
+    bytes_written: int
+    messages_covered: int
+    mark_delete: Position
+    messages_held_back: int = 0
+    messages_cut: int = 0
+    batches_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """How a cursor came by its state when it was opened.
+
+    Attributes:
+        source: NEW for a cursor that never was, else where the state was read.
+        records_replayed: Journal records folded.
+        bytes_discarded: Size of a torn last record that was left out, its write was never reported durable; or of what
+            a repair gave up.
+        discarded_offset: Where it begins in the journal, -1 without one.
+        discarded_reason: Why it could not be read, empty without one.
+        mark_delete: The mark-delete position found.
+        range_count: How many individually deleted ranges were found.
+        format: The format that it was written in.
+        repair: What had to be done to read it.
+    """
+
+    source: RecoverySource
+    records_replayed: int
+    bytes_discarded: int
+    discarded_offset: int
+    discarded_reason: str
+    mark_delete: Position
+    range_count: int
+    format: Format = Format.NATIVE
+    repair: Repair = Repair.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class CursorStats:
+    """A cursor at one instant.
+
+    Attributes:
+        redelivery_if_crashed: Acked messages that a recovery would not know.
+        redelivery_unwritten: Those of them that wait for the next persist, or for one that is under way.
+        redelivery_young: Those of them that the last persist held back because they were sent too recently.
+        redelivery_cut: Those of them that the range limit left out.
+        batches_unwritten: Partly acked batches with acks that no durable record holds; not counted in the messages.
+        unpersisted_record_bytes: Size of the ranges acked in memory and not durable, as Pulsar would write them.
+        range_count: Individually deleted ranges in memory.
+        record_bytes: Their size as Pulsar would write them.
+        backlog: Entries of the log that are not acked.
+        bytes_persisted: Bytes written since the cursor was opened.
+        persist_count: Records written since the cursor was opened.
+        truncation_count: How often the range limit began to leave something out, since the cursor was opened.
+        snapshot_count: Those of them that were the whole state in a new cursor ledger.
+        journal_bytes: Size of the cursor ledger, or of the record in the metadata store, that a recovery would read.
+        batches_cut: Partly acked batches that the limit on them left out of the last persist.
+        ledger_write_count: Those of the records that went to a cursor ledger.
+        ledger_bytes_written: Their bytes.
+        ledger_error_count: How often a cursor ledger could not be written.
+        metadata_write_count: Those of the records that went to the metadata store.
+        metadata_error_count: How often that failed.
+        young_age_ms: The age from which on acks are old enough to be persisted; 0 without generations.
+        young_age_reason: Why that age, in a sentence; empty if it was set.
+        promotion_count: How often young acks were persisted early because what is not durable had come to its limit.
+        promoted_message_count: How many acked messages that were.
+    """
+
+    redelivery_if_crashed: int
+    redelivery_unwritten: int
+    redelivery_young: int
+    redelivery_cut: int
+    batches_unwritten: int
+    unpersisted_record_bytes: int
+    range_count: int
+    record_bytes: int
+    backlog: int
+    bytes_persisted: int
+    persist_count: int
+    truncation_count: int
+    snapshot_count: int
+    journal_bytes: int
+    batches_cut: int = 0
+    ledger_write_count: int = 0
+    ledger_bytes_written: int = 0
+    ledger_error_count: int = 0
+    metadata_write_count: int = 0
+    metadata_error_count: int = 0
+    young_age_ms: int = 0
+    young_age_reason: str = ""
+    promotion_count: int = 0
+    promoted_message_count: int = 0

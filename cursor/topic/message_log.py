@@ -1,0 +1,297 @@
+"""A topic's messages in ledgers of a store: what cursors acknowledge and a restart reads again.
+
+One owner at a time writes a log: `MessageLog.open` fences every earlier one (`ackstate.cursor.topic.log_ownership`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
+
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
+from ackstate.cursor.topic_name import check_name
+from ackstate.errors import CorruptStateError
+from ackstate.integers import check_within
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ackstate.cursor.store import Store
+
+NO_DELAY = -1
+
+_PLAIN = struct.Struct("<qq")
+# Read as a publish time it would be negative, which none is.
+_KEYED_MAGIC = b"ackmsg2\xff"
+_KEYED = struct.Struct("<8sqqIi")
+_NO_KEY = -1
+_TIME_MS_END = 2**63
+_COUNT_END = 2**32
+_KEY_BYTES_END = 2**31
+_SHOWN_LENGTH = 60
+
+
+class Message(NamedTuple):
+    """What a producer published: one entry of the log, which may be a batch of messages.
+
+    Attributes:
+        publish_time_ms: When; 0 or more.
+        deliver_at_ms: Not to be delivered before; `NO_DELAY` for at once.
+        payload: Opaque bytes.
+        key: Messages of one key go to one consumer of a Key_Shared subscription, in order; None for no key.
+        message_count: How many messages the entry holds.
+    """
+
+    publish_time_ms: int
+    deliver_at_ms: int
+    payload: bytes
+    key: bytes | None = None
+    message_count: int = 1
+
+
+@final
+class MessageLog:
+    """The messages of one topic, appended in batches with one sync each, in ledgers of a bounded number of entries.
+
+    Created by `open`. After an open the first batch begins a new ledger, as in Pulsar. One writer at a time.
+
+    Attributes:
+        topic: Whose messages.
+        ledgers: How many entries each ledger holds; what the topic's cursors are opened with.
+    """
+
+    def __init__(self, store: Store, topic: str, counts: dict[int, int], ownership: LogOwnership | None) -> None:
+        self.topic = topic
+        self.ledgers = LedgerMap.from_counts(counts)
+        self._store = store
+        self._ownership = ownership  # None for a log that is only read
+        self._entries_per_ledger_max = 0
+        self._room = 0  # entries that the open ledger may still take; none after a recovery
+
+    @classmethod
+    def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
+        """Open a topic's log and take it over from its owner, or create it if the store has none.
+
+        From then on no earlier owner can append, and what any of them has published is in this log.
+
+        Args:
+            store: Where the ledgers live; stays open.
+            topic: Any text but the empty one.
+            entries_per_ledger_max: A ledger that has this many is closed and a new one begun; Pulsar's
+                ``managedLedgerMaxEntriesPerLedger``.
+
+        Raises:
+            TypeError: The topic is no text, or the limit no integer.
+            ValueError: The topic is empty, or the limit below 1 or above 2**32.
+            UnsupportedVersionError: A newer release has opened the log; nothing was changed.
+            CorruptStateError: The length of a ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        check_name("topic", topic)
+        check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
+        ownership = LogOwnership.take_over(store, topic)
+        counts = _counts(store, topic)
+        room = 0
+        if not counts:
+            counts, room = {ownership.begin_ledger(): 0}, entries_per_ledger_max
+        log = cls(store, topic, counts, ownership)
+        log._entries_per_ledger_max, log._room = entries_per_ledger_max, room
+        return log
+
+    @classmethod
+    def find(cls, store: Store, *, topic: str) -> MessageLog | None:
+        """Return a topic's log to be read only, None if the store has none. Its owner keeps it; nothing is written.
+
+        Raises:
+            TypeError, ValueError: The topic is no text, or is empty.
+            CorruptStateError: The length of a ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        check_name("topic", topic)
+        counts = _counts(store, topic)
+        return cls(store, topic, counts, None) if counts else None
+
+    def publish(self, messages: Sequence[Message]) -> list[Position]:
+        """Append messages with one sync, all or nothing, and return their positions in order.
+
+        A batch that does not fit into the open ledger begins a new one, and may itself be larger than a ledger's limit.
+
+        Raises:
+            TypeError: `messages` is no sequence of `Message`, or a field of a message is of another type.
+            ValueError: A number is out of range, or the log was opened by `find`.
+            LogFencedError: Another owner has opened the log; nothing was appended, and nothing ever will be.
+            StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
+                were stored nevertheless are in the log from the next append, or the next open, on.
+        """
+        contents = [_encode(message) for message in checked_messages(messages)]
+        if self._ownership is None:
+            raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
+        if not contents:
+            return []
+        if self._room < len(contents):
+            self._begin_ledger(self._ownership)
+        ledger_id = self.ledgers.current_ledger_id
+        try:
+            entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise self._ownership.fenced() from error
+        self._room -= self._count_up_to(entry_ids[-1])
+        return [Position(ledger_id, entry_id) for entry_id in entry_ids]
+
+    def _begin_ledger(self, ownership: LogOwnership) -> None:
+        """Close the open ledger and begin the next one."""
+        self._room = 0  # From here on it is closed, or may be.
+        last = ownership.close_ledger()
+        if last is not None:
+            self._count_up_to(last)
+        self.ledgers.roll(ownership.begin_ledger())
+        self._room = self._entries_per_ledger_max
+
+    def _count_up_to(self, last: int) -> int:
+        """Count the entries of the open ledger up to its last one, and return how many are new.
+
+        The store says how many there are: an append that failed may have happened.
+        """
+        new = last + 1 - self.ledgers.entry_count(self.ledgers.current_ledger_id)
+        self.ledgers.append(new)
+        return new
+
+    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
+        """Yield the messages at positions, in their order; neighbours are read from the store together.
+
+        Raises:
+            TypeError: `positions` is a single position.
+            LedgerNotFoundError: A position is not in the log.
+            CorruptStateError: What is stored there is no message.
+        """
+        if isinstance(positions, Position):
+            raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
+        begin = 0
+        for at in range(1, len(positions) + 1):
+            ends_here = at == len(positions) or positions[at] != _following(positions[at - 1])
+            if ends_here:
+                ledger_id, first = positions[begin]
+                for entry in self._store.ledgers.read(ledger_id, first, positions[at - 1].entry_id + 1):
+                    yield _decode(entry, ledger_id)
+                begin = at
+
+
+def _following(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+def checked_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
+
+    Raises:
+        TypeError: Something is of another type.
+        ValueError: A number is out of range.
+    """
+    if isinstance(messages, Message):
+        raise TypeError("messages must be a list of Message, got a single one: write publish([message])")
+    if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be a list of Message, got {_shown(messages)}")
+    checked = list(messages)
+    for number, message in enumerate(checked):
+        if not isinstance(message, Message):
+            raise TypeError(f"messages[{number}] must be a Message, got {_shown(message)}")
+        _check_fields(message)
+    return checked
+
+
+def _check_fields(message: Message) -> None:
+    publish_time_ms, deliver_at_ms, payload, key, message_count = message
+    # Each publish comes through here, so the usual message costs no call.
+    if (
+        type(publish_time_ms) is type(deliver_at_ms) is type(message_count) is int
+        and type(payload) is bytes
+        and key is None
+        and 0 <= publish_time_ms < _TIME_MS_END
+        and -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END
+        and 1 <= message_count < _COUNT_END
+    ):
+        return
+    _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
+    unit = f"milliseconds, {NO_DELAY} for no delay"
+    _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
+    _check_number("message_count", message_count, "messages", least=1, end=_COUNT_END)
+    _check_bytes("payload", payload)
+    if key is not None:
+        _check_bytes("key", key)
+        if len(key) >= _KEY_BYTES_END:
+            raise ValueError(f"key must have fewer than {_KEY_BYTES_END} bytes, got {len(key)}")
+
+
+def _check_number(name: str, value: object, unit: str, *, least: int, end: int) -> None:
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
+        value = index(value)
+    if not least <= value < end:
+        raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if type(value) is not bytes:
+        try:
+            memoryview(cast("bytes", value))
+        except TypeError:
+            hint = "; encode the text first" if isinstance(value, str) else ""
+            raise TypeError(f"{name} must be bytes, got {_shown(value)}{hint}") from None
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, and not at length."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."
+
+
+def _encode(message: Message) -> bytes:
+    """Return the entry of a message: with a longer header if it has a key or is a batch."""
+    publish_time_ms, deliver_at_ms, payload, key, message_count = message
+    if key is None and message_count == 1:
+        return _PLAIN.pack(publish_time_ms, deliver_at_ms) + bytes(payload)
+    key = None if key is None else bytes(key)  # A buffer may count its items otherwise.
+    key_bytes = _NO_KEY if key is None else len(key)
+    header = _KEYED.pack(_KEYED_MAGIC, publish_time_ms, deliver_at_ms, message_count, key_bytes)
+    return header + (key or b"") + bytes(payload)
+
+
+def _decode(entry: bytes, ledger_id: int) -> Message:
+    if not entry.startswith(_KEYED_MAGIC):
+        _check_size(entry, _PLAIN.size, ledger_id)
+        publish_time_ms, deliver_at_ms = _PLAIN.unpack_from(entry)
+        return Message(publish_time_ms, deliver_at_ms, bytes(entry[_PLAIN.size :]))
+    _check_size(entry, _KEYED.size, ledger_id)
+    _, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
+    if key_bytes < _NO_KEY or not message_count:
+        raise CorruptStateError(
+            f"message of ledger {ledger_id}",
+            offset=_PLAIN.size + len(_KEYED_MAGIC),
+            expected="a number of messages above 0, and of bytes of the key",
+            found=f"{message_count} and {key_bytes}",
+        )
+    end = _KEYED.size + max(key_bytes, 0)
+    _check_size(entry, end, ledger_id)
+    key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])
+    return Message(publish_time_ms, deliver_at_ms, bytes(entry[end:]), key, message_count)
+
+
+def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
+    if len(entry) < size:
+        raise CorruptStateError(
+            f"message of ledger {ledger_id}",
+            offset=len(entry),
+            expected=f"at least {size} bytes",
+            found=f"{len(entry)} bytes",
+        )
+
+
+def _counts(store: Store, topic: str) -> dict[int, int]:
+    """Return how many entries each ledger of a topic's log holds, by ledger id; empty if there is none."""
+    return {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in store.ledgers.owned_by(log_owner(topic))}
