@@ -139,7 +139,9 @@ class _Subscription:
         if self._wanted.keeps_states:
             if self._is_published:
                 self._replay.forget_complete()
-            yield self._part(0, STATE, _NONE, _NONE)._replace(scope="state", state=encoded(self._state))
+            with self._named():
+                state = encoded(self._state)
+            yield self._part(0, STATE, _NONE, _NONE)._replace(scope="state", state=state)
             return
         for policy, curve in zip(self._plotted, self._state.curves, strict=True):
             ts_ms, values = curve.points(SERIES)

@@ -213,6 +213,8 @@ class SubscriptionReplay:
         self._anew_ms: int | None = None
         self._is_reset = False
         self.latest_of_restart = NO_EVENTS
+        # Whether a cursor was reset when no ledger was known: its mark-delete position depends on ledgers of a later day.
+        self._is_reset_without_ledgers = False
 
     def take(self, chunk: Chunk) -> list[Points]:
         """Take the next chunk in, and return the points of each policy's curve.
@@ -270,7 +272,13 @@ class SubscriptionReplay:
             life.forget_below(floor, self._log)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them: at the end of a day, when no restart is being described."""
+        """Return its fields as a state has them: at the end of a day, when no restart is being described.
+
+        Raises:
+            TraceError: It was reset before any event named a ledger.
+        """
+        if self._is_reset_without_ledgers:
+            raise TraceError("it is reset before any ledger is named: join this day with the next one")
         assert self._anew_ms is None
         assert not self._is_reset
         return {
@@ -378,6 +386,7 @@ class SubscriptionReplay:
                 f"it is reset to ledger {min(reopened)}, of which an earlier day left nothing to keep: give all days "
                 "again, with another --state"
             )
+        self._is_reset_without_ledgers |= not self._log
         acked = self._recorded.spelled_out(self._log)
         mark_delete = mark_delete_of(acked, self._log)
         for index, replay in replays.items():
