@@ -213,7 +213,7 @@ class SubscriptionReplay:
         self._anew_ms: int | None = None
         self._is_reset = False
         self.latest_of_restart = NO_EVENTS
-        # Whether a cursor was reset when no ledger was known: its mark-delete position depends on ledgers of a later day.
+        # Whether a reset came before any ledger was known: its mark-delete position depends on ledgers of a later day.
         self._is_reset_without_ledgers = False
 
     def take(self, chunk: Chunk) -> list[Points]:

@@ -32,7 +32,7 @@ RUNS = {
     "L4": power_cuts,
     "L5": damage,
 }
-SECONDS = {"L0": 30.0, "L1": 12.0, "L2": 15.0, "L3": 12.0, "L4": 30.0, "L5": 20.0}
+SECONDS = {"L0": 60.0, "L1": 15.0, "L2": 15.0, "L3": 20.0, "L4": 30.0, "L5": 40.0}
 """How long a layer may look for a bug."""
 MEASURED = Path(__file__).with_name("matrix.json")
 """What was measured; the page shows it."""
