@@ -23,7 +23,8 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.inspect.findings import Status
 from ackstate.cursor.inspect.store import inspect_store
-from ackstate.cursor.journal.journal import cursor_path, shared_holes
+from ackstate.cursor.journal import shared_holes
+from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
 from ackstate.cursor.persist import persister as persister_module
 from ackstate.cursor.persist.persister import EVERYTHING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ackstate.cursor.journal import recovery as cursor_recovery
 from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.journal.journal import recovery as cursor_recovery
 from ackstate.cursor.journal.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
 from ackstate.cursor.store import StoreError
 from ackstate.delay.buckets import recovery as bucket_recovery

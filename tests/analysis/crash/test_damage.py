@@ -13,8 +13,9 @@ from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, 
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.promises import Promise
+from ackstate.cursor.journal import recovery
 from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.journal.journal import Journal, recovery
+from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.store import StoreError
