@@ -68,7 +68,7 @@ LIMITS = (
         "a limit on ranges keeps one more than it says",
         "Apache Pulsar since 2019, mended by apache/pulsar#25548: `buildIndividualDeletedMessageRanges` added a range "
         "before it tested the cap, and persisted one range too many.",
-        "`Undurable` has `select` choose one range more than the limit.",
+        "`UnpersistedAcks` has `select` choose one range more than the limit.",
         _keep_one_range_more,
     ),
     Exhibit(

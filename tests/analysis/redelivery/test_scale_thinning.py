@@ -257,7 +257,7 @@ def test_chunks_taken_one_after_another_build_no_sets_of_what_they_ack(monkeypat
     ]
     assert sum(built) == len(events)
     built.clear()
-    fold = acked.AckedFold()
+    fold = acked.AckAccumulator()
     news = [fold.take(chunk) for chunk in chunks]
     assert built == []
     assert sum(len(runs.event) for runs in news) == len(events)
