@@ -130,7 +130,7 @@ def _take_an_empty_log_for_an_empty_store():
         finally:
             file.close()
         if is_empty:
-            place = file_log.Place(identity or 0, 0, 0)
+            place = file_log.LogOffset(identity or 0, 0, 0)
             return file_generation.Opened(file_generation.write_generation(directory, number + 1, place), None)
         return load(directory, number, identity)
 
