@@ -14,7 +14,7 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # All tests run in three processes side by side, for many wait, for other programs or for the disk, more than they
 # compute: those that need Spark, a disk of their own or a browser; what analyses; the rest.
 HEAVY := spark or root or browser
-ANALYSIS := ackstate/analysis tests/analysis tests/museum
+ANALYSIS := ackstate/analysis tests/unit/analysis tests/model/analysis tests/system/analysis tests/model/museum
 FAST  := not slow and not soak and not spark and not root and not browser
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
@@ -74,7 +74,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more exam
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
 	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules
-	SCHEDULES=1000000 $(PYTEST) tests/cursor/test_subscription_model.py -k random_schedules
+	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \

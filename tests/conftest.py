@@ -36,21 +36,3 @@ def spark():
     session = local_session()
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def power_can_be_cut():
-    """Skip, with the reason, where there is no disk whose power can be cut."""
-    from ackstate.analysis.crash.layer import LayerSkippedError
-    from ackstate.analysis.crash.loop_disk import LoopDisk
-    from ackstate.analysis.crash.private_mounts import with_private_mounts
-
-    def try_it():
-        with LoopDisk() as disk:
-            disk.cut_power()
-            yield disk.directory
-
-    try:
-        assert list(with_private_mounts(try_it))
-    except LayerSkippedError as error:
-        pytest.skip(str(error))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daily_runs import replayed, rows_of
-
 from ackstate.analysis.estimate.daily_state import BrokerState, decoded, encoded_broker
 from ackstate.analysis.estimate.slices import Slices
 from ackstate.analysis.estimate.subscription_parts import RequestedParts
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.state_fields import VERSION
 from ackstate.analysis.trace.events import Event, EventKind
+from daily_runs import replayed, rows_of
 
 GOLDEN = Path(__file__).parent / "golden"
 CUT_MS = 9_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from daily_runs import again_from_state
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ import montecarlo
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from chunks import chunk_of
+from daily_runs import again_from_state
 
 
 def goes_on(replay, now_ms):

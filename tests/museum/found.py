@@ -27,119 +27,119 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "In Pulsar's format a receipt for acks in a batch that a limit had left out of the record claimed to be "
         "durable as soon as a mark-delete had passed the batch, written or not.",
         "`AckState` keeps such batches in mind until a record that was written holds or covers them.",
-        "`tests/cursor/test_batch_receipts.py`",
+        "`tests/unit/cursor/test_batch_receipts.py`",
     ),
     OwnBug(
         "L0",
         "The same claim, while a write that would hold the batch was under way, and after it had failed.",
         "As above.",
-        "`tests/cursor/test_batch_receipts.py`",
+        "`tests/unit/cursor/test_batch_receipts.py`",
     ),
     OwnBug(
         "L0",
         "The same claim, where the last ack of the batch had been held back as young and a mark-delete covered it.",
         "As above.",
-        "`tests/cursor/test_batch_receipts.py`",
+        "`tests/unit/cursor/test_batch_receipts.py`",
     ),
     OwnBug(
         "L5",
         "A flipped bit in a row of `SqliteStore` that held a record in Pulsar's format, which has no checksum, "
         "invented up to 179 acks; a page of another store invented 80 in the native format.",
         "Each row ends with a checksum over its data, its key and a number of the store (format version 2).",
-        "`tests/cursor/test_sqlite.py`",
+        "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L5",
         "A flipped bit in SQLite's write-ahead log dropped every later transaction without a word.",
         "Opening checks the log before SQLite reads it, and refuses one that is damaged before its last transaction.",
-        "`tests/cursor/test_sqlite_log.py`",
+        "`tests/unit/cursor/test_sqlite_log.py`",
     ),
     OwnBug(
         "L5",
         "A flipped bit in the index of SQLite's table of values made a cursor look as if it had never been.",
         "Opening compares tables with their indexes; entries are named by their rows, not by the index.",
-        "`tests/cursor/test_sqlite.py`",
+        "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L2",
         "A failed sync of `FileStore`, and a failure to leave word of it: the next opening believed the kernel's "
         "cache, appended, and a power cut left a good group behind a lost one.",
         "Opening syncs, drops the kernel's cache of the log, and reads what the disk has.",
-        "`tests/analysis/crash/test_system_calls.py`",
+        "`tests/system/analysis/crash/test_system_calls.py`",
     ),
     OwnBug(
         "L2",
         "A page that SQLite's check could not read was called damage, though the next opening could read it.",
         "It is a failed read, `StoreError`, as everywhere else.",
-        "`tests/cursor/test_sqlite_unreadable.py`",
+        "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
         "Of the repairs that an unreadable cursor was offered, every second on SQLite was refused when it was tried: "
         "the ledger to be done without was damaged, and fencing it failed.",
         "A repair does without such a ledger; a call that meets damage is undone alone, and ends no store for others.",
-        "`tests/cursor/test_offered_repairs.py`",
+        "`tests/unit/cursor/test_offered_repairs.py`",
     ),
     OwnBug(
         "L5",
         "With a page of another store in its table of entries, SQLite deleted a ledger's rows by its index, one row of "
         "the new ledger among them.",
         "Rows are deleted by what they say themselves.",
-        "`tests/cursor/test_sqlite_unreadable.py`",
+        "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
         "SQLite quoted damaged bytes in an error, which Python could not read: a `UnicodeDecodeError` left the store.",
         "It is damage, `CorruptStateError`.",
-        "`tests/cursor/test_sqlite_unreadable.py`",
+        "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
         "The first group of another `FileStore` in the place of its own invented 88 acks.",
         "Every group says which store it belongs to, and where in its log.",
-        "`tests/cursor/test_file_store_damage.py`",
+        "`tests/unit/cursor/test_file_store_damage.py`",
     ),
     OwnBug(
         "L5",
         "A flipped bit made a text of the number of a ledger's last entry in `SqliteStore`: a `TypeError` left it. "
         "Found by flipping all 327,680 bits of a database instead of a sample.",
         "It is damage, `CorruptStateError`.",
-        "`tests/cursor/test_sqlite.py`",
+        "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L5",
         "A flipped bit in the index of SQLite's table of entries: what was appended beside that key was synced, and "
         "could not be read once the damaged ledger was deleted, by the very repair that was offered. Found as above.",
         "Opening compares every table with its indexes, and refuses a store where one disagrees.",
-        "`tests/cursor/test_sqlite_unreadable.py`",
+        "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
         "A frame of SQLite's log that was gone took three transactions along without a word where the next two had one "
         "frame each.",
         "A frame behind it that others go on from says where a transaction ends, though it does not check out itself.",
-        "`tests/cursor/test_sqlite_log.py`",
+        "`tests/unit/cursor/test_sqlite_log.py`",
     ),
     OwnBug(
         "L0",
         "A skip of nothing while the gate was shut and holes were being filled: the next dispatch failed with an "
         "`OverflowError`, for the mark-delete position stood before the first entry of its ledger.",
         "No hole is looked for there.",
-        "`tests/cursor/test_subscription.py`",
+        "`tests/unit/cursor/test_subscription.py`",
     ),
     OwnBug(
         "L0",
         "Cursors that were persisted together and could be written nowhere shared one error, which said of each what "
         "became of all.",
         "Each has its own.",
-        "`tests/cursor/test_persist_all.py`",
+        "`tests/unit/cursor/test_persist_all.py`",
     ),
     OwnBug(
         "L0",
         "A message that waited and was acked with the cursor itself, past its subscription, kept all others of its key "
         "from filling holes: a gate shut by the number of ranges stayed shut for good.",
         "A dispatch notices that something was acked elsewhere, and lets it wait no more.",
-        "`tests/cursor/test_key_order.py`",
+        "`tests/model/cursor/test_key_order.py`",
     ),
     OwnBug(
         "L0",
@@ -147,20 +147,20 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "stayed as it was: a crash found the cursor reset, and their acks gone.",
         "From before a reset is written until it, or a persist, has ended well, no receipt counts, and the gauge tells "
         "what the worse of the two outcomes would lose.",
-        "`tests/cursor/test_failed_seek.py`",
+        "`tests/unit/cursor/test_failed_seek.py`",
     ),
     OwnBug(
         "L0",
         "An ack with the cursor itself that divided a hole: of a gate shut by the number of ranges only the lower part "
         "was filled any more.",
         "A dispatch notices that something was acked elsewhere, and looks at the holes anew.",
-        "`tests/cursor/test_subscription.py`",
+        "`tests/unit/cursor/test_subscription.py`",
     ),
     OwnBug(
         "L0",
         "After two failed seeks between two persists the un-persisted bytes were those of the lower one, which may be "
         "fewer.",
         "All that may have happened are compared.",
-        "`tests/cursor/test_failed_seek.py`",
+        "`tests/unit/cursor/test_failed_seek.py`",
     ),
 )

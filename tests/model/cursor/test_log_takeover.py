@@ -1,0 +1,442 @@
+"""One owner at a time writes a message log: whatever an earlier one does, no message with a position is lost."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ackstate import CorruptStateError, CursorFencedError, LogFencedError, Position, UnsupportedVersionError
+from ackstate.cursor import (
+    FileStore,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    SqliteStore,
+    StoreError,
+    Subscription,
+)
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.log_ownership import (
+    LogOwnership,
+    LogRecord,
+    decode_log_record,
+    encode_log_record,
+    log_owner,
+    log_path,
+)
+from ackstate.cursor.topic.message_log import NO_DELAY
+from planted import assert_caught
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+FAULTS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)
+
+
+def batch(*payloads):
+    return [Message(0, NO_DELAY, payload) for payload in payloads]
+
+
+def opened(store, **named):
+    return MessageLog.open(store, topic="t", **named)
+
+
+def positions_of(log):
+    return [
+        Position(ledger_id, entry_id) for ledger_id, size in log.ledgers.counts().items() for entry_id in range(size)
+    ]
+
+
+def payloads_of(log):
+    return [message.payload for message in log.read(positions_of(log))]
+
+
+def disk_state(store):
+    ids = store.ledgers.owned_by(log_owner("t"))
+    return [(ledger_id, store.ledgers.last(ledger_id)) for ledger_id in ids], store.metadata.get(log_path("t"))
+
+
+@pytest.fixture(params=["memory", "two memory stores", "sqlite", "file"])
+def stores(request, tmp_path):
+    """The stores of two owners."""
+    if request.param == "sqlite":
+        store = SqliteStore(tmp_path / "store.db")
+    elif request.param == "file":
+        store = FileStore(tmp_path / "store")
+    else:
+        store = MemoryStore()
+    yield store, MemoryStore(store.disk) if request.param == "two memory stores" else store
+    store.close()
+
+
+@pytest.mark.parametrize("entries_per_ledger_max", [1, 2, 50])
+def test_an_older_owner_is_fenced_and_changes_nothing(stores, entries_per_ledger_max):
+    older = opened(stores[0], entries_per_ledger_max=entries_per_ledger_max)
+    older.publish(batch(b"1"))
+    newer = opened(stores[1], entries_per_ledger_max=entries_per_ledger_max)
+    before = disk_state(stores[1])
+    for payload in (b"lost", b"lost too"):
+        with pytest.raises(LogFencedError, match="message log of topic 't' has been opened by another owner"):
+            older.publish(batch(payload))
+        assert disk_state(stores[1]) == before
+    newer.publish(batch(b"2", b"3"))
+    with pytest.raises(CursorFencedError):
+        older.publish(batch(b"lost", b"lost", b"lost"))
+    newer.publish(batch(b"4"))
+    assert payloads_of(newer) == payloads_of(opened(stores[1])) == [b"1", b"2", b"3", b"4"]
+
+
+def test_the_first_owner_of_a_log_is_fenced_before_it_has_published(stores):
+    older, newer = opened(stores[0]), opened(stores[1])
+    with pytest.raises(LogFencedError):
+        older.publish(batch(b"lost"))
+    newer.publish(batch(b"kept"))
+    assert payloads_of(opened(stores[1])) == [b"kept"]
+
+
+def test_no_message_that_a_producer_has_a_position_of_is_skipped_by_a_subscription():
+    store = MemoryStore()
+    older = opened(store)
+    older.publish(batch(b"1"))
+    log = opened(MemoryStore(store.disk))
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    subscription = Subscription(log, cursor)
+    log.publish(batch(b"2"))
+    with pytest.raises(LogFencedError):
+        older.publish(batch(b"3"))
+    for delivery in subscription.dispatch("c", 10, now_ms=1):
+        subscription.ack(delivery.position, now_ms=1)
+    subscription.close(now_ms=2)
+    assert opened(store).ledgers.counts() == log.ledgers.counts()
+
+
+class Interrupted:
+    """A store that lets something happen before each of its calls."""
+
+    def __init__(self, store, happen):
+        self.ledgers = _Part(store.ledgers, happen)
+        self.metadata = _Part(store.metadata, happen)
+
+
+class _Part:
+    def __init__(self, part, happen):
+        self._part, self._happen = part, happen
+
+    def __getattr__(self, name):
+        def call(*args, **named):
+            self._happen(name)
+            return getattr(self._part, name)(*args, **named)
+
+        return call
+
+
+def happens_before_call(number, happen):
+    numbers = count()
+    return lambda _: happen() if next(numbers) == number else None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("number", range(6))
+def test_a_takeover_at_any_moment_of_a_publish(size, number):
+    """The batch fits the open ledger, or a new one is begun for it."""
+    store, newer = MemoryStore(), []
+    older = opened(store, entries_per_ledger_max=3)
+    older.publish(batch(b"1"))
+    older._store = older._ownership._store = Interrupted(
+        store, happens_before_call(number, lambda: newer.append(opened(MemoryStore(store.disk))))
+    )
+    published = [b"1"]
+    with suppress(LogFencedError):
+        older.publish(batch(*[b"2"] * size))
+        published += [b"2"] * size
+    if not newer:
+        newer.append(opened(store))
+    newer[0].publish(batch(b"new"))
+    assert payloads_of(newer[0]) == payloads_of(opened(store)) == [*published, b"new"]
+    with pytest.raises(LogFencedError):
+        older.publish(batch(b"lost"))
+    assert payloads_of(opened(store)) == [*published, b"new"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("number", range(5))
+def test_a_publish_at_any_moment_of_a_takeover(size, number):
+    store, published = MemoryStore(), [b"1"]
+    older = opened(store, entries_per_ledger_max=3)
+    older.publish(batch(b"1"))
+
+    def publish():
+        with suppress(LogFencedError):
+            older.publish(batch(*[b"2"] * size))
+            published.extend([b"2"] * size)
+
+    newer = opened(Interrupted(MemoryStore(store.disk), happens_before_call(number, publish)))
+    before = payloads_of(newer)
+    assert before == published
+    newer.publish(batch(b"new"))
+    publish()
+    assert payloads_of(opened(store)) == [*before, b"new"]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_of_two_that_open_the_log_at_once_one_writes_it(number):
+    """The one that finished first, or the other: whichever has raised the term last."""
+    store, owners = MemoryStore(), []
+    opened(store).publish(batch(b"1"))
+    happen = happens_before_call(number, lambda: owners.append(opened(MemoryStore(store.disk))))
+    owners.append(opened(Interrupted(MemoryStore(store.disk), happen)))
+    published = [b"1"]
+    for payload, owner in zip((b"a", b"b", b"c", b"d"), owners * 2, strict=False):
+        with suppress(LogFencedError):
+            owner.publish(batch(payload))
+            published.append(payload)
+    assert len(published) == 3
+    assert payloads_of(opened(store)) == published
+
+
+def test_a_ledger_named_by_a_write_of_unknown_outcome_is_not_the_older_owners_any_more():
+    store = MemoryStore()
+    older = opened(store, entries_per_ledger_max=1)
+    older.publish(batch(b"1"))
+    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_AFTER))  # it closes a ledger, creates one, names it
+    with pytest.raises(StoreError):
+        older.publish(batch(b"2"))
+    errors = []
+
+    def publish(name):
+        if name == "fence":
+            with pytest.raises(LogFencedError) as caught:
+                older.publish(batch(b"lost"))
+            errors.append(caught.value)
+
+    newer = opened(Interrupted(MemoryStore(store.disk), publish))
+    assert len(errors) == 1
+    newer.publish(batch(b"3"))
+    assert payloads_of(opened(store)) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("ahead", range(4))
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_publish_that_fails_leaves_a_log_that_publishes(kind, ahead, size):
+    """It closes a ledger, creates one, names it, appends: any of these may fail, and may have happened."""
+    store = MemoryStore()
+    log = opened(store, entries_per_ledger_max=2)
+    acknowledged = dict.fromkeys(log.publish(batch(b"1")), b"1")
+    store.inject(Fault(store.mutation_count + ahead, kind))
+    for payload in (b"2", b"3", b"4"):
+        with suppress(StoreError):
+            acknowledged |= dict.fromkeys(log.publish(batch(*[payload] * size)), payload)
+    assert len(acknowledged) >= 1 + 2 * size
+    for each in (log, opened(MemoryStore(store.disk))):
+        assert set(acknowledged) <= set(positions_of(each))
+        assert [message.payload for message in each.read(list(acknowledged))] == list(acknowledged.values())
+    assert positions_of(log) == positions_of(opened(MemoryStore(store.disk)))
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("ahead", range(2))
+def test_an_open_that_fails_loses_nothing(kind, ahead):
+    store = MemoryStore()
+    older = opened(store)
+    acknowledged = older.publish(batch(b"1"))
+    failing = MemoryStore(store.disk, faults=[Fault(ahead, kind)])
+    with pytest.raises(StoreError):
+        opened(failing)
+    with suppress(LogFencedError):
+        acknowledged += older.publish(batch(b"2"))
+    newer = opened(failing)
+    assert positions_of(newer) == acknowledged
+    newer.publish(batch(b"3"))
+    with pytest.raises(LogFencedError):
+        older.publish(batch(b"lost"))
+
+
+def test_opening_a_long_log_fences_one_ledger():
+    store = MemoryStore()
+    log = opened(store, entries_per_ledger_max=1)
+    for number in range(50):
+        log.publish(batch(b"%d" % number))
+    before = store.mutation_count
+    opened(store)
+    assert store.mutation_count - before == 2  # the record and the fence
+
+
+def test_a_log_that_is_found_is_only_read(stores):
+    assert MessageLog.find(stores[0], topic="t") is None
+    assert disk_state(stores[0]) == ([], None)
+    log = opened(stores[0])
+    log.publish(batch(b"1"))
+    before = disk_state(stores[0])
+    found = MessageLog.find(stores[1], topic="t")
+    list(inspect_store(stores[1]))
+    assert payloads_of(found) == [b"1"]
+    with pytest.raises(ValueError, match="opened to be read"):
+        found.publish(batch(b"lost"))
+    assert disk_state(stores[0]) == before
+    assert log.publish(batch(b"2")) == [Position(1, 1)]
+
+
+def test_a_log_without_a_record_is_taken_over():
+    """An earlier release wrote none; its owner may still append to any ledger."""
+    store = MemoryStore()
+    ids = [store.ledgers.create(log_owner("t")) for _ in range(2)]
+    store.ledgers.append(ids[0], struct.pack("<qq", 0, NO_DELAY) + b"old")
+    log = opened(store)
+    for ledger_id in ids:
+        with pytest.raises(StoreError, match="fenced"):
+            store.ledgers.append(ledger_id, b"")
+    log.publish(batch(b"new"))
+    assert payloads_of(log) == [b"old", b"new"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"ACKL", b"\xff" * 28, encode_log_record(LogRecord(9, 1))[:-1] + b"\xff"])
+def test_a_record_that_cannot_be_read_is_replaced_and_every_ledger_fenced(damage):
+    store = MemoryStore()
+    older = opened(store)
+    older.publish(batch(b"1"))
+    version = store.metadata.get(log_path("t")).version
+    store.metadata.put(log_path("t"), damage, expected_version=version)
+    newer = opened(MemoryStore(store.disk), entries_per_ledger_max=1)
+    for payload in (b"2", b"3"):
+        with pytest.raises(LogFencedError):
+            older.publish(batch(b"lost"))
+        newer.publish(batch(payload))
+    assert payloads_of(opened(store)) == [b"1", b"2", b"3"]
+
+
+def test_a_record_of_a_newer_release_is_left_alone():
+    store = MemoryStore()
+    log = opened(store)
+    newer = b"ACKL\x02" + bytes(40)
+    store.metadata.put(log_path("t"), newer, expected_version=store.metadata.get(log_path("t")).version)
+    before = disk_state(store)
+    with pytest.raises(UnsupportedVersionError, match="version 2; this release reads up to 1"):
+        opened(store)
+    assert disk_state(store) == before
+    assert log.publish(batch(b"1"))
+
+
+# The record
+
+
+@given(st.builds(LogRecord, st.integers(0, 2**64 - 1), st.none() | st.integers(0, 2**63 - 1)))
+def test_a_record_comes_back_as_it_was_written(record):
+    assert decode_log_record(encode_log_record(record)) == record
+
+
+def test_the_golden_record_is_what_is_written():
+    data = (GOLDEN / "log-record-v1.bin").read_bytes()
+    assert encode_log_record(LogRecord(9, 17)) == data
+    assert decode_log_record(data) == LogRecord(9, 17)
+
+
+@given(st.data())
+def test_a_damaged_record_raises_only_our_errors(data):
+    record = encode_log_record(LogRecord(9, 17))
+    kept = data.draw(st.integers(0, len(record)))
+    damaged = bytearray(record[:kept] + data.draw(st.binary(max_size=3)))
+    if damaged:
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(0, 255))
+    try:
+        found = decode_log_record(bytes(damaged))
+    except CorruptStateError as error:
+        assert "message log record: at byte " in str(error)  # noqa: PT017 - some damage changes nothing
+        assert 0 <= error.offset <= len(damaged)  # noqa: PT017 - as above
+    except UnsupportedVersionError:
+        assert damaged[4] > 1
+    else:
+        assert damaged == record
+        assert found == LogRecord(9, 17)
+
+
+# Any number of owners, with faults, in any order
+
+
+class Owners(RuleBasedStateMachine):
+    """Every position that a publish returned is in the log of each later owner, with its payload."""
+
+    @initialize()
+    def begin(self):
+        self.store = MemoryStore()
+        self.acknowledged, self.numbers, self.owners = {}, count(), []
+        self.open()
+
+    @rule(faults=st.sets(st.integers(0, 4), max_size=2), kind=st.sampled_from(FAULTS))
+    def open(self, faults=frozenset(), kind=FaultKind.FULL):
+        store = MemoryStore(self.store.disk, faults=[Fault(number, kind) for number in faults])
+        with suppress(StoreError):
+            log = MessageLog.open(store, topic="t", entries_per_ledger_max=5)
+            assert self.acknowledged.keys() <= set(positions_of(log))
+            self.owners.append((log, store))
+
+    @precondition(lambda self: self.owners)
+    @rule(
+        data=st.data(),
+        size=st.integers(1, 4),
+        faults=st.sets(st.integers(0, 4), max_size=2),
+        kind=st.sampled_from(FAULTS),
+    )
+    def publish(self, data, size, faults, kind):
+        number = data.draw(st.integers(0, len(self.owners) - 1))
+        log, store = self.owners[number]
+        for ahead in sorted(faults):
+            store.inject(Fault(store.mutation_count + ahead, kind))
+        payloads = [b"%d" % next(self.numbers) for _ in range(size)]
+        with suppress(StoreError, LogFencedError):
+            positions = log.publish(batch(*payloads))
+            assert number == len(self.owners) - 1
+            assert positions_of(log) == positions_of(MessageLog.find(self.store, topic="t"))
+            assert not self.acknowledged.keys() & set(positions)
+            self.acknowledged |= dict(zip(positions, payloads, strict=True))
+
+    @invariant()
+    def every_acknowledged_message_is_in_the_log(self):
+        found = MessageLog.find(self.store, topic="t")
+        assert self.acknowledged.keys() <= (set() if found is None else set(positions_of(found)))
+        messages = [] if found is None else found.read(list(self.acknowledged))
+        assert [message.payload for message in messages] == list(self.acknowledged.values())
+
+
+TestOwners = Owners.TestCase
+
+
+def no_fence(patch):
+    patch("ackstate.cursor.topic.log_ownership._fence", lambda *_: None)
+
+
+def a_record_that_anyone_may_replace(patch):
+    def put(self, encoded):
+        metadata, path = self._store.metadata, log_path(self._topic)
+        return metadata.put(path, encoded, expected_version=metadata.get(path).version)
+
+    patch(LogOwnership, "_put", put)
+
+
+def a_ledger_is_left_open(patch):
+    def leave(self):
+        self._open_ledger_id = None
+
+    patch(LogOwnership, "close_ledger", leave)
+
+
+def only_entries_of_this_append_are_counted(patch):
+    patch(MessageLog, "_count_up_to", lambda self, _: self.ledgers.append(1) and 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "planted",
+    [no_fence, a_record_that_anyone_may_replace, a_ledger_is_left_open, only_entries_of_this_append_are_counted],
+    ids=lambda each: each.__name__,
+)
+def test_a_planted_bug_is_found(planted, monkeypatch):
+    planted(monkeypatch.setattr)
+    assert_caught(Owners, by=AssertionError)

@@ -1,0 +1,232 @@
+"""Whatever is called, in whatever order, with reopens in between: all backends give the same answers."""
+
+import itertools
+import tempfile
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores import zookeeper, zookeeper_ledgers
+from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from planted import assert_caught
+
+LEDGER_IDS = st.integers(0, 5)
+BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)
+PATHS = st.sampled_from(["/a", "/a/b/c", "/ab", "a"])
+# How far off the expected version is; mostly it is right, or nothing would ever be changed.
+SURPLUS = st.sampled_from([0, 0, 0, 1, -1])
+
+
+def outcome(call):
+    """What a call returns, or which refusal it raises."""
+    try:
+        return call()
+    except (StoreError, ValueError) as error:
+        return type(error)
+
+
+class StoresMachine(RuleBasedStateMachine):
+    """The same calls to both, and the same answers; the ids stay few, so that calls meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.disk = MemoryDisk()
+        self.begin()
+        self.open()
+
+    def begin(self):
+        self.directory = tempfile.TemporaryDirectory()
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        self.other = SqliteStore(self.directory.name)
+
+    def agree(self, call):
+        assert outcome(lambda: call(self.other)) == outcome(lambda: call(self.memory))
+
+    @rule()
+    def reopen(self):
+        self.memory.close()
+        self.other.close()
+        self.open()
+
+    @rule(owner=st.sampled_from(["billing", "shipping"]))
+    def create(self, owner):
+        self.agree(lambda store: store.ledgers.create(owner))
+
+    @rule(ledger_id=LEDGER_IDS, entry=st.binary(max_size=3))
+    def append(self, ledger_id, entry):
+        self.agree(lambda store: store.ledgers.append(ledger_id, entry))
+
+    @rule(entries=BATCHES)
+    def append_all(self, entries):
+        self.agree(lambda store: store.ledgers.append_all(entries))
+
+    @rule(ledger_id=LEDGER_IDS, first=st.integers(-1, 5), end=st.integers(-1, 5))
+    def read(self, ledger_id, first, end):
+        self.agree(lambda store: store.ledgers.read(ledger_id, first, end))
+
+    @rule(ledger_id=LEDGER_IDS)
+    def fence(self, ledger_id):
+        self.agree(lambda store: store.ledgers.fence(ledger_id))
+
+    @rule(ledger_id=LEDGER_IDS)
+    def delete_ledger(self, ledger_id):
+        self.agree(lambda store: store.ledgers.delete(ledger_id))
+
+    def version(self, path):
+        return self.disk.values[path].version if path in self.disk.values else ABSENT
+
+    @rule(path=PATHS, data=st.binary(max_size=3), surplus=SURPLUS)
+    def put(self, path, data, surplus):
+        version = self.version(path) + surplus
+        self.agree(lambda store: store.metadata.put(path, data, expected_version=version))
+
+    @rule(path=PATHS, surplus=SURPLUS)
+    def delete_value(self, path, surplus):
+        version = self.version(path) + surplus
+        self.agree(lambda store: store.metadata.delete(path, expected_version=version))
+
+    @rule(path=PATHS)
+    def children(self, path):
+        self.agree(lambda store: store.metadata.children(path))
+
+    @invariant()
+    def same_contents(self):
+        self.disk._check()
+        self.agree(lambda store: store.metadata.children("/"))
+        self.agree(lambda store: store.ledgers.owned_by("billing"))
+        self.agree(lambda store: store.ledgers.owners())
+        for ledger_id in self.disk.ledgers:
+            self.agree(lambda store, ledger_id=ledger_id: store.ledgers.last(ledger_id))
+        for path in self.disk.values:
+            self.agree(lambda store, path=path: store.metadata.get(path))
+
+    def teardown(self):
+        self.other.close()
+        self.end()
+
+    def end(self):
+        self.directory.cleanup()
+
+
+class ForgetsVersionsMachine(StoresMachine):
+    """Planted: after a reopen a deleted value's versions come back."""
+
+    def open(self):
+        self.disk.first_version = 0
+        super().open()
+
+
+class ForgetsFencesMachine(StoresMachine):
+    """Planted: a reopen lifts the fences."""
+
+    def open(self):
+        for ledger in self.disk.ledgers.values():
+            ledger.fenced = False
+        super().open()
+
+
+TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
+
+
+@pytest.mark.soak
+def test_the_model_catches_versions_that_come_back():
+    assert_caught(ForgetsVersionsMachine, by=AssertionError)
+
+
+@pytest.mark.slow
+def test_the_model_catches_forgotten_fences():
+    assert_caught(ForgetsFencesMachine, by=AssertionError)
+
+
+class SameVersions:
+    """Metadata that takes and gives versions as the memory store would: the same, if this one put whenever that did."""
+
+    def __init__(self, metadata, disk, versions):
+        self.metadata = metadata
+        self.disk = disk
+        self.versions = versions  # of the memory store, by path, each with the one that the metadata gave
+
+    def __getattr__(self, name):
+        return getattr(self.metadata, name)
+
+    def theirs(self, path, version):
+        return ABSENT if version == ABSENT else self.versions.get((path, version), 2**62 + version)
+
+    def get(self, path):
+        found = self.metadata.get(path)
+        if found is None:
+            return None
+        (version,) = [
+            ours for (place, ours), theirs in self.versions.items() if (place, theirs) == (path, found.version)
+        ]
+        return found._replace(version=version)
+
+    def put(self, path, data, *, expected_version):
+        version = self.metadata.put(path, data, expected_version=self.theirs(path, expected_version))
+        ours = self.disk.first_version if expected_version == ABSENT else expected_version + 1
+        self.versions[path, ours] = version
+        return ours
+
+    def delete(self, path, *, expected_version):
+        self.metadata.delete(path, expected_version=self.theirs(path, expected_version))
+
+
+class RenumberedStore:
+    """A store whose metadata has `SameVersions`."""
+
+    def __init__(self, store, disk, versions):
+        self.ledgers = store.ledgers
+        self.metadata = SameVersions(store.metadata, disk, versions)
+        self.close = store.close
+
+
+class ZooKeeperMachine(StoresMachine):
+    """The same with a ZooKeeper store, each time below another root."""
+
+    hosts = ""
+    numbers = itertools.count()
+
+    def begin(self):
+        self.root = f"/model-{next(self.numbers)}"
+        self.versions = {}
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        self.other = RenumberedStore(ZooKeeperStore(self.hosts, root=self.root), self.disk, self.versions)
+
+    def end(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def zookeeper_machine(tmp_path_factory):
+    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
+        ZooKeeperMachine.hosts = server.hosts
+        yield ZooKeeperMachine
+
+
+@pytest.mark.slow
+def test_zookeeper_gives_the_same_answers(zookeeper_machine):
+    # A round trip for each call: fewer examples than the others have.
+    few = settings(settings(), max_examples=settings().max_examples // 8 + 20, stateful_step_count=30)
+    run_state_machine_as_test(zookeeper_machine, settings=few)
+
+
+@pytest.mark.soak
+def test_the_model_catches_zookeeper_versions_that_are_not_compared(zookeeper_machine, monkeypatch):
+    monkeypatch.setattr(zookeeper, "_expect", lambda *_: None)
+    assert_caught(zookeeper_machine, by=AssertionError)
+
+
+@pytest.mark.soak
+def test_the_model_catches_a_zookeeper_fence_that_is_not_set(zookeeper_machine, monkeypatch):
+    monkeypatch.setattr(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
+    assert_caught(zookeeper_machine, by=AssertionError)

@@ -1,0 +1,53 @@
+"""The directory of a store: what is in it, whether a store works there, and another process that has it open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from ackstate.cursor import SqliteStore
+
+_HOLDER = """
+import sys
+from ackstate.cursor import FileStore, SqliteStore
+store = {kind}(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def contents_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def assert_works(directory: Path, kind=SqliteStore) -> None:
+    """A store opens there, takes an entry and still has it after a reopen."""
+    with closing(kind(directory)) as store:
+        ledger_id = store.ledgers.create("works")
+        store.ledgers.append(ledger_id, b"entry")
+    with closing(kind(directory)) as store:
+        assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
+
+
+def start(program: str, directory: Path) -> subprocess.Popen[str]:
+    """Run a program on a store in another process, which has printed a line when this returns."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert child.stdout.readline()
+    return child
+
+
+def hold(directory: Path, kind=SqliteStore) -> subprocess.Popen[str]:
+    """Open a store in another process until that is killed or its input ends."""
+    return start(_HOLDER.format(kind=kind.__name__), directory)

@@ -1,0 +1,87 @@
+"""The admin server as the command that a user starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from command_line import ENTRY
+
+_READY = re.compile(r"ackstate admin on (http://\S+) \((.*)\); read (http://\S+)/docs\n")
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, process):
+        self.process = process
+        self.line = process.stdout.readline()
+        ready = _READY.fullmatch(self.line)
+        assert ready, (self.line, process.communicate())
+        self.url, self.told, page = ready.groups()
+        assert page == self.url
+        self.port = int(self.url.rpartition(":")[2])
+
+    def client(self, **options):
+        return httpx.Client(base_url=self.url, trust_env=False, **options)
+
+    def stop(self, with_signal=signal.SIGTERM):
+        """Send a signal; return exit status and what stands on standard error."""
+        self.process.send_signal(with_signal)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+    def connect(self, host="127.0.0.1", source=None):
+        """Open a connection that gives up a wait after 20 s."""
+        return socket.create_connection((host, self.port), timeout=20, source_address=source)
+
+    def exchange(self, *requests, host="127.0.0.1"):
+        """Send bytes over one connection; return all that comes until the server closes it."""
+        with self.connect(host) as connection:
+            for each in requests:
+                connection.sendall(each)
+            return self.received(connection)
+
+    @staticmethod
+    def received(connection):
+        """Return all that comes until the other side closes the connection."""
+        pieces = []
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(1 << 20):
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    @staticmethod
+    def audited(errors):
+        """Return the entries of the audit log on standard error, and the lines that are none."""
+        lines = [line.partition(" ackstate.admin.audit INFO ") for line in errors.splitlines()]
+        return [json.loads(entry) for _, mark, entry in lines if mark], ["".join(line) for line in lines if not line[1]]
+
+
+@contextmanager
+def running(store, *options, env=None, descriptors=None):
+    """Run `ackstate serve` on a store until the end of the block, at any free port unless told otherwise."""
+    limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
+    command = [*limit, *ENTRY, "serve", "--port", "0", "--store", str(store), *map(str, options)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, env=env, **pipes)
+    try:
+        yield Server(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Start real servers: `with start(directory, *options) as server`."""
+    return running

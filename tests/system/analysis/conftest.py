@@ -1,0 +1,14 @@
+"""A browser for the tests that open a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from chromium import chromium
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    driver = chromium(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()

@@ -1,0 +1,887 @@
+"""Whatever is wrong outside: one clear line that names the thing, status 2, no traceback, nothing destroyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.demo.results import DemoDirectory
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
+from ackstate.analysis.trace.events import VERSION_KEY
+from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.cursor import SqliteStore
+from ackstate.errors import AckStateError
+from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
+from trace_files import read_rows, write_rows
+
+DATABASE = "ackstate.sqlite3"
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """What a killed broker left; copy it before changing it."""
+    return killed_broker(tmp_path_factory.mktemp("killed") / "broker").path
+
+
+@pytest.fixture
+def broker(killed, tmp_path):
+    return shutil.copytree(killed, tmp_path / "broker")
+
+
+@pytest.fixture(scope="module")
+def good_trace(killed, tmp_path_factory):
+    """A sound trace, as its one file."""
+    path = tmp_path_factory.mktemp("good") / "trace"
+    write_trace(read_recording(killed / "recording"), path)
+    return path / "part-00000.parquet"
+
+
+# --- options and arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "naming"),
+    [
+        (["--nope"], "--nope"),
+        (["frobnicate"], "frobnicate"),
+        (["recovr"], "recovr"),
+        (["demo", "--nope"], "--nope"),
+        (["demo", "extra"], "extra"),
+        (["demo", "--repeat", "0"], "--repeat"),
+        (["demo", "--repeat", "x"], "--repeat"),
+        (["demo", "--repeat", "1.5"], "--repeat"),
+        (["demo", "--repeat"], "--repeat"),
+        (["demo", "--seed", "one"], "--seed"),
+        (["demo", "--seed", ""], "--seed"),
+        (["demo", "--seconds", "-1"], "--seconds"),
+        (["demo", "--seconds", "nan"], "--seconds"),
+        (["demo", "--seconds", "inf"], "--seconds"),
+        (["demo", "--seconds", "1e99"], "--seconds"),
+        (["demo", "--flush-interval-ms", "-1"], "--flush-interval-ms"),
+        (["demo", "--flush-interval-ms", "9" * 30], "--flush-interval-ms"),
+        (["demo", "--out", ""], "--out"),
+        (["demo", "--json=yes"], "--json"),
+        (["redelivery"], "TRACE"),
+        (["redelivery", "one", "two"], "two"),
+        (["trace", "recording"], "FILE"),
+        (["trace", "convert", "one", "two", "--bad-rows-max", "many"], "--bad-rows-max"),
+        (["trace", "check"], "TRACE"),
+        (["trace", "check", "one", "two"], "two"),
+        (["recover"], "DIR"),
+        (["recover", ""], "DIR"),
+        (["broker"], "DIR"),
+        (["broker", "new", "--seconds", "inf"], "--seconds"),
+        (["broker", "new", "--messages-per-second", "0"], "--messages-per-second"),
+        (["broker", "new", "--entries-per-ledger-max", "0"], "--entries-per-ledger-max"),
+        (["broker", "new", "--delayed-share", "1.1"], "--delayed-share"),
+        (["broker", "new", "--delayed-share", "nan"], "--delayed-share"),
+        (["broker", "new", "--delay-ms-max", "9" * 30], "--delay-ms-max"),
+        (["broker", "new", "--max-unpersisted-ack-record-bytes", "5"], "--max-unpersisted-ack-record-bytes"),
+        (["broker", "new", "--max-unacked-messages", "-1"], "--max-unacked-messages"),
+    ],
+)
+def test_a_nonsense_option_is_named_and_nothing_is_made(tmp_path, monkeypatch, capsys, arguments, naming):
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(run(capsys, *arguments), naming)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", ["-5", "9" * 40])
+def test_any_whole_number_is_a_seed(tmp_path, capsys, seed):
+    outcome = run(capsys, "broker", tmp_path / "new", "--seconds=0", f"--seed={seed}")
+    assert outcome == (0, "ready\n", "")
+
+
+# --- traces
+
+
+def rewritten(good_trace, *, without=(), schema=None, metadata=None, change=lambda rows: rows):
+    """Return the bytes of a sound trace after a change to its rows, columns or notes."""
+    rows = change(pq.read_table(good_trace).to_pylist())
+    fields = [field for field in schema or TRACE_SCHEMA if field.name not in without]
+    notes = TRACE_SCHEMA.metadata if metadata is None else metadata
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields, metadata=notes)), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def with_type(name, kind):
+    return [pa.field(name, kind) if field.name == name else field for field in TRACE_SCHEMA]
+
+
+def lose_first_chunk(rows):
+    """Renumber one subscription's only chunk, as if one before it had been left out."""
+    return [{**row, "chunk": row["chunk"] + (row["subscription"] == "in-order")} for row in rows]
+
+
+BAD_FILES = {
+    "zero bytes": (lambda good: b"", "not a readable Parquet file"),
+    "text": (lambda good: b"subscription,acked\nbilling,17\n", "not a readable Parquet file"),
+    "json": (lambda good: b'{"subscriptions": []}', "not a readable Parquet file"),
+    "cut in the footer": (lambda good: good.read_bytes()[:-9], "not a readable Parquet file"),
+    "cut by half": (lambda good: good.read_bytes()[: good.stat().st_size // 2], "not a readable Parquet file"),
+    "only its magic": (lambda good: b"PAR1", "not a readable Parquet file"),
+    "a footer that is noise": (lambda good: good.read_bytes()[:-400] + b"\x5a" * 392 + b"PAR1", "Parquet"),
+    "no rows": (lambda good: rewritten(good, change=lambda rows: []), "empty"),
+    "a column missing": (lambda good: rewritten(good, without=["kind"]), "'kind'"),
+    "text for numbers": (
+        lambda good: rewritten(
+            good,
+            schema=with_type("topic", pa.int64()),
+            change=lambda rows: [{**row, "topic": 1} for row in rows],
+        ),
+        "'topic'",
+    ),
+    "lists in a trace of version 3": (
+        lambda good: rewritten(
+            good,
+            schema=with_type("kind", pa.list_(pa.int8())),
+            change=lambda rows: [{**row, "kind": [3]} for row in rows],
+        ),
+        "'kind'",
+    ),
+    "numbers for bytes": (
+        lambda good: rewritten(
+            good, schema=with_type("ts_ms", pa.int64()), change=lambda rows: [{**row, "ts_ms": 1} for row in rows]
+        ),
+        "'ts_ms'",
+    ),
+    "other columns": (lambda good: parquet_of(pa.table({"name": ["a"], "size": [1]})), "'topic'"),
+    "a column twice": (lambda good: parquet_of(twice(pq.read_table(good))), "several times"),
+    "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"4"}), "version 4"),
+    "a version that is no number": (lambda good: rewritten(good, metadata={VERSION_KEY: b"two"}), "two"),
+    "a newer version with other columns": (
+        lambda good: rewritten(good, without=["kind"], metadata={VERSION_KEY: b"17"}),
+        "version 17",
+    ),
+    "a chunk missing": (lambda good: rewritten(good, change=lose_first_chunk), "chunk 0"),
+    "a chunk twice": (lambda good: rewritten(good, change=lambda rows: [*rows, rows[0]]), "several times"),
+}
+
+
+def parquet_of(table):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def twice(table):
+    columns = pa.Table.from_arrays([*table.columns, table["kind"]], names=[*table.column_names, "kind"])
+    return columns.replace_schema_metadata(table.schema.metadata)
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+@pytest.mark.parametrize("name", ["trace.parquet", "trace/part-00000.parquet"])
+def test_a_trace_that_is_none_is_refused_and_not_replaced(good_trace, tmp_path, capsys, case, name):
+    make, naming = BAD_FILES[case]
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(make(good_trace))
+    trace = tmp_path / name.partition("/")[0]
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "redelivery", trace), trace, naming)
+    with pytest.raises(AckStateError, match=re.escape(naming)):
+        write_trace([], trace)
+    assert tree(tmp_path) == before
+
+
+def missing(path, good):
+    pass
+
+
+def empty_directory(path, good):
+    path.mkdir()
+
+
+def hidden_files(path, good):
+    path.mkdir()
+    (path / "_SUCCESS").touch()
+    shutil.copy(good, path / ".part-00000.parquet")
+    shutil.copy(good, path / "_part-00000.parquet")
+
+
+def other_files(path, good):
+    path.mkdir()
+    (path / "notes.txt").write_text("remember the milk")
+
+
+def directory_named_as_a_file(path, good):
+    (path / "part-00000.parquet").mkdir(parents=True)
+
+
+def a_pipe(path, good):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "make", [missing, empty_directory, hidden_files, other_files, directory_named_as_a_file, a_pipe]
+)
+def test_a_place_without_a_trace_is_named(good_trace, tmp_path, capsys, make):
+    path = tmp_path / "the-trace"
+    make(path, good_trace)
+    before = sorted(tmp_path.rglob("*"))
+    assert_one_line(run(capsys, "redelivery", path), path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_trace_with_a_stranger_in_it_is_not_replaced(good_trace, killed, tmp_path, capsys):
+    (tmp_path / "trace").mkdir()
+    shutil.copy(good_trace, tmp_path / "trace")
+    (tmp_path / "trace" / "notes.txt").write_text("remember the milk")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "trace", killed / "recording", tmp_path / "trace"), tmp_path / "trace", "notes.txt")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "empty directory"])
+def test_a_trace_replaces_a_trace(good_trace, killed, tmp_path, capsys, kind):
+    trace = tmp_path / "trace"
+    if kind == "file":
+        shutil.copy(good_trace, trace)
+    elif kind == "link":
+        shutil.copytree(good_trace.parent, tmp_path / "elsewhere")
+        trace.symlink_to("elsewhere")
+    elif kind == "directory":
+        shutil.copytree(good_trace.parent, trace)
+    else:
+        trace.mkdir()
+    assert run(capsys, "trace", killed / "recording", trace).status == 0
+    assert (trace / "part-00000.parquet").read_bytes() == good_trace.read_bytes()
+    assert trace.is_symlink() == (kind == "link")
+    assert {path.name for path in tmp_path.iterdir()} == {"trace"} | ({"elsewhere"} if kind == "link" else set())
+
+
+def flipped(good_trace, share):
+    """Return the trace with one bit of its data pages changed; its footer is sound."""
+    damaged = bytearray(good_trace.read_bytes())
+    footer_bytes = int.from_bytes(damaged[-8:-4], "little") + 8
+    damaged[4 + int(share * (len(damaged) - footer_bytes - 8))] ^= 0x10
+    return bytes(damaged)
+
+
+# How many flipped bits are tried: Spark reads the pages by the same code.
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "count"), [("local", 60), pytest.param("spark", 3, marks=pytest.mark.spark)])
+def test_damage_that_only_a_replay_can_see_is_one_line_or_harmless(good_trace, tmp_path, capsys, engine, count):
+    sound = run(capsys, "redelivery", good_trace, "--engine", engine, "--json")
+    assert sound.status == 0
+    path = tmp_path / "damaged.parquet"
+    refused = 0
+    for number in range(count):
+        path.write_bytes(flipped(good_trace, number / count))
+        outcome = run(capsys, "redelivery", path, "--engine", engine, "--json")
+        if outcome.status:
+            assert_one_line(outcome, path)
+            refused += 1
+        else:
+            assert json.loads(outcome.out) == json.loads(sound.out) | {"trace": str(path)}
+    assert refused > count // 3
+
+
+def first_row(**changes):
+    return lambda rows: [
+        {**rows[0], **{name: change(rows[0].get(name)) for name, change in changes.items()}}, *rows[1:]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (first_row(ledger_id=lambda values: values[:-1]), 2),
+        (first_row(kind=lambda values: [99, *values[1:]]), 2),
+        (first_row(kind=lambda values: [99, *values[1:]]), 3),
+        (first_row(first_entry=lambda values: [None, *values[1:]]), 2),
+        (first_row(last_entry=lambda values: None), 2),
+        (first_row(**dict.fromkeys(("ts_ms", "kind", "ledger_id", "first_entry", "last_entry"), lambda _: [])), 2),
+        (first_row(ts_ms=lambda values: values[:-1]), 3),
+        (first_row(ledgers=lambda _: []), 3),
+    ],
+    ids=["list too short", "kind of list", "kind", "null in list", "no list", "no events", "too short", "ledgers"],
+)
+def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, damage, engine):
+    change, version = damage
+    path = tmp_path / "trace.parquet"
+    write_rows(change(sorted_by_use(read_rows(good_trace))), path, version=version)
+    outcome = run(capsys, "redelivery", path, "--engine", engine)
+    assert_one_line(outcome, f"ackstate: {path}: not a trace, damaged chunk 0")
+
+
+def sorted_by_use(rows):
+    """Rows of subscriptions first: those of the topic alone are not computed with."""
+    return sorted(rows, key=lambda row: row["subscription"] == "")
+
+
+NAMES = ["a trace [1] {b} c*?", "a:b", "50%20#x&y", "trace.d", "ärger"]
+PLACES = [
+    *(("local", name) for name in NAMES),
+    pytest.param("spark", "a [1] {b} c*? 50%20#x&y ärger:b", marks=[pytest.mark.spark, pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize(("engine", "name"), PLACES)
+def test_a_path_is_a_name_and_no_pattern(good_trace, tmp_path, capsys, engine, name):
+    shutil.copytree(good_trace.parent, tmp_path / name)
+    (tmp_path / "a trace 1 b c").mkdir()
+    outcome = run(capsys, "redelivery", tmp_path / name, "--engine", engine, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert len(json.loads(outcome.out)["subscriptions"]) == 3
+
+
+# --- recordings
+
+
+def first_segment(recording):
+    return recording / "000001.events"
+
+
+def damage_a_frame(recording):
+    data = bytearray(first_segment(recording).read_bytes())
+    data[len(data) // 2] ^= 1
+    first_segment(recording).write_bytes(data)
+
+
+def set_version(recording):
+    data = first_segment(recording).read_bytes()
+    first_segment(recording).write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
+
+
+def replace_by_text(recording):
+    first_segment(recording).write_text("hello")
+
+
+def lose_first_segment(recording):
+    first_segment(recording).rename(recording / "000002.events")
+
+
+def make_a_directory_of_it(recording):
+    (recording / "000002.events").mkdir()
+
+
+def remove_it(recording):
+    shutil.rmtree(recording)
+
+
+def empty_it(recording):
+    remove_it(recording)
+    recording.mkdir()
+
+
+BAD_RECORDINGS = {
+    damage_a_frame: "000001.events",
+    set_version: "version 3",
+    replace_by_text: "000001.events",
+    lose_first_segment: "000001.events",
+    make_a_directory_of_it: "000002.events",
+    remove_it: "recording",
+    empty_it: "recording",
+}
+
+
+@pytest.mark.parametrize("damage", BAD_RECORDINGS)
+@pytest.mark.parametrize("command", ["recover", "broker", "trace"])
+def test_a_bad_recording_is_refused_before_anything_is_touched(broker, tmp_path, capsys, damage, command):
+    damage(broker / "recording")
+    before = tree(tmp_path)
+    arguments = [broker / "recording", tmp_path / "trace"] if command == "trace" else [broker]
+    assert_one_line(run(capsys, command, *arguments), BAD_RECORDINGS[damage] if damage is not remove_it else broker)
+    after = tree(tmp_path)
+    if command == "broker" and damage in {remove_it, empty_it}:
+        # The store had to be opened to learn that it is not a new one; that folds its log and writes its lock.
+        after = {name: found for name, found in after.items() if not name.startswith("broker/store/")}
+        before = {name: found for name, found in before.items() if not name.startswith("broker/store/")}
+    assert after == before
+
+
+def test_what_a_stranger_put_beside_the_segments_is_no_part_of_the_recording(broker, tmp_path, capsys):
+    (broker / "recording" / "notes.txt").write_text("remember the milk")
+    (broker / "recording" / "².events").write_text("no number")
+    assert run(capsys, "trace", broker / "recording", tmp_path / "trace").status == 0
+
+
+# --- stores and directories
+
+
+def foreign_store(broker):
+    for file in (broker / "store").iterdir():
+        file.unlink()
+    (broker / "store" / "notes.txt").write_text("remember the milk")
+
+
+def text_for_a_store(broker):
+    (broker / "store" / DATABASE).write_text("no database at all" * 20)
+
+
+def a_database_of_others(broker):
+    foreign_store(broker)
+    (broker / "store" / "notes.txt").unlink()
+    with sqlite3.connect(broker / "store" / DATABASE) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+
+
+def a_newer_store(broker):
+    patch_header(broker, offset=60, value=3)
+
+
+def a_cut_store(broker):
+    database = broker / "store" / DATABASE
+    os.truncate(database, database.stat().st_size // 2)
+
+
+def an_empty_store_file(broker):
+    os.truncate(broker / "store" / DATABASE, 0)
+
+
+def a_file_for_a_store(broker):
+    shutil.rmtree(broker / "store")
+    (broker / "store").write_text("no directory")
+
+
+def patch_header(broker, *, offset, value):
+    with (broker / "store" / DATABASE).open("r+b") as database:
+        database.seek(offset)
+        database.write(struct.pack(">I", value))
+
+
+BAD_STORES = {
+    foreign_store: "notes.txt",
+    text_for_a_store: DATABASE,
+    a_database_of_others: DATABASE,
+    a_newer_store: "version 2",
+    a_cut_store: DATABASE,
+    an_empty_store_file: DATABASE,
+    a_file_for_a_store: "store",
+}
+
+
+def without_lock(found):
+    """`LOCK` names the last process; that it is there says nothing."""
+    return {name: content for name, content in found.items() if not name.endswith("LOCK")}
+
+
+@pytest.mark.parametrize("damage", BAD_STORES)
+@pytest.mark.parametrize("command", ["recover", "broker", "demo"])
+def test_a_bad_store_is_refused_and_kept(killed, tmp_path, capsys, damage, command):
+    broker = shutil.copytree(killed, tmp_path / "broker")
+    damage(broker)
+    before = tree(tmp_path)
+    outcome = run(capsys, "demo", "--out", tmp_path) if command == "demo" else run(capsys, command, broker)
+    assert_one_line(outcome, broker, BAD_STORES[damage])
+    assert without_lock(tree(tmp_path)) == without_lock(before)
+
+
+@pytest.mark.parametrize("command", ["recover", "broker", "demo"])
+def test_a_store_that_is_open_elsewhere_is_refused(broker, tmp_path, capsys, command):
+    store = SqliteStore(broker / "store")
+    before = tree(tmp_path)
+    outcome = run(capsys, "demo", "--out", tmp_path) if command == "demo" else run(capsys, command, broker)
+    assert_one_line(outcome, broker, "open in process")
+    assert tree(tmp_path) == before
+    store.close()
+    if command != "demo":
+        arguments = ["--seconds=0"] if command == "broker" else []
+        assert run(capsys, command, broker, *arguments).status == 0
+
+
+@pytest.mark.slow
+def test_a_running_broker_keeps_everybody_else_out(tmp_path):
+    command = [*ENTRY, "broker", str(tmp_path / "broker"), "--seconds=60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
+        assert live.stdout.readline() == "ready\n"
+        for arguments in (
+            ["recover", tmp_path / "broker"],
+            ["broker", tmp_path / "broker"],
+            ["demo", "--out", tmp_path],
+        ):
+            assert_one_line(run_apart(*arguments), tmp_path / "broker", f"open in process {live.pid}")
+        live.send_signal(signal.SIGKILL)
+    assert run_apart("recover", tmp_path / "broker").status == 0
+
+
+@pytest.mark.parametrize("command", ["recover", "broker"])
+def test_a_directory_that_no_broker_had_is_refused(tmp_path, capsys, command):
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, command, tmp_path), tmp_path)
+    assert_one_line(run(capsys, command, tmp_path / "notes.txt"), tmp_path / "notes.txt")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "empty store"])
+def test_recovering_where_no_broker_was_makes_nothing(tmp_path, capsys, place):
+    if place != "missing":
+        (tmp_path / "dir" / ("store" if place == "empty store" else "")).mkdir(parents=True)
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "recover", tmp_path / "dir"), tmp_path / "dir")
+    assert tree(tmp_path) == before
+
+
+def test_a_recording_without_its_store_is_refused(broker, tmp_path, capsys):
+    shutil.rmtree(broker / "store")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "recover", broker), broker / "store")
+    assert_one_line(run(capsys, "broker", broker), broker / "store")
+    assert tree(tmp_path) == before
+
+
+# --- the demo's directory
+
+
+def stand_in_the_way(out, what):
+    target = out / what
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("remember the milk")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "summary.json",
+        "report.html",
+        "trace.parquet",
+        "trace.parquet/notes.txt",
+        "broker",
+        "broker/notes.txt",
+        "broker/store/notes.txt",
+        "broker/recording/notes.txt",
+        "broker/recording/000001.events",
+        "summary.json/inside",
+        "report.html/inside",
+    ],
+)
+def test_a_demo_replaces_nothing_but_a_demo(tmp_path, capsys, what):
+    stand_in_the_way(tmp_path, what)
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), tmp_path / what.partition("/")[0])
+    assert tree(tmp_path) == before
+
+
+def test_a_demo_follows_no_link_to_a_broker_elsewhere(broker, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "broker").symlink_to(broker)
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path / "out"), tmp_path / "out" / "broker")
+    assert tree(tmp_path) == before
+
+
+def test_a_demo_follows_no_link_to_a_trace_elsewhere(good_trace, tmp_path, capsys):
+    shutil.copytree(good_trace.parent, tmp_path / "elsewhere")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "trace.parquet").symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path / "out"), tmp_path / "out" / "trace.parquet")
+    assert tree(tmp_path) == before
+
+
+def test_a_demo_removes_no_directory_with_the_name_of_a_file_of_a_store(broker, tmp_path, capsys):
+    (broker / "store" / "ackstate.sqlite3.new").mkdir()
+    (broker / "store" / "ackstate.sqlite3.new" / "one.jpeg").write_bytes(b"keep me")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "ackstate.sqlite3.new")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["trace", "recover"])
+def test_a_pipe_in_a_recording_is_refused_and_not_waited_for(broker, tmp_path, command):
+    os.mkfifo(broker / "recording" / "000002.events")
+    given = (broker,) if command == "recover" else (broker / "recording", tmp_path / "trace")
+    outcome = run_apart(command, *given)
+    assert_one_line(outcome, broker / "recording" / "000002.events", "not a file")
+
+
+def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
+    set_version(broker / "recording")
+    before = tree(tmp_path)
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 3")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("below", ["", "below/it"])
+def test_results_in_a_file_are_refused(tmp_path, capsys, below):
+    (tmp_path / "file").write_text("remember the milk")
+    outcome = run(capsys, "demo", "--out", tmp_path / "file" / below)
+    assert_one_line(outcome, tmp_path / "file")
+    assert tree(tmp_path) == {"file": b"remember the milk"}
+
+
+def test_a_second_demo_in_the_same_directory_is_refused(tmp_path, capsys):
+    with DemoDirectory(tmp_path / "out").claimed():
+        before = tree(tmp_path)
+        assert_one_line(run(capsys, "demo", "--out", tmp_path / "out"), tmp_path / "out", "another demo")
+        assert tree(tmp_path) == before
+
+
+# --- permissions, full disks
+
+
+def run_without_privilege(*arguments):
+    """Run a command to which permissions apply, also if root runs the tests."""
+    command = [*ENTRY, *map(str, arguments)]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root passes all permissions, and there is no setpriv to drop them")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["demo", "broker", "trace"])
+def test_a_directory_that_may_not_be_written_is_named(broker, tmp_path, command):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    arguments = {
+        "demo": ["demo", "--out", closed / "out"],
+        "broker": ["broker", closed / "broker"],
+        "trace": ["trace", broker / "recording", closed / "trace"],
+    }[command]
+    assert_one_line(run_without_privilege(*arguments), closed, "Permission denied")
+    assert not list(closed.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["redelivery", "trace", "recover"])
+def test_what_may_not_be_read_is_named(broker, good_trace, tmp_path, command):
+    trace = shutil.copytree(good_trace.parent, tmp_path / "trace")
+    closed = {"redelivery": trace, "trace": broker / "recording", "recover": broker / "store"}[command]
+    arguments = {"redelivery": [trace], "trace": [broker / "recording", tmp_path / "new"], "recover": [broker]}[command]
+    closed.chmod(0)
+    outcome = run_without_privilege(command, *arguments)
+    closed.chmod(0o755)
+    assert_one_line(outcome, closed)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Make small file systems; a real one each, because only that is full in the places where it hurts."""
+    mounted = []
+
+    def mount(size):
+        if os.geteuid() != 0:
+            pytest.skip("only root mounts file systems")
+        point = tmp_path / f"disk-{len(mounted)}"
+        point.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
+        mounted.append(point)
+        return point
+
+    yield mount
+    for point in mounted:
+        # Spark's virtual machine ends a moment after the command.
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("size", ["16k", "48k"])
+def test_a_disk_too_small_for_a_store_is_full(small_disk, capsys, size):
+    disk = small_disk(size)
+    assert_one_line(run(capsys, "broker", disk / "broker", "--seconds=1"), disk / "broker", "full")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["256k", "512k", "1m"])
+def test_a_broker_that_fills_the_disk_stops_and_loses_nothing(small_disk, tmp_path, capsys, size):
+    disk = small_disk(size)
+    outcome = run(capsys, "broker", disk / "broker", "--seconds=30", "--messages-per-second=20000")
+    assert_one_line(outcome._replace(out=outcome.out.removeprefix("ready\n")), disk / "broker", "full")
+    roomy = shutil.copytree(disk / "broker", tmp_path / "roomy")
+    assert run(capsys, "recover", roomy).status == 0
+
+
+@pytest.mark.root
+def test_a_recovery_on_a_full_disk_is_one_line_and_can_be_had_later(small_disk, killed, capsys):
+    disk = small_disk("4m")
+    shutil.copytree(killed, disk / "broker")
+    fill(disk)
+    assert_one_line(run(capsys, "recover", disk / "broker"), disk / "broker", "full")
+    (disk / "filler").unlink()
+    assert run(capsys, "recover", disk / "broker").status == 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_trace_on_a_full_disk_is_whole_or_not_there(small_disk, good_trace, killed, capsys, earlier):
+    disk = small_disk("1m")
+    trace = disk / "trace"
+    if earlier:
+        shutil.copytree(good_trace.parent, trace)
+    fill(disk)
+    before = tree(disk)
+    assert_one_line(run(capsys, "trace", killed / "recording", trace), trace, "full")
+    assert tree(disk) == before
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_result_on_a_full_disk_is_whole_or_not_there(small_disk, earlier):
+    disk = small_disk("64k")
+    if earlier:
+        (disk / "summary.json").write_text("earlier")
+    fill(disk)
+    before = tree(disk)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_atomically(disk / "summary.json", "x" * 100_000)
+    assert raised.value.filename == str(disk / "summary.json")
+    assert tree(disk) == before
+
+
+@pytest.mark.root
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["32k", "3m"])
+def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, size):
+    out = small_disk(size) / "out"
+    assert_one_line(run(capsys, "demo", "--out", out, "--seconds=2"), out, "full")
+    assert not (out / "summary.json").exists()
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.root
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, good_trace, tmp_path):
+    disk = small_disk("64k")
+    # A trace by itself may be small, and is then replayed without files.
+    shutil.copytree(good_trace.parent, tmp_path / "days" / "2026-01-01")
+    words = ["redelivery", tmp_path / "days", "--state", tmp_path / "state"]
+    outcome = run_apart(*words, env={**os.environ, "SPARK_LOCAL_DIRS": str(disk)})
+    assert_one_line(outcome, tmp_path / "days", "the disk is full", "SPARK_LOCAL_DIRS")
+    assert "Job aborted" not in outcome.err
+
+
+def fill(disk):
+    """Leave no room at all."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        for size in (65_536, 4_096, 1):
+            try:
+                while filler.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["recover", "trace"])
+def test_an_answer_that_cannot_be_written_is_said_to_be_so(broker, tmp_path, command):
+    arguments = [broker] if command == "recover" else [broker / "recording", tmp_path / "trace"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ENTRY, command, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: the disk is full\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_left_is_one_line(broker):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*ENTRY, "recover", str(broker), "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: Broken pipe\n")
+
+
+# --- Java, and what the extra `spark` brings
+
+
+def fake_java(home, *, version, then="exit 0"):
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit; fi\n{then}\n'
+    )
+    java.chmod(0o755)
+
+
+@pytest.mark.parametrize("version", ["11.0.22", "1.8.0_292", "16-ea"])
+def test_a_java_that_is_too_old_is_named(good_trace, tmp_path, version):
+    fake_java(tmp_path, version=version)
+    major = version.removeprefix("1.").partition(".")[0].partition("-")[0]
+    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
+    assert_one_line(outcome, tmp_path / "bin" / "java", f"Java {major}", "17 or newer")
+
+
+def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    for words in (["redelivery", good_trace], ["demo", "--out", tmp_path / "out"]):
+        assert_one_line(run_apart(*words, env=environment), "no Java on the PATH", "Java 17")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("what", ["nowhere", "no program", "silent"])
+def test_a_java_home_without_java_is_named(good_trace, tmp_path, what):
+    if what != "nowhere":
+        fake_java(tmp_path, version="17")
+        (tmp_path / "bin" / "java").write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / "java").chmod(0o644 if what == "no program" else 0o755)
+    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
+    assert_one_line(outcome, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_java_that_does_not_start_spark_is_one_line(good_trace, tmp_path):
+    fake_java(tmp_path, version="17.0.1", then="echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1")
+    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
+    assert_one_line(outcome, "Spark does not start", "Could not create the Java Virtual Machine")
+
+
+BARE = """
+import sys
+for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
+    sys.modules[name] = None
+from ackstate.analysis.cli import main
+main(sys.argv[1:])
+"""
+
+
+def run_bare(*arguments):
+    """Run a command as if the extra `spark` were not installed."""
+    command = [sys.executable, "-P", "-c", BARE, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_what_needs_no_spark_runs_without_it(broker, tmp_path):
+    for arguments in (["--help"], [], ["broker", "--help"]):
+        assert run_bare(*arguments)[0] == 0
+    assert run_bare("broker", tmp_path / "new", "--seconds=0.1") == (0, "ready\n", "")
+    status, out, err = run_bare("recover", broker, "--json")
+    assert (status, err, len(json.loads(out)["subscriptions"])) == (0, "", 3)
+    assert run_bare("recover", tmp_path / "new")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["demo", "redelivery", "trace"])
+def test_what_needs_spark_names_the_extra(broker, good_trace, tmp_path, command):
+    arguments = {
+        "demo": ["demo", "--out", tmp_path / "out"],
+        "redelivery": ["redelivery", good_trace],
+        "trace": ["trace", broker / "recording", tmp_path / "trace"],
+    }[command]
+    status, out, err = run_bare(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("ackstate: ")
+    assert err.endswith("is missing: install ackstate[spark]\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker"]

@@ -1,0 +1,307 @@
+"""`ackstate explain` on real stores: which holes it shows, why, and that what it says acking frees comes true."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ackstate import Position
+from ackstate.analysis.cli.explain import _duration
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
+from ackstate.cursor.topic.message_log import log_owner
+from command_line import assert_one_line, run, tree
+
+TOPIC = "persistent://a/b/orders"
+NOW_MS = 1_700_000_000_000
+DATABASE = "ackstate.sqlite3"
+
+
+class Story:
+    """Fills a store: publishes to one topic, acks by its cursors, and closes it all before anybody looks."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def tell(self, *batches, acks, subscription="billing", form=Format.NATIVE):
+        """Publish batches, a ledger each, then ack positions given by the ledger's number from 0."""
+        with closing(SqliteStore(self.path)) as store:
+            log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=1)
+            for messages in batches:
+                log.publish(messages)
+            ledger_ids = [ledger_id for ledger_id, count in log.ledgers.counts().items() if count]
+            cursor = opened(store, subscription, form)
+            cursor.ack_many([Position(ledger_ids[number], entry_id) for number, entry_id in acks], now_ms=0)
+            cursor.close(now_ms=0)
+        return ledger_ids
+
+    def do(self, statement, *values):
+        with closing(sqlite3.connect(self.path / DATABASE)) as connection, connection:
+            connection.execute(statement, values)
+
+
+def opened(store, subscription="billing", form=Format.NATIVE):
+    return ManagedCursor.open(
+        store,
+        topic=TOPIC,
+        subscription=subscription,
+        ledgers=MessageLog.open(store, topic=TOPIC).ledgers,
+        config=CursorConfig(format=form),
+        now_ms=0,
+    )
+
+
+def message(age_ms=1_000, wait_ms=None):
+    return Message(NOW_MS - age_ms, -1 if wait_ms is None else NOW_MS + wait_ms, b"")
+
+
+@pytest.fixture
+def story(tmp_path):
+    return Story(tmp_path / "store")
+
+
+def explained(capsys, path, *options, status=0):
+    """Explain a store, see that it was not touched, and return what is said of each cursor."""
+    before = tree(path)
+    outcome = run(capsys, "explain", path, "--json", f"--now-ms={NOW_MS}", *options)
+    assert tree(path) == before
+    assert (outcome.status, outcome.err) == (status, "")
+    answer = json.loads(outcome.out)
+    assert (answer["store"], answer["now_ms"]) == (str(path), NOW_MS)
+    return answer["cursors"]
+
+
+def told(hole):
+    return hole["first"], hole["last"], hole["why"], hole["detail"]
+
+
+def freed(hole):
+    return hole["cost_bytes"], hole["freed_bytes"], hole["freed_ranges"], hole["mark_delete_advance"]
+
+
+BROKER = "who has it only the running broker knows"
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_acks_in_order_leave_no_hole(story, capsys, form):
+    (ledger,) = story.tell([message()] * 10, acks=[(0, 0), (0, 1), (0, 2)], form=form)
+    (cursor,) = explained(capsys, story.path)
+    assert cursor == {
+        "topic": TOPIC, "subscription": "billing", "status": "ok", "mark_delete": f"{ledger}:2", "backlog": 7,
+        "range_count": 0, "record_bytes": 0, "hole_count": 0, "holes": [], "problems": [],
+    }  # fmt: skip
+
+
+def test_every_second_acked_shows_what_holds_back_the_mark_delete_then_the_costliest(story, capsys):
+    acks = [(0, entry_id) for entry_id in range(1, 300, 2)]
+    (ledger,) = story.tell([message(5_000)] * 300, acks=acks)
+    (cursor,) = explained(capsys, story.path, "--top=3")
+    # A range is 12 bytes and two ends: 64 below 128 and 86 above.
+    assert (cursor["range_count"], cursor["record_bytes"]) == (150, 2_272)
+    assert (cursor["hole_count"], cursor["backlog"], cursor["mark_delete"]) == (150, 150, "1:-1")
+    assert [told(hole) for hole in cursor["holes"]] == [
+        (f"{ledger}:{entry_id}", f"{ledger}:{entry_id}", "UNKNOWN", BROKER) for entry_id in (0, 130, 132)
+    ]
+    assert [freed(hole) for hole in cursor["holes"]] == [(14, 14, 1, 2), (16, 16, 1, 0), (16, 16, 1, 0)]
+    assert {hole["age_ms"] for hole in cursor["holes"]} == {5_000}
+
+
+def test_what_acking_a_hole_is_said_to_free_it_frees(story, capsys):
+    acks = [(0, 1), (0, 2), (0, 130), (1, 3), (2, 0), (2, 1), (3, 2)]
+    story.tell([message()] * 131, [message()] * 5, [message()] * 2, [message()] * 4, acks=acks)
+    (cursor,) = explained(capsys, story.path, "--top=100")
+    assert cursor["hole_count"] == len(cursor["holes"]) == 5
+    for hole in cursor["holes"]:
+        with closing(SqliteStore.open_copy(story.path)) as store:
+            reopened = opened(store)
+            before = reopened.stats()
+            mark_delete = reopened.mark_delete_position
+            first, last = Position.parse(hole["first"]), Position.parse(hole["last"])
+            reopened.ack_entries(first.ledger_id, range(first.entry_id, last.entry_id + 1), now_ms=0)
+            after = reopened.stats()
+            moved = reopened._ledgers.count_between(mark_delete, reopened.mark_delete_position)
+        assert hole["freed_bytes"] == before.record_bytes - after.record_bytes
+        assert hole["freed_ranges"] == before.range_count - after.range_count
+        assert hole["mark_delete_advance"] == moved
+        assert hole["entry_count"] == before.backlog - after.backlog
+
+
+def test_a_delayed_message_is_told_from_one_that_is_due(story, capsys):
+    delayed, due = message(2_000, wait_ms=60_000), message(3_000, wait_ms=0)
+    batch = [delayed, message(), due, message(), due, delayed, message(), message(), message()]
+    (ledger,) = story.tell(batch, acks=[(0, 1), (0, 3), (0, 6), (0, 8)])
+    (cursor,) = explained(capsys, story.path)
+    holes = {hole["first"]: hole for hole in cursor["holes"]}
+    assert told(holes[f"{ledger}:0"])[2:] == ("DELAYED", "the last message is due in 60.0 s")
+    assert told(holes[f"{ledger}:2"])[2:] == ("UNKNOWN", BROKER)
+    assert told(holes[f"{ledger}:4"])[1:] == (
+        f"{ledger}:5", "DELAYED",
+        "1 of 2 messages are delayed, the last is due in 60.0 s; of the rest only the running broker knows",
+    )  # fmt: skip
+    assert [holes[f"{ledger}:{n}"]["deliver_at_ms"] for n in (0, 2, 4, 7)] == [NOW_MS + 60_000, None] * 2
+    assert [holes[f"{ledger}:{n}"]["age_ms"] for n in (0, 2, 4, 7)] == [2_000, 3_000, 3_000, 1_000]
+
+
+def test_of_a_large_hole_a_sample_is_read(story, capsys):
+    batch = [message()] * 500 + [message(wait_ms=1_500)] * 500 + [message()]
+    story.tell(batch, acks=[(0, 1_000)])
+    (cursor,) = explained(capsys, story.path)
+    (hole,) = cursor["holes"]
+    assert hole["detail"] == (
+        "32 of 64 messages sampled are delayed, the last is due in 1.5 s; of the rest only the running broker knows"
+    )  # fmt: skip
+    assert (hole["entry_count"], hole["mark_delete_advance"]) == (1_000, 1_001)
+
+
+def test_of_several_delayed_messages_the_last_due_counts(story, capsys):
+    story.tell([message(wait_ms=wait_ms) for wait_ms in (20_000, 90_000, 70_000, -1)], acks=[(0, 3)])
+    (cursor,) = explained(capsys, story.path)
+    (hole,) = cursor["holes"]
+    assert told(hole)[2:] == ("DELAYED", "the last message is due in 90.0 s")
+    assert hole["deliver_at_ms"] == NOW_MS + 90_000
+
+
+def test_a_lost_ledger_is_told(story, capsys):
+    _, lost, last = story.tell(*[[message()] * 4] * 3, acks=[(0, 2), (1, 1), (1, 3), (2, 2)])
+    story.do("DELETE FROM entries WHERE ledger_id = ?", lost)
+    story.do("DELETE FROM ledgers WHERE id = ?", lost)
+    (cursor,) = explained(capsys, story.path)
+    assert cursor["status"] == "ok"
+    by_why = {hole["first"]: (hole["why"], hole["detail"], hole["age_ms"]) for hole in cursor["holes"]}
+    gone = ("DATA_LOST", f"the message log has no ledger {lost}", None)
+    assert (by_why[f"{lost}:0"], by_why[f"{lost}:2"]) == (gone, gone)
+    assert by_why[f"{last}:0"] == ("UNKNOWN", BROKER, 1_000)
+    assert len(by_why) == cursor["hole_count"] == 5
+
+
+def test_messages_that_cannot_be_read_are_lost(story, capsys):
+    (ledger,) = story.tell([message()] * 9, acks=[(0, 4), (0, 8)])
+    story.do("UPDATE entries SET data = x'00' WHERE ledger_id = ? AND entry_id IN (0, 2)", ledger)
+    (cursor,) = explained(capsys, story.path)
+    holes = {hole["first"]: hole for hole in cursor["holes"]}
+    lowest = holes[f"{ledger}:0"]
+    assert told(lowest)[2:] == ("DATA_LOST", "2 of 4 messages cannot be read")
+    assert lowest["age_ms"] is None
+    assert told(holes[f"{ledger}:5"])[2:] == ("UNKNOWN", BROKER)
+
+
+def test_without_the_message_log_nothing_is_said_to_be_lost(story, capsys):
+    (ledger,) = story.tell([message()] * 9, acks=[(0, 4), (0, 8)])
+    story.do("DELETE FROM entries WHERE ledger_id = ?", ledger)
+    story.do("DELETE FROM ledgers WHERE owner = ?", log_owner(TOPIC))
+    (cursor,) = explained(capsys, story.path)
+    assert cursor["backlog"] is None
+    assert [told(hole)[:3] for hole in cursor["holes"]] == [
+        (f"{ledger}:0", f"{ledger}:3", "UNKNOWN"), (f"{ledger}:5", f"{ledger}:7", "UNKNOWN"),
+    ]  # fmt: skip
+    assert {hole["detail"] for hole in cursor["holes"]} == {
+        f"the store does not hold the topic's message log; {BROKER}"
+    }  # fmt: skip
+
+
+def test_a_cursor_without_holes_needs_no_message_log(story, capsys):
+    story.tell([message()] * 9, acks=[(0, 0)])
+    story.do("DELETE FROM ledgers WHERE owner = ?", log_owner(TOPIC))
+    (cursor,) = explained(capsys, story.path)
+    assert (cursor["hole_count"], cursor["backlog"], cursor["range_count"]) == (0, None, 0)
+
+
+def test_one_cursor_is_chosen_by_its_name(story, capsys):
+    story.tell([message()] * 3, acks=[(0, 1)])
+    story.tell(acks=[(0, 2)], subscription="audit", form=Format.PULSAR)
+    assert [cursor["subscription"] for cursor in explained(capsys, story.path)] == ["audit", "billing"]
+    (chosen,) = explained(capsys, story.path, "--subscription=audit")
+    assert (chosen["subscription"], chosen["holes"][0]["entry_count"]) == ("audit", 2)
+    assert explained(capsys, story.path, f"--topic={TOPIC}", "--subscription=billing")[0]["hole_count"] == 1
+
+
+def test_the_keys_of_the_json_are_those_of_the_documentation(story, capsys):
+    story.tell([message()] * 3, acks=[(0, 1)])
+    (cursor,) = explained(capsys, story.path)
+    (hole,) = cursor["holes"]
+    assert set(hole) == {
+        "first", "last", "entry_count", "age_ms", "why", "detail", "consumers", "deliver_at_ms", "delivery_count",
+        "cost_bytes", "freed_bytes", "freed_ranges", "mark_delete_advance",
+    }  # fmt: skip
+    assert (hole["consumers"], hole["delivery_count"]) == ([], None)
+    document = (Path(__file__).parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
+    _, found, section = document.partition("## `explain --json`")
+    assert found
+    assert {key for key in [*cursor, *hole, "now_ms"] if f"`{key}`" not in section} == set()
+
+
+def test_people_get_a_table(story, capsys):
+    (ledger,) = story.tell([message(90_061_000)] * 6, acks=[(0, 1), (0, 3), (0, 5)])
+    outcome = run(capsys, "explain", story.path, "--top", "2", "--now-ms", str(NOW_MS))
+    lines = [" ".join(line.replace("│", " ").split()) for line in outcome.out.splitlines()]
+    assert lines[0] == f"{TOPIC}, billing: ok"
+    assert lines[1] == "mark-delete 1:-1, backlog 3, 3 ranges in 42 bytes, 3 holes"
+    assert lines[5:] == [
+        f"{ledger}:0 {ledger}:0 1 1 d 1 h 14 14 1 2 not acked: {BROKER}",
+        f"{ledger}:2 {ledger}:2 1 1 d 1 h 14 14 1 0 not acked: {BROKER}",
+        "1 more (--top)",
+        "",
+        "1 cursor",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [(0, "0 ms"), (999, "999 ms"), (12_000, "12 s"), (61_001, "1 min 1 s"), (86_400_000 + 60_000, "1 d")],
+)
+def test_a_duration_has_two_units_at_most(duration_ms, text):
+    assert _duration(duration_ms) == text
+
+
+# --- What cannot be looked at
+
+
+def test_a_cursor_that_does_not_open_is_reported_and_the_others_are_explained(story, capsys):
+    story.tell([message()] * 3, acks=[(0, 1)])
+    story.tell(acks=[(0, 2)], subscription="audit")
+    story.do("UPDATE metadata SET data = x'00' WHERE path LIKE '%billing'")
+    audit, billing = explained(capsys, story.path, status=1)
+    assert (audit["status"], audit["hole_count"]) == ("ok", 1)
+    assert (billing["status"], billing["mark_delete"], billing["hole_count"], billing["holes"]) == (
+        "problem", None, None, [],
+    )  # fmt: skip
+    assert billing["problems"][0]["repairs"]
+    outcome = run(capsys, "explain", story.path)
+    assert outcome.status == 1
+    assert f"{TOPIC}, billing: problem" in outcome.out
+    assert "repair=Repair.START_ANEW" in outcome.out
+
+
+def test_a_log_that_has_lost_its_end_is_a_problem_as_for_inspect(story, capsys):
+    _, lost = story.tell(*[[message()] * 4] * 2, acks=[(0, 2), (1, 1)])
+    story.do("DELETE FROM entries WHERE ledger_id = ?", lost)
+    story.do("DELETE FROM ledgers WHERE id = ?", lost)
+    (cursor,) = explained(capsys, story.path, status=1)
+    assert (cursor["status"], cursor["holes"], cursor["backlog"]) == ("problem", [], None)
+    assert cursor["problems"][0]["found"] == f"one that reaches {lost}:1"
+
+
+def test_a_store_that_is_open_is_refused(story, capsys):
+    story.tell([message()] * 3, acks=[(0, 1)])
+    with closing(SqliteStore(story.path)):
+        outcome = run(capsys, "explain", story.path)
+        assert outcome == run(capsys, "fsck", story.path)
+    assert_one_line(outcome, story.path)
+
+
+def test_what_is_no_store_is_refused_as_by_fsck(tmp_path, capsys):
+    (tmp_path / DATABASE).write_bytes(b"no database at all, but long enough to be looked at" * 20)
+    for place in (tmp_path / "nowhere", tmp_path):
+        outcome = run(capsys, "explain", place)
+        assert outcome == run(capsys, "fsck", place)
+        assert_one_line(outcome, place)
+
+
+def test_an_unknown_name_and_numbers_out_of_range_are_refused(story, capsys):
+    story.tell([message()] * 3, acks=[(0, 1)])
+    assert_one_line(run(capsys, "explain", story.path, "--subscription=nobody"), "nobody", "billing")
+    for option in ("--top=0", "--now-ms=-1"):
+        assert run(capsys, "explain", story.path, option).status == 2

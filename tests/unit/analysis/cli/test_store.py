@@ -1,0 +1,468 @@
+"""`ackstate fsck` and `ackstate inspect` on real stores: what they say comes true, and they change no byte."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ackstate import Position
+from ackstate.analysis.crash.zookeeper_server import running_server
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    Message,
+    MessageLog,
+    Repair,
+    SqliteStore,
+    UnreadableCursorError,
+)
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
+from ackstate.wire import native, native_pointer
+from command_line import assert_one_line, run, run_apart, tree
+
+TOPIC = "persistent://a/b/orders"
+NAMES = ("audit", "billing")
+FORMATS = {"audit": Format.PULSAR, "billing": Format.NATIVE}
+DATABASE = "ackstate.sqlite3"
+RECORD = "UPDATE metadata SET data = ? WHERE path = ?"
+ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND entry_id = ?"
+
+
+def fill(store):
+    """Publish, and let a cursor of each format persist five times."""
+    log = MessageLog.open(store, topic=TOPIC)
+    log.publish([Message(0, -1, b"")] * 100)
+    for name in NAMES:
+        cursor = opened(store, name)
+        for number in range(5):
+            cursor.ack_entries(log.ledgers.current_ledger_id, [10 * number + 2, 10 * number + 4], now_ms=0)
+            cursor.persist(now_ms=0)
+        cursor.mark_delete(Position(log.ledgers.current_ledger_id, 2), now_ms=0, properties={"step": 9})
+        cursor.persist(now_ms=0)
+
+
+def opened(store, name, **options):
+    return ManagedCursor.open(
+        store,
+        topic=TOPIC,
+        subscription=name,
+        ledgers=MessageLog.open(store, topic=TOPIC).ledgers,
+        config=CursorConfig(format=FORMATS[name]),
+        now_ms=0,
+        **options,
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    with closing(SqliteStore(tmp_path / "store")) as store:
+        fill(store)
+    return tmp_path / "store"
+
+
+class Damage:
+    """Changes a closed store behind its back."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def do(self, statement, *values):
+        with closing(sqlite3.connect(self.path / DATABASE)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
+
+    def journal(self, name="billing"):
+        """The ledger's id and its entries."""
+        owner = cursor_owner(cursor_path(TOPIC, name))
+        ((ledger_id,),) = self.do("SELECT id FROM ledgers WHERE owner = ?", owner)
+        rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY entry_id", ledger_id)
+        return ledger_id, [row[:-SEAL_BYTES] for (row,) in rows]
+
+    def write_entry(self, ledger_id, sequence, data):
+        """As the store would have written it: what is wrong with it is the cursor's to find."""
+        self.do(ENTRY, self.seal().entry(ledger_id, sequence, data), ledger_id, sequence)
+
+    def seal(self):
+        ((salt,),) = self.do("SELECT salt FROM identity")
+        return RowSeal(salt)
+
+    def flip(self, sequence, *, name="billing", byte=40):
+        ledger_id, entries = self.journal(name)
+        self.write_entry(ledger_id, sequence, flipped(entries[sequence], byte))
+
+    def flip_row(self, sequence):
+        """Behind the back of the store, too."""
+        ledger_id, entries = self.journal()
+        self.do(ENTRY, flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
+
+    def flip_record_row(self):
+        ((row,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, "billing"))
+        self.do(RECORD, flipped(row, 9), cursor_path(TOPIC, "billing"))
+
+    def tear(self):
+        ledger_id, entries = self.journal()
+        self.write_entry(ledger_id, len(entries) - 1, entries[-1][:-9])
+
+    def flip_record(self, name="billing"):
+        path = cursor_path(TOPIC, name)
+        ((row, version),) = self.do("SELECT data, version FROM metadata WHERE path = ?", path)
+        self.do(RECORD, self.seal().value(path, version, flipped(row[:-SEAL_BYTES], 9)), path)
+
+    def delete_record(self, name="billing"):
+        self.do("DELETE FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
+
+    def delete_journal(self, name="billing"):
+        ledger_id, _ = self.journal(name)
+        self.do("DELETE FROM entries WHERE ledger_id = ?", ledger_id)
+        self.do("DELETE FROM ledgers WHERE id = ?", ledger_id)
+
+    def lose_an_entry(self):
+        ledger_id, _ = self.journal()
+        self.do("DELETE FROM entries WHERE ledger_id = ? AND entry_id = 2", ledger_id)
+
+    def make_newer(self):
+        ledger_id, entries = self.journal()
+        self.write_entry(ledger_id, 1, native.MAGIC + bytes([native.VERSION + 1]) + entries[1][5:])
+
+
+def flipped(data, byte):
+    changed = bytearray(data)
+    changed[byte % len(data)] ^= 0x21
+    return bytes(changed)
+
+
+def fsck(capsys, path):
+    """Check a store, see that it was not touched, and return the status and, by subscription, what was found."""
+    before = tree(path)
+    outcome = run(capsys, "fsck", path, "--json")
+    assert tree(path) == before
+    assert outcome.err == ""
+    answer = json.loads(outcome.out)
+    assert answer["store"] == str(path)
+    assert answer["problems"] == sum(len(cursor["problems"]) for cursor in answer["cursors"])
+    return outcome.status, {cursor["subscription"]: cursor for cursor in answer["cursors"]}
+
+
+# --- fsck
+
+
+def test_a_sound_store_is_clean_and_stays_as_it_is(path, capsys):
+    status, cursors = fsck(capsys, path)
+    assert status == 0
+    assert set(cursors) == set(NAMES)
+    for name, cursor in cursors.items():
+        assert (cursor["status"], cursor["problems"], cursor["notes"]) == ("ok", [], [])
+        assert (cursor["topic"], cursor["format"]) == (TOPIC, FORMATS[name])
+        assert (cursor["mark_delete"], cursor["range_count"], cursor["log_end"]) == ("1:2", 9, "1:99")
+    assert cursors["billing"]["format_version"] == native_pointer.VERSION
+
+
+def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
+    Damage(path).flip(3)
+    Damage(path).tear()
+    _, cursors = fsck(capsys, path)
+    assert set(cursors["billing"]) == {
+        "topic", "subscription", "status", "format", "format_version", "metadata_version", "cursor_ledger_id",
+        "record_count", "records_replayed", "mark_delete", "range_count", "log_end", "leftovers", "problems", "notes",
+    }  # fmt: skip
+    (problem,) = cursors["billing"]["problems"]
+    assert set(problem) == {"what", "offset", "expected", "found", "repairs"}
+    (inspected_,) = inspected(capsys, path, "--subscription=billing", status=1)
+    document = (Path(__file__).parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
+    keys = {*cursors["billing"], *problem, *problem["repairs"][0], *inspected_, *inspected_["records"][0]}
+    assert {key for key in keys if f"`{key}`" not in document} == set()
+    assert set(problem["repairs"][0]) == {
+        "repair", "records_replayed", "record_count", "bytes_discarded", "mark_delete", "range_count",
+        "acks_given_up_min",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "repairs"),
+    [
+        (lambda d: d.flip(3), ["DISCARD_DAMAGED_RECORDS", "USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip(0), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip_record(), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
+        (lambda d: d.delete_record(), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
+        (lambda d: d.delete_record("audit"), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
+        (lambda d: d.delete_journal(), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.delete_journal("audit"), ["USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.lose_an_entry(), ["DISCARD_DAMAGED_RECORDS", "USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip_row(3), ["DISCARD_DAMAGED_RECORDS", "USE_METADATA_SNAPSHOT", "START_ANEW"]),
+        (lambda d: d.flip_record_row(), ["USE_ORPHAN_JOURNAL", "START_ANEW"]),
+    ],
+)
+def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, capsys, damage, repairs):
+    damage(Damage(path))
+    status, cursors = fsck(capsys, path)
+    ((name, cursor),) = ((name, cursor) for name, cursor in cursors.items() if cursor["problems"])
+    assert status == 1
+    assert cursor["status"] == "problem"
+    (problem,) = cursor["problems"]
+    assert str(tmp_path) not in problem["what"]
+    assert [outcome["repair"] for outcome in problem["repairs"]] == repairs
+    for outcome in problem["repairs"]:
+        with closing(SqliteStore.open_copy(path)) as copy:
+            with pytest.raises(UnreadableCursorError) as refused:
+                opened(copy, name)
+            assert [repair.name for repair in refused.value.repairs] == repairs
+            report = opened(copy, name, repair=Repair[outcome["repair"]]).recovery_report
+        assert outcome["mark_delete"] == str(report.mark_delete)
+        assert outcome["range_count"] == report.range_count
+        assert outcome["records_replayed"] == report.records_replayed
+        assert outcome["bytes_discarded"] == report.bytes_discarded
+
+
+def test_a_torn_tail_is_a_note_and_no_reason_for_alarm(path, capsys):
+    Damage(path).tear()
+    _, entries = Damage(path).journal()
+    status, cursors = fsck(capsys, path)
+    assert (status, cursors["billing"]["status"]) == (0, "note")
+    (note,) = cursors["billing"]["notes"]
+    assert "torn" in note["text"]
+    assert (note["offset"], note["size_bytes"]) == (sum(map(len, entries[:-1])), len(entries[-1]))
+
+
+def test_what_a_crash_left_over_is_a_note(path, capsys):
+    with closing(SqliteStore(path)) as store:
+        left = store.ledgers.create(cursor_owner(cursor_path(TOPIC, "billing")))
+    status, cursors = fsck(capsys, path)
+    assert (status, cursors["billing"]["status"], cursors["billing"]["leftovers"]) == (0, "note", [left])
+
+
+def test_a_newer_version_is_said_and_has_no_repair(path, capsys):
+    Damage(path).make_newer()
+    status, cursors = fsck(capsys, path)
+    (problem,) = cursors["billing"]["problems"]
+    assert (status, problem["repairs"]) == (1, [])
+    assert f"version {native.VERSION + 1}" in problem["found"]
+
+
+def test_people_read_every_problem_and_what_each_repair_gives_up(path, capsys):
+    Damage(path).flip(3)
+    status, out, err = run(capsys, "fsck", path)
+    assert (status, err) == (1, "")
+    assert "repair=Repair.DISCARD_DAMAGED_RECORDS: 3 of 7 records, mark-delete 1:-1, 4 ranges, gives up at least" in out
+    assert out.endswith("2 cursors, 1 problem\n")
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path, capsys):
+    with closing(SqliteStore(tmp_path)) as store:
+        MessageLog.open(store, topic=TOPIC)
+        ledgers = MessageLog.open(store, topic=TOPIC).ledgers
+        ManagedCursor.open(store, topic=TOPIC, subscription="\x1b[2J\nbill", ledgers=ledgers, now_ms=0)
+    for command in ("fsck", "inspect"):
+        out = run(capsys, command, tmp_path).out
+        assert r"\x1b[2J\nbill" in out
+        assert "\x1b" not in out
+
+
+# --- what cannot be looked at
+
+
+@pytest.mark.parametrize("command", ["fsck", "inspect"])
+def test_what_is_no_store_is_one_line(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "noise" / DATABASE).write_bytes(b"noise" * 50)
+    before = tree(tmp_path)
+    for name in ("file", "empty", "noise", "missing"):
+        assert_one_line(run(capsys, command, tmp_path / name), tmp_path / name)
+    for name in (
+        "",
+        "zookeeper://",
+        "zookeeper://localhost",
+        "zookeeper:///root",
+        "zookeeper://a:b/c",
+        "zookeeper://a/b/",
+    ):
+        assert_one_line(run(capsys, command, name), name)
+    assert tree(tmp_path) == before
+
+
+def test_a_store_that_is_open_is_refused(path, capsys):
+    with closing(SqliteStore(path)):
+        assert_one_line(run(capsys, "fsck", path), path, "is open in process")
+
+
+def test_damaged_pages_are_one_line_that_names_the_store(path, capsys):
+    with (path / DATABASE).open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    before = tree(path)
+    assert_one_line(run(capsys, "fsck", path), path / DATABASE)
+    assert tree(path) == before
+
+
+@pytest.mark.slow
+def test_the_command_itself_says_it_by_its_status(path):
+    assert run_apart("fsck", path).status == 0
+    Damage(path).flip(3)
+    outcome = run_apart("fsck", path)
+    assert (outcome.status, outcome.err) == (1, "")
+    assert_one_line(run_apart("inspect", path, "--subscription", "biling"), "'billing'", "'audit'")
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 30), st.integers(0, 300), st.integers(1, 255))
+def test_any_changed_byte_is_told_without_a_traceback(path, capsys, which, at, mask):
+    statements = {"SELECT path, data FROM metadata ORDER BY path": RECORD}
+    statements["SELECT ledger_id, entry_id, data FROM entries WHERE ledger_id > 1 ORDER BY 1, 2"] = ENTRY
+    damage = Damage(path)
+    rows = [(update, row) for select, update in statements.items() for row in damage.do(select)]
+    update, (*key, data) = rows[which % len(rows)]
+    changed = bytearray(data)
+    changed[at % len(data)] ^= mask
+    damage.do(update, bytes(changed), *key)
+    try:
+        for command in ("fsck", "inspect"):
+            outcome = run(capsys, command, path)
+            assert outcome.status in {0, 1}
+            assert outcome.err == ""
+    finally:
+        damage.do(update, data, *key)
+
+
+# --- inspect
+
+
+def inspected(capsys, *arguments, status=0):
+    outcome = run(capsys, "inspect", *arguments, "--json")
+    assert (outcome.status, outcome.err) == (status, "")
+    return json.loads(outcome.out)["cursors"]
+
+
+def test_inspect_shows_state_and_journal(path, capsys):
+    before = tree(path)
+    audit, billing = inspected(capsys, path)
+    assert tree(path) == before
+    for cursor in (audit, billing):
+        assert (cursor["state"]["mark_delete"], cursor["state"]["range_count"]) == ("1:2", 9)
+        assert cursor["state"]["ranges"][0] == {"ledger_id": 1, "first": 4, "last": 4}
+        assert cursor["state"]["properties"] == {"step": 9}
+        assert cursor["journal_bytes"] == sum(record["size_bytes"] for record in cursor["records"])
+    assert [record["kind"] for record in billing["records"]] == ["SNAPSHOT"] + ["DELTA"] * 6
+    assert [record["entry_count"] for record in billing["records"]] == [0, 2, 2, 2, 2, 2, 0]
+    _, entries = Damage(path).journal()
+    assert [record["size_bytes"] for record in billing["records"]] == list(map(len, entries))
+
+
+def test_inspect_prints_the_ranges_as_pulsar_does_and_twenty_unless_asked(path, capsys):
+    with closing(SqliteStore(path)) as store:
+        cursor = opened(store, "billing")
+        cursor.ack_entries(1, range(51, 99, 2), now_ms=0)
+        cursor.persist(now_ms=0)
+        text, count = str(cursor.deleted), cursor.deleted.range_count
+    some = run(capsys, "inspect", path, "--subscription", "billing").out
+    every = run(capsys, "inspect", path, "--subscription", "billing", "--all-ranges").out
+    assert text in every
+    assert text not in some
+    assert f"] and {count - 20} more (--all-ranges)" in some
+    assert text.startswith(some[some.index("[(") : some.index("] and")])
+    assert len(inspected(capsys, path, "--subscription=billing")[0]["state"]["ranges"]) == 20
+    assert len(inspected(capsys, path, "--subscription=billing", "--all-ranges")[0]["state"]["ranges"]) == count
+
+
+def test_inspect_of_a_damaged_cursor_shows_what_can_be_read(path, capsys):
+    Damage(path).flip(3)
+    (cursor,) = inspected(capsys, path, "--subscription", "billing", status=1)
+    assert cursor["state"] is None
+    assert [bool(record["damage"]) for record in cursor["records"]] == [False] * 3 + [True] + [False] * 3
+
+
+def test_inspect_chooses_by_topic_and_subscription(path, capsys):
+    assert [cursor["subscription"] for cursor in inspected(capsys, path, "--topic", TOPIC)] == list(NAMES)
+    assert [cursor["subscription"] for cursor in inspected(capsys, path, "--subscription=audit")] == ["audit"]
+    for arguments in (["--subscription=nope"], ["--topic=nope"], ["--topic=nope", "--subscription=audit"]):
+        assert_one_line(run(capsys, "inspect", path, *arguments), "'nope'", "'audit'", "'billing'", TOPIC)
+
+
+def test_a_batch_and_cursor_properties_are_shown(path, capsys):
+    with closing(SqliteStore(path)) as store:
+        cursor = opened(store, "billing")
+        cursor.ack_batch(Position(1, 60), [0b101], now_ms=0)
+        cursor.set_cursor_properties({"owner": "north"})
+        cursor.persist(now_ms=0)
+    (found,) = inspected(capsys, path, "--subscription=billing")
+    assert found["state"]["batches"] == [{"position": "1:60", "unacked_words": [0b101]}]
+    assert found["cursor_properties"] == {"owner": "north"}
+    out = run(capsys, "inspect", path, "--subscription=billing").out
+    assert "1:60: 2 unacked" in out
+    assert "owner = north" in out
+
+
+# --- help, and ZooKeeper
+
+
+@pytest.mark.parametrize("command", ["fsck", "inspect"])
+def test_help_fits_80_columns(monkeypatch, capsys, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = run(capsys, command, "--help")
+    assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
+@pytest.mark.slow
+def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp_path, capsys):
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+
+    with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks/one")) as store:
+        fill(store)
+        status, cursors = fsck_of(capsys, f"zookeeper://{server.hosts}/acks/one")
+        assert (status, {cursor["status"] for cursor in cursors}) == (0, {"ok"})
+        value = store.metadata.get(cursor_path(TOPIC, "billing"))
+        store.metadata.put(cursor_path(TOPIC, "billing"), value.data[:-1], expected_version=value.version)
+        status, (_, billing) = fsck_of(capsys, f"zookeeper://{server.hosts}/acks/one")
+        assert (status, billing["problems"][0]["repairs"][0]["repair"]) == (1, "USE_ORPHAN_JOURNAL")
+        for root in ("two", "acks"):
+            assert_one_line(run(capsys, "fsck", f"zookeeper://{server.hosts}/{root}"), "not an ackstate store")
+        session = store._session._client
+        assert (sorted(session.get_children("/")), session.get_children("/acks")) == (["acks", "zookeeper"], ["one"])
+
+
+@pytest.mark.slow
+def test_a_look_at_a_store_in_zookeeper_leaves_every_node_as_it_was(tmp_path, capsys, monkeypatch):
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+
+    with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks")) as store:
+        fill(store)
+        gone = store.ledgers.create(cursor_owner(cursor_path(TOPIC, "billing")))
+        store.ledgers.append(gone, b"half deleted")
+        # The process dies when the ledger is gone for callers, and its nodes are still there.
+        monkeypatch.setattr(store.ledgers, "_clear", lambda ledger_id: None)
+        store.ledgers.delete(gone)
+        client = store._session._client
+        before = znodes(client, "/")
+        assert f"/acks/garbage/{gone}" in before
+        for command in ("fsck", "inspect"):
+            outcome = run(capsys, command, f"zookeeper://{server.hosts}/acks", "--json")
+            assert outcome.status == 0
+            assert [cursor["leftovers"] for cursor in json.loads(outcome.out)["cursors"]] == [[], []]
+            assert znodes(client, "/") == before
+
+
+def znodes(client, path):
+    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
+    below = [znodes(client, f"{path.rstrip('/')}/{name}") for name in client.get_children(path)]
+    return {path: client.get(path)} | {each: found for nodes in below for each, found in nodes.items()}
+
+
+def fsck_of(capsys, store):
+    outcome = run(capsys, "fsck", store, "--json")
+    return outcome.status, json.loads(outcome.out)["cursors"]
+
+
+def test_a_store_that_lost_its_database_is_one_line_that_names_it(tmp_path, capsys):
+    SqliteStore(tmp_path / "store").close()
+    (tmp_path / "store" / DATABASE).unlink()
+    assert_one_line(run(capsys, "fsck", tmp_path / "store"), tmp_path / "store" / DATABASE, "of a store that was made")

@@ -1,0 +1,135 @@
+"""Logs of ACK commands of real brokers: what each command acked, in messages."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from trace_files import read_back, write
+
+VECTORS = Path(__file__).parents[3] / "vectors"
+PUBLISH, ACK, CRASH = EventKind.PUBLISH, EventKind.ACK, EventKind.CRASH
+RUN = {
+    "topic": "t", "subscription": "s", "entries": [[4, 0, 2], [6, 10, 11]], "batch_sizes": None, "t_end_ms": 90,
+    "broker_acks_ms": [[8, 45, [0, 1, 3]], [9, 12, [4]]], "pulsar": "4.2.4",
+}  # fmt: skip
+BATCHES = RUN | {"batch_sizes": [3, 70, 2, 5, 1], "index_ack": True}
+
+
+def converted(tmp_path, *runs):
+    convert([write(tmp_path / "log.jsonl", list(runs))], tmp_path / "trace")
+    return read_back(tmp_path / "trace")
+
+
+def test_commands_become_acks_in_the_order_in_which_they_were_handled(tmp_path):
+    assert converted(tmp_path, RUN) == {
+        ("t", ""): [Event(0, PUBLISH, 4, 0, 2), Event(0, PUBLISH, 6, 10, 11)],
+        ("t", "s"): [Event(12, ACK, 6, 11, 11), Event(45, ACK, 4, 0, 1), Event(45, ACK, 6, 10, 10), Event(90, CRASH)],
+    }
+
+
+def test_batches_are_counted_in_messages(tmp_path):
+    words = [2**64 - 1 - 2**5, 1]  # all but message 5 and those from 65 on
+    acks = [[1, 2, [0]], [3, 4, [[1, words]]], [5, 6, [[3, [0]], 4]]]
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
+    assert found["t", ""] == [Event(0, PUBLISH, 4, 0, 74), Event(0, PUBLISH, 6, 0, 5)]
+    assert found["t", "s"] == [
+        Event(2, ACK, 4, 0, 2), Event(4, ACK, 4, 8, 8), Event(4, ACK, 4, 68, 72), Event(6, ACK, 6, 0, 5),
+        Event(90, CRASH),
+    ]  # fmt: skip
+
+
+def test_a_part_of_a_batch_is_ignored_where_the_broker_ignores_it(tmp_path):
+    acks = [[1, 2, [[0, [4]]]], [3, 4, [[0, [0]]]]]
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks, "index_ack": False})
+    assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), Event(90, CRASH)]
+
+
+def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
+    acks = [[1, 2, [[1, [2**64 - 1 - 1, 63]]], "Cumulative"], [3, 4, [2], "Cumulative"], [5, 6, [4], "Individual"]]
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
+    assert found["t", "s"] == [
+        Event(2, ACK, 4, 0, 3), Event(4, ACK, 4, 0, 74), Event(6, ACK, 6, 5, 5), Event(90, CRASH),
+    ]  # fmt: skip
+
+
+def test_negative_words_are_those_of_java(tmp_path):
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]})
+    assert found["t", "s"] == [Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"broker_acks_ms": [[1, 2, [5]]]}, Wrong.NOT_IN_THE_LOG),
+        ({"broker_acks_ms": [[1, 2, [-1]]]}, Wrong.NOT_IN_THE_LOG),
+        ({"broker_acks_ms": [[1, "2", [1]]]}, Wrong.WRONG_TYPE),
+        ({"broker_acks_ms": 7}, Wrong.WRONG_TYPE),
+        ({"broker_acks_ms": [[1, 2, [1], "Cumulated"]]}, Wrong.WRONG_TYPE),
+        ({"broker_acks_ms": [[1, 2, [], "Cumulative"]]}, Wrong.NOT_IN_THE_LOG),
+        ({"broker_acks_ms": [[1, 2, [5], "Cumulative"]]}, Wrong.NOT_IN_THE_LOG),
+        ({"batch_sizes": [1, 2]}, Wrong.WRONG_TYPE),
+        ({"entries": None}, Wrong.WRONG_TYPE),
+        ({"topic": None}, Wrong.MISSING),
+        ({"entries": [[-4, 0, 9]]}, Wrong.NEGATIVE),
+        ({"entries": [[4, 0, 10**15]]}, Wrong.WRONG_TYPE),
+        ({"batch_sizes": [10**15, 1, 1, 1, 1]}, Wrong.WRONG_TYPE),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_named(tmp_path, change, wrong):
+    with pytest.raises(TraceError, match=rf"{wrong.value}: \d+, .* line 2 "):
+        converted(tmp_path, RUN | {"topic": "other"}, RUN | change)
+    source = tmp_path / "log.jsonl"
+    done = convert([source], tmp_path / "trace", bad_rows_max=BadRowsMax.parse("100%"))
+    assert set(done.bad_rows.counts) == {wrong}
+    assert ("other", "s") in read_back(tmp_path / "trace")
+
+
+def test_two_runs_of_one_name_are_two_cursors(tmp_path):
+    with pytest.raises(TraceError, match="a time before"):
+        converted(tmp_path, RUN, RUN)
+    later = json.loads(json.dumps(RUN).replace("45", "145").replace("12,", "112,"))
+    with pytest.raises(TraceError, match="two cursors under one name"):
+        converted(tmp_path, RUN, later)
+
+
+def test_a_trace_of_a_log_holds_what_was_acked(tmp_path):
+    converted(tmp_path, RUN)
+    assert check_events(tmp_path / "trace").kinds == {"publish": 2, "ack": 3, "crash": 1}
+
+
+@pytest.mark.slow
+def test_the_runs_of_real_brokers_are_taken_whole(tmp_path):
+    done = convert([VECTORS / "broker-redelivery.jsonl.gz"], tmp_path / "trace")
+    assert done.bad_rows.count == 0
+    with gzip.open(VECTORS / "broker-redelivery.jsonl.gz") as file:
+        runs = [json.loads(line) for line in file]
+    found = read_back(tmp_path / "trace")
+    for run in runs:
+        mine = found[run["topic"], run["subscription"]]
+        acked = EntrySet()
+        for event in mine:
+            if event.kind is ACK:
+                acked.add_run(event.ledger_id, event.first_entry, event.last_entry + 1)
+        published = sum(event.last_entry - event.first_entry + 1 for event in found[run["topic"], ""])
+        assert published == run["n_messages"]
+        assert len(acked) == run["n_acked"] or not run["index_ack"]
+        assert mine[-1].kind is CRASH
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, '{"broker_acks_ms": ' + "9" * 9_999 + "}"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_no_parser_takes_is_a_bad_row(tmp_path, line, is_first):
+    lines = [line, json.dumps(RUN)]
+    source = tmp_path / "log.jsonl"
+    source.write_text("\n".join(lines if is_first else lines[::-1]))
+    with pytest.raises(TraceError, match=f"line {2 - is_first} "):
+        convert([source], tmp_path / "trace")

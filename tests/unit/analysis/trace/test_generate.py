@@ -1,0 +1,387 @@
+"""Made traces: each could have happened, any stretch is made by itself, and Spark only hands out the work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.generate import series as series_module
+from ackstate.analysis.trace.generate.clock import Arrivals
+from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
+from ackstate.analysis.trace.generate.outages import RECOVERY_MS
+from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, Piece, TracePlan
+from ackstate.analysis.trace.generate.series import TopicSeries
+from ackstate.analysis.trace.generate.turns import Classes, Turns
+from ackstate.analysis.trace.parquet import check_trace, trace_files
+from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS, Traffic
+from command_line import assert_one_line, run
+from trace_files import read_rows, subscriptions_of
+
+PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
+EVENTS = 25_000
+
+
+def plan_of(workload="key_shared", events=EVENTS, **settings):
+    settings = {"subscriptions": 1, "topics": 1, "flush_interval_ms": 100} | settings
+    return TracePlan(workload, events, **settings)
+
+
+def events_of(plan, subscription=0, step=CHUNK_EVENTS):
+    """A subscription's events, cut every `step`, and the series."""
+    series = plan.series_of(subscription, plan.outages())
+    count = plan.events_of(subscription)
+    return joined(series.cut_into(np.append(np.arange(0, count, step), count))), series
+
+
+def published_of(plan, series):
+    count = plan.topic_events(0, series)
+    (events,) = TopicSeries(series).cut_into(np.array([0, count]))
+    return events
+
+
+class ImpossibleError(AssertionError):
+    """The events could not have happened."""
+
+
+def demand(holds, what):
+    if not holds:
+        raise ImpossibleError(what)
+
+
+def entries(columns, index):
+    ledger = int(columns.ledger_id[index])
+    return [(ledger, entry) for entry in range(columns.first_entry[index], columns.last_entry[index] + 1)]
+
+
+def check_possible(events, published):
+    """Follow the events one by one, with sets: the slow, obvious judgement."""
+    known = {}
+    for index in range(len(published.kind)):
+        for entry in entries(published, index):
+            demand(entry not in known, f"{entry} published twice")
+            known[entry] = (int(published.ts_ms[index]), int(published.number[index]))
+    delivered, acked, durable, begun, alive = set(), set(), set(), None, True
+    last_ms, persists = 0, 0
+    for index, kind in enumerate(events.kind.tolist()):
+        ts_ms, number = int(events.ts_ms[index]), int(events.number[index])
+        demand(ts_ms >= last_ms, "time falls")
+        demand(alive or kind == EventKind.RECOVER, "the dead act")
+        last_ms = ts_ms
+        if kind == DELIVER:
+            for entry in entries(events, index):
+                demand(entry in known, f"{entry} delivered, not published")
+                demand(max(known[entry]) <= ts_ms, f"{entry} delivered before it was published or due")
+                demand(entry not in delivered, f"{entry} delivered twice")
+                delivered.add(entry)
+        elif kind == ACK:
+            (entry,) = entries(events, index)
+            demand(entry in delivered, f"{entry} acked, not delivered")
+            demand(entry not in acked, f"{entry} acked twice")
+            acked.add(entry)
+        elif kind == EventKind.PERSIST_BEGUN:
+            demand(begun is None and number == persists + 1, "persists overlap")
+            begun, persists = set(acked), number
+        elif kind == EventKind.PERSIST_ENDED:
+            demand(begun is not None and number == persists, "an end without a begin")
+            durable, begun = begun, None
+        elif kind == EventKind.CRASH:
+            alive, lost = False, acked - durable
+        elif kind == EventKind.RECOVER:
+            alive = True
+        elif kind == EventKind.REDELIVER:
+            (entry,) = entries(events, index)
+            demand(entry in lost, f"{entry} redelivered, though durable")
+            lost.discard(entry)
+            acked.discard(entry)
+            delivered.discard(entry)
+    return acked, delivered
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("crashes", [0, 2])
+def test_a_made_trace_could_have_happened(workload, crashes):
+    plan = plan_of(workload, 12_000, crashes=crashes)
+    events, series = events_of(plan)
+    check_possible(events, published_of(plan, series))
+    kinds = Counter(events.kind.tolist())
+    assert (len(events.kind), kinds[EventKind.CRASH], kinds[EventKind.RECOVER]) == (12_000, crashes, crashes)
+    assert kinds[ACK] > 3_000
+    assert kinds[EventKind.PERSIST_ENDED] >= 2
+    if crashes:
+        assert kinds[EventKind.REDELIVER]
+
+
+def test_all_that_was_not_persisted_comes_back_after_a_crash():
+    events, _ = events_of(plan_of("key_shared", 12_000, crashes=1))
+    crash = events.kind.tolist().index(EventKind.CRASH)
+    begun = int(np.flatnonzero(events.kind[:crash] == EventKind.PERSIST_BEGUN)[-1])
+    lost = [entries(events, at)[0] for at in range(begun, crash) if events.kind[at] == ACK]
+    back = [entries(events, at)[0] for at in np.flatnonzero(events.kind == EventKind.REDELIVER)]
+    assert back == lost
+    assert len(lost) > 50
+    assert events.ts_ms[crash + 1] - events.ts_ms[crash] == RECOVERY_MS
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "planted", "complaint"),
+    [
+        (Classes, "offset_of", lambda *_: np.zeros(len(_[2]), np.int64), "twice|not"),
+        (series_module.SubscriptionSeries, "_held", np.zeros(8, np.int64), "not delivered"),
+        (series_module.SubscriptionSeries, "_lost", [(0, 2_000)], "redelivered, though durable"),
+        (TopicSeries, "count", lambda *_: 10, "not published"),
+    ],
+)
+def test_the_judgement_sees_what_cannot_be(monkeypatch, where, name, planted, complaint):
+    monkeypatch.setattr(where, name, planted)
+    plan = plan_of("key_shared", 12_000)
+    if name == "_lost":
+        monkeypatch.undo()
+        plan = plan_of("key_shared", 12_000, crashes=1)
+        outages = plan.outages()
+        monkeypatch.setattr(where, name, planted)
+        series = plan.series_of(0, outages)
+        (events,) = series.cut_into(np.array([0, 12_000]))
+    else:
+        events, series = events_of(plan)
+    with pytest.raises(ImpossibleError, match=complaint):
+        check_possible(events, published_of(plan, series))
+
+
+@pytest.mark.parametrize("workload", ["in_order", "mixed_delays", "many_consumers"])
+def test_any_stretch_is_made_by_itself(workload):
+    plan = plan_of(workload, EVENTS, crashes=3)
+    whole, series = events_of(plan, step=EVENTS)
+    small, _ = events_of(plan, step=977)
+    for one, other in zip(whole, small, strict=True):
+        assert np.array_equal(one, other)
+    (middle,) = series.cut_into(np.array([20_001, 20_050]))
+    assert all(np.array_equal(part, column[20_001:20_050]) for part, column in zip(middle, whole, strict=True))
+
+
+def test_the_seed_decides():
+    first, _ = events_of(plan_of(seed=1))
+    again, _ = events_of(plan_of(seed=1))
+    other, _ = events_of(plan_of(seed=2))
+    assert np.array_equal(first.first_entry, again.first_entry)
+    assert not np.array_equal(first.first_entry, other.first_entry)
+    assert not np.array_equal(first.ts_ms, other.ts_ms)
+
+
+def test_no_run_reaches_over_the_end_of_a_ledger():
+    plan = plan_of("client_holes", 3 * ENTRIES_PER_LEDGER)
+    events, series = events_of(plan)
+    for columns in (events, published_of(plan, series)):
+        assert set(columns.ledger_id.tolist()) >= {1_000, 1_001, 1_002}
+        assert columns.last_entry.max() == ENTRIES_PER_LEDGER - 1
+
+
+def acked_and_delivered(workload, events=EVENTS, **settings):
+    plan = plan_of(workload, events, **settings)
+    columns, series = events_of(plan)
+    return columns, *check_possible(columns, published_of(plan, series))
+
+
+def holes_of(acked):
+    """Runs of unacked entries below the highest acked one."""
+    ids = sorted((ledger - 1_000) * ENTRIES_PER_LEDGER + entry for ledger, entry in acked)
+    return int((np.diff([-1, *ids]) > 1).sum())
+
+
+def test_in_order_never_has_a_hole():
+    events, _ = events_of(plan_of("in_order"))
+    assert events.first_entry[events.kind == ACK].tolist() == list(range((events.kind == ACK).sum()))
+
+
+def test_of_client_holes_one_message_in_128_stays():
+    _, acked, _ = acked_and_delivered("client_holes", messages_per_second=1_000)
+    # The youngest blocks are not acked yet.
+    settled = {(ledger, entry) for ledger, entry in acked if entry < 20_480}
+    assert holes_of(settled) == 20_480 / 128
+
+
+def test_in_heavy_traffic_every_second_message_waits():
+    _, acked, delivered = acked_and_delivered("heavy_traffic", messages_per_second=1_000)
+    # Half of the messages of 3 s; some neighbours fall together.
+    assert len(delivered) - len(acked) == pytest.approx(1_500, rel=0.1)
+    assert holes_of(acked) == pytest.approx(1_500 * 3 / 4, rel=0.15)
+
+
+def test_a_stuck_consumer_takes_until_it_may_hold_no_more(monkeypatch):
+    assert UNACKED_MAX == 50_000
+    monkeypatch.setattr(series_module, "UNACKED_MAX", 300)
+    columns, acked, delivered = acked_and_delivered("one_stuck_consumer")
+    is_stuck = (columns.number == 0) & np.isin(columns.kind, (DELIVER, ACK))
+    assert set(columns.kind[is_stuck].tolist()) == {DELIVER}
+    assert is_stuck.sum() == 300
+    assert 300 <= len(delivered) - len(acked) < 500
+
+
+def test_long_delayed_messages_are_published_and_not_yet_sent():
+    plan = plan_of("mixed_delays", EVENTS, messages_per_second=500)
+    events, series = events_of(plan)
+    published = published_of(plan, series)
+    delay_ms = np.where(published.number < 0, 0, published.number - published.ts_ms)
+    assert np.mean(delay_ms > 3_000_000) == pytest.approx(1 / 8, abs=0.01)
+    assert np.mean(delay_ms == 0) == pytest.approx(1 / 2, abs=0.01)
+    _, delivered = check_possible(events, published)
+    assert len(delivered) < 0.88 * len(published.kind)
+
+
+def test_key_shared_consumers_are_of_unequal_speed():
+    events, _ = events_of(plan_of("key_shared", messages_per_second=5_000))
+    behind = []
+    for consumer in range(8):
+        sent, acked = (events.ts_ms[(events.kind == kind) & (events.number == consumer)] for kind in (DELIVER, ACK))
+        behind.append(float(np.mean(acked - sent[: len(acked)])))
+    assert behind == sorted(behind)
+    assert behind[-1] == pytest.approx(640, rel=0.1)
+
+
+def test_a_class_has_one_entry_of_each_block():
+    classes = Classes(7, 512)
+    blocks, offsets = (part.ravel() for part in np.mgrid[0:20, 0:512])
+    found = classes.class_of(blocks, offsets)
+    assert np.array_equal(classes.offset_of(blocks, found), offsets)
+    assert (np.sort(found.reshape(20, 512), axis=1) == np.arange(512)).all()
+    assert len(set(found.reshape(20, 512)[:, 0].tolist())) > 10
+
+
+def test_slots_before_are_those_between():
+    turns = Turns(np.array([3, 0, 1, 2**55]), 1)
+    slots, _, _ = turns.between(0, 100)
+    for slot in range(100):
+        assert turns.before(np.array([slot]))[0] == (slots < slot).sum()
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.7, 333.3, 5_000, 10_000_000])
+def test_arrivals_rise_at_their_rate(rate):
+    arrivals = Arrivals.at_rate(5, rate)
+    slots = np.arange(100 * arrivals.spell_slots if rate < 10**6 else 10**6)
+    at_ns = arrivals.at_ns(slots)
+    assert (np.diff(at_ns) > 0).all()
+    if rate < 10**6:
+        assert len(slots) / 2 / (at_ns[-1] / 1e9) == pytest.approx(rate, rel=0.01)
+    for at in (0, 1, int(at_ns[len(slots) // 3]), int(at_ns[len(slots) // 2]) + 1):
+        assert arrivals.first_slot(at) == np.searchsorted(at_ns, at)
+
+
+def test_pieces_are_counted_without_being_listed():
+    plan = plan_of(events=10 * PIECE_EVENTS + 7, subscriptions=4, topics=3, hot_share=0.7)
+    listed = [Piece(name, number) for name in range(4) for number in range(plan.pieces_of(name))]
+    assert [plan.piece(index) for index in range(plan.piece_count)] == listed
+    assert sum(map(plan.events_of, range(4))) == plan.events
+    assert plan.events_of(0) == round(0.7 * plan.events)
+    assert [plan.topic_of(name) for name in range(4)] == [0, 1, 2, 1]
+
+
+def test_a_hot_subscription_takes_as_long_as_the_others():
+    plan = plan_of(events=200_000, subscriptions=3, topics=2, hot_share=0.9)
+    spans = [np.ptp(events_of(plan, name)[0].ts_ms) for name in range(3)]
+    assert max(spans) < 1.1 * min(spans)
+
+
+@pytest.mark.parametrize(
+    ("settings", "naming"),
+    [
+        ({"workload": "in_oder"}, "no workload 'in_oder', choose from in_order"),
+        ({"events": 0}, "0 events"),
+        ({"events": 10**13 + 1}, "10,000,000,000,001 events"),
+        ({"subscriptions": 0}, "0 subscriptions"),
+        ({"topics": 2}, "2 topics"),
+        ({"hot_share": 0.0, "subscriptions": 2, "topics": 2}, "hot share 0.0"),
+        ({"hot_share": float("nan"), "subscriptions": 2, "topics": 2}, "hot share nan"),
+        ({"hot_share": 0.5}, "at least 2 topics"),
+        ({"messages_per_second": float("inf")}, "inf messages per second"),
+        ({"flush_interval_ms": 0}, "0 flush interval in ms"),
+        ({"events": 5, "subscriptions": 6}, "5 events are fewer than one for each of 6"),
+        ({"events": 10**12, "messages_per_second": 1}, "100 years"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(settings, naming):
+    with pytest.raises(ValueError, match=naming):
+        plan_of(**settings)
+
+
+def test_crashes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="5000 crashes do not fit"):
+        plan_of(crashes=5_000).outages()
+
+
+def test_a_workload_of_an_odd_block_is_refused():
+    with pytest.raises(ValueError, match="3 entries"):
+        Traffic("three", (1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "naming"),
+    [
+        (["--workload", "x", "--events", "1e3"], "no workload 'x'"),
+        (["--workload", "in_order", "--events", "0"], "0 events"),
+        (["--workload", "in_order", "--events", "1.5"], "whole number"),
+        (["--workload", "in_order", "--events", "1e5", "--hot-share", "2"], "hot share 2.0"),
+        (["--workload", "in_order", "--events", "1e5", "--crashes", "99"], "99 crashes"),
+    ],
+)
+def test_bad_options_are_one_line_and_write_nothing(capsys, tmp_path, options, naming):
+    pytest.importorskip("pyspark")
+    assert_one_line(run(capsys, "trace", "generate", tmp_path / "trace", *options), naming)
+    assert not list(tmp_path.iterdir())
+
+
+def rows_of(path):
+    tables = [read_rows(file) for file in trace_files(path)]
+    return sorted((row for table in tables for row in table), key=lambda row: tuple(row.values())[:3])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
+    from ackstate.analysis.trace.generate import job
+
+    plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, crashes=1, flush_interval_ms=200)
+    for cores in (1, 2):
+        monkeypatch.setattr(job, "_cores", lambda _, cores=cores: cores)
+        monkeypatch.setattr(job, "_FILES_PER_CORE", 1)
+        made = job.make_trace(spark, plan, tmp_path / str(cores))
+        assert (made.events, made.files) == (60_000, cores)
+        check_trace(tmp_path / str(cores))
+    rows = rows_of(tmp_path / "1")
+    assert rows == rows_of(tmp_path / "2")
+    assert sum(len(row["kind"]) for row in rows if row["subscription"]) == 60_000
+    assert all(len(row["kind"]) == CHUNK_EVENTS for row in rows if row["chunk"] == 0 and row["subscription"])
+    assert all(row["first_seq"] == CHUNK_EVENTS * row["chunk"] for row in rows)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
+    from ackstate.analysis.trace.generate.job import make_trace
+
+    rate, interval_ms = 2_000, 500
+    plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
+    make_trace(spark, plan, tmp_path / "trace")
+    (row,) = subscriptions_of(tmp_path / "trace")
+    assert row["expected"] == pytest.approx(rate * interval_ms / 1_000 / 2, rel=0.05)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
+    from ackstate.analysis.spark.session import readable_failures
+    from ackstate.analysis.trace.generate import job
+
+    plan = plan_of("in_order", 20_000)
+    job.make_trace(spark, plan, tmp_path / "trace")
+    before = rows_of(tmp_path / "trace")
+
+    def fails(_batches, **_settings):
+        raise OSError("no room")
+
+    monkeypatch.setattr(job, "_make", fails)
+    with pytest.raises(TraceError, match=r"cannot write it.*no room"), readable_failures(tmp_path, work="write"):
+        job.make_trace(spark, plan_of("in_order", 30_000), tmp_path / "trace")
+    assert rows_of(tmp_path / "trace") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]

@@ -1,0 +1,335 @@
+"""What a recording says of a cursor is what the cursor said of itself, after every single step."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from ackstate import LedgerMap, Position
+from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
+from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.trace import recording as recording_module
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.entry_set import EntrySet, histories
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import Recording
+from ackstate.cursor import Change, CursorConfig, ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.selection import Keep
+from topics import Topic
+from trace_files import crashes_of, subscriptions_of
+from traces import replay
+
+TOPIC, NAME = "persistent://public/default/t", "s"
+CONFIGS = {
+    "native": CursorConfig(),
+    "native, 3 ranges": CursorConfig(range_count_max=3),
+    "native, young": CursorConfig(become_old_ack_record_seconds=2),
+    "native, young, 2 widest ranges": CursorConfig(
+        become_old_ack_record_seconds=1, range_count_max=2, keep=Keep.WIDEST
+    ),
+    "Pulsar's, 2 widest ranges": CursorConfig(format=Format.PULSAR, range_count_max=2, keep=Keep.WIDEST),
+    "Pulsar's, fall-back of 1 range": CursorConfig(format=Format.PULSAR, metadata_range_count_max=1),
+}
+
+
+def events_of(directory):
+    return [event for frame in read_recording(directory) if frame.subscription == NAME for event in frame.events]
+
+
+def folded(events, *, chunk=7):
+    """Replay as Spark's workers do, in chunks, and return what a crash brings back after each event."""
+    fold, found = RedeliveryFold(), []
+    columns = np.array([event[:5] for event in events], np.int64)
+    for begin in range(0, len(columns), chunk):
+        found += fold.fold(Chunk(*columns[begin : begin + chunk].T)).redelivery.tolist()
+    return found
+
+
+class Life:
+    """A cursor that random things happen to, and its gauge after each, with the number of events recorded by then."""
+
+    def __init__(self, directory, config, seed):
+        self.chance = random.Random(seed)
+        self.directory, self.config = directory, config
+        self.ledgers = LedgerMap.from_counts({3: 40, 5: 40, 9: 40})
+        self.store, self.now_ms, self.gauges = MemoryStore(), 1_000, []
+        self.count = 0
+        self.record()
+        self.open()
+
+    def record(self):
+        """Begin a segment, and count what is recorded from now on."""
+        self.recording = Recording(self.directory)
+        record = self.recording.record
+
+        def counted(topic, subscription, events):
+            record(topic, subscription, events)
+            self.count += len(events)
+
+        self.recording.record = counted
+
+    def open(self):
+        self.cursor = ManagedCursor.open(
+            self.store, topic=TOPIC, subscription=NAME, ledgers=self.ledgers, config=self.config, now_ms=self.now_ms
+        )
+        self.recording.follow(self.cursor, topic=TOPIC, subscription=NAME, now_ms=self.now_ms)
+        self.note()
+
+    def note(self):
+        self.gauges.append((self.count, self.cursor.redelivery_if_crashed))
+
+    def position(self):
+        return Position(self.chance.choice((3, 5, 9)), self.chance.randrange(40))
+
+    def step(self):
+        self.now_ms += self.chance.choice((0, 1, 300))
+        acts = {
+            self.ack: 8, self.ack_many: 2, self.ack_batch: 3, self.mark_delete: 1, self.send: 2, self.persist: 3,
+            self.persist_in_vain: 1, self.persist_all: 1, self.reset: 0.5, self.clear: 0.1, self.skip: 0.3,
+            self.crash: 0.5, self.close: 0.3, self.promote: 0.5,
+        }  # fmt: skip
+        self.chance.choices(list(acts), list(acts.values()))[0]()
+        self.note()
+
+    def ack(self):
+        self.cursor.ack(self.position(), now_ms=self.now_ms)
+
+    def ack_many(self):
+        positions = [self.position() for _ in range(6)]
+        self.cursor.ack_many(positions, now_ms=self.now_ms)
+        ledger_id, entry_id = self.position()
+        self.cursor.ack_entries(ledger_id, range(entry_id, min(40, entry_id + 4)), now_ms=self.now_ms)
+
+    def ack_batch(self):
+        self.cursor.ack_batch(self.position(), [self.chance.choice((0, 1, 3))], now_ms=self.now_ms)
+
+    def mark_delete(self):
+        position = self.chance.choice((self.position(), Position(5, self.chance.randrange(10))))
+        words = self.chance.choice(([], [2], [1]))
+        if position > self.cursor.mark_delete_position:
+            self.cursor.mark_delete(position, now_ms=self.now_ms, unacked_words=words)
+
+    def send(self):
+        self.cursor.delivered(self.position(), now_ms=self.now_ms - 1_500)
+
+    def persist(self):
+        self.cursor.persist(now_ms=self.now_ms)
+
+    def promote(self):
+        self.cursor.promote(10, now_ms=self.now_ms)
+
+    def persist_all(self):
+        persist_all([self.cursor], now_ms=self.now_ms)
+
+    def persist_in_vain(self):
+        kind = self.chance.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER))
+        for later in range(self.chance.choice((1, 3))):
+            self.store.inject(Fault(self.store.mutation_count + later, kind))
+        with suppress(StoreError):
+            self.chance.choice((self.persist, self.persist_all))()
+        self.store.forget_faults()
+
+    def reset(self):
+        self.cursor.reset(self.position(), now_ms=self.now_ms)
+
+    def clear(self):
+        self.cursor.clear_backlog(now_ms=self.now_ms)
+
+    def skip(self):
+        self.cursor.skip(self.chance.randrange(4), now_ms=self.now_ms)
+
+    def crash(self):
+        """The process dies: what was recorded stays, and a new one opens both."""
+        self.record()
+        self.store = MemoryStore(self.store.disk)
+        self.open()
+
+    def close(self):
+        self.cursor.close(now_ms=self.now_ms)
+        self.recording.close()
+        self.record()
+        self.open()
+
+
+def check_gauges(life):
+    """Refuse a life whose trace says otherwise than its cursor, after any step."""
+    events = events_of(life.directory)
+    by_sets = [state.redelivery for state in replay(events)]
+    assert folded(events) == by_sets
+    told = [(count, gauge) for count, gauge in life.gauges if count]
+    assert [by_sets[count - 1] for count, _ in told] == [gauge for _, gauge in told]
+    assert [event.ts_ms for event in events] == sorted(event.ts_ms for event in events)
+    history = histories(read_recording(life.directory))[TOPIC, NAME]
+    assert list(history.accepted.runs()) == joined(life.cursor.acked_runs())
+    return {event.kind for event in events}
+
+
+def joined(runs):
+    """Join runs that touch, and say where each ends as `EntrySet` does."""
+    gathered = EntrySet()
+    for ledger, first, last in runs:
+        gathered.add_run(ledger, first, last + 1)
+    return list(gathered.runs())
+
+
+def check_lives(directory, config):
+    for seed in range(3):
+        check_gauges(lived(directory / str(seed), config, seed, steps=80))
+
+
+def lived(directory, config, seed, *, steps=120):
+    life = Life(directory, config, seed)
+    for _ in range(steps):
+        life.step()
+    return life
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_gauge_of_the_cursor_is_that_of_the_trace_after_every_step(tmp_path, config):
+    kinds = set().union(*(check_gauges(lived(tmp_path / str(seed), config, seed)) for seed in range(2)))
+    assert kinds >= {
+        EventKind.ACK, EventKind.MARK_DELETE, EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED,
+        EventKind.PERSIST_FAILED, EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER, EventKind.RESET,
+    }  # fmt: skip
+    assert (EventKind.HELD_BACK in kinds) == (config.become_old_ack_record_seconds != 0)
+    assert (EventKind.CUT_OFF in kinds) == (bool(config.range_count_max) or config.format is Format.PULSAR)
+    assert EventKind.DISPLACED not in kinds or config.format is Format.PULSAR
+
+
+@pytest.mark.parametrize("untold", set(Change) - {Change.PERSIST_FAILED}, ids=lambda change: change.name)
+def test_a_change_that_is_not_told_is_noticed(tmp_path, monkeypatch, untold):
+    changed = recording_module._Follower.changed
+
+    def deaf(follower, change, runs, *, now_ms):
+        if change is not untold:
+            changed(follower, change, runs, now_ms=now_ms)
+
+    monkeypatch.setattr(recording_module._Follower, "changed", deaf)
+    config = CONFIGS["native, young"] if untold is Change.HELD_BACK else CONFIGS["Pulsar's, 2 widest ranges"]
+    with pytest.raises((AssertionError, TypeError, KeyError)):
+        check_lives(tmp_path, config)
+
+
+class Noting:
+    """A listener that asks the cursor for its gauge at every change, and passes the change on."""
+
+    def __init__(self, cursor, follower):
+        self.cursor, self.follower, self.gauges = cursor, follower, []
+
+    def changed(self, change, runs, *, now_ms):
+        self.follower.changed(change, runs, now_ms=now_ms)
+        self.gauges += [None] * (max(len(runs), 1) - 1) + [self.cursor.redelivery_if_crashed]
+
+
+def test_many_threads_are_recorded_in_the_order_in_which_they_took_effect(tmp_path):
+    ledgers = LedgerMap.from_counts({3: 4_000})
+    with Recording(tmp_path) as recording:
+        cursor = ManagedCursor.open(MemoryStore(), topic=TOPIC, subscription=NAME, ledgers=ledgers, now_ms=0)
+        recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
+        noting = Noting(cursor, cursor._persister.listener)
+        cursor.listen(None)
+        cursor.listen(noting)
+
+        def ack(begin):
+            for entry_id in range(begin, 2_000, 4):
+                cursor.ack(Position(3, entry_id), now_ms=entry_id)
+
+        def persist():
+            while len(cursor.deleted) + cursor.mark_delete_position.entry_id < 1_900:
+                cursor.persist(now_ms=0)
+
+        threads = [threading.Thread(target=ack, args=(begin,)) for begin in range(4)]
+        threads += [threading.Thread(target=persist) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    events = events_of(tmp_path)
+    assert [state.redelivery for state in replay(events)] == noting.gauges
+    assert {EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.ACK} == {event.kind for event in events}
+    assert [event.ts_ms for event in events] == sorted(event.ts_ms for event in events)
+
+
+def test_a_subscription_says_what_it_sent_to_whom(tmp_path):
+    topic = Topic()
+    topic.publish(6)
+    with Recording(tmp_path) as recording:
+        recording.follow(topic.subscription.cursor, topic="t", subscription=NAME, now_ms=0)
+        recording.published("t", [(0, 0, 5)], now_ms=0)
+        topic.dispatch("a", 2, now_ms=1)
+        topic.dispatch("b", 1, now_ms=2)
+        topic.subscription.ack(topic.positions[1], now_ms=3)
+        topic.subscription.ack_cumulative(topic.positions[2], now_ms=4)
+        topic.subscription.close(now_ms=5)
+    told = [
+        (event.ts_ms, event.kind, event.first_entry, event.last_entry, event.number) for event in events_of(tmp_path)
+    ]
+    assert told == [
+        (1, EventKind.DELIVER, 0, 0, 0),
+        (1, EventKind.DELIVER, 1, 1, 0),
+        (2, EventKind.DELIVER, 2, 2, 1),
+        (3, EventKind.ACK, 1, 1, -1),
+        (4, EventKind.MARK_DELETE, 0, 2, -1),
+        (5, EventKind.PERSIST_BEGUN, -1, -1, 1),
+        (5, EventKind.PERSIST_ENDED, -1, -1, 1),
+    ]
+
+
+def test_a_recording_that_cannot_be_written_ends_and_the_cursor_goes_on(tmp_path, monkeypatch, caplog):
+    ledgers = LedgerMap.from_counts({3: 9})
+    cursor = ManagedCursor.open(MemoryStore(), topic=TOPIC, subscription=NAME, ledgers=ledgers, now_ms=0)
+    recording = Recording(tmp_path)
+    recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
+    cursor.ack(Position(3, 4), now_ms=1)
+
+    def full(descriptor, data):
+        write(descriptor, data[:7])
+        raise OSError(28, "No space left on device")
+
+    write = os.write
+    with monkeypatch.context() as context:
+        context.setattr(os, "write", full)
+        assert cursor.ack(Position(3, 5), now_ms=2).newly_acked
+    assert cursor.ack(Position(3, 6), now_ms=3).newly_acked
+    assert [event.first_entry for event in events_of(tmp_path)] == [4]
+    assert "the recording ends here" in caplog.text
+    with pytest.raises(OSError, match="No space left"):
+        recording.close()
+
+
+def test_a_cursor_is_followed_once_and_by_a_name(tmp_path):
+    ledgers = LedgerMap.from_counts({3: 9})
+    cursor = ManagedCursor.open(MemoryStore(), topic=TOPIC, subscription=NAME, ledgers=ledgers, now_ms=0)
+    with Recording(tmp_path) as recording:
+        with pytest.raises(ValueError, match="without a name"):
+            recording.follow(cursor, topic=TOPIC, subscription="", now_ms=0)
+        recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
+        with pytest.raises(ValueError, match="listens"):
+            recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
+
+
+@pytest.mark.slow
+def test_the_estimate_says_what_the_cursor_said_at_each_crash(tmp_path):
+    life = lived(tmp_path / "life", CONFIGS["native, young, 2 widest ranges"], 1, steps=400)
+    convert([life.directory], tmp_path / "trace")
+    assert check_events(tmp_path / "trace").kinds["crash"] > 1
+    (found,) = subscriptions_of(tmp_path / "trace")
+    events = events_of(life.directory)
+    # There is one for a millisecond, the last crash of it.
+    crashed = {
+        event.ts_ms: state.redelivery
+        for event, state in zip(events, replay(events), strict=True)
+        if event.kind is EventKind.CRASH
+    }
+    assert {ts_ms: not_written for ts_ms, (not_written, _, _) in crashes_of(found)} == crashed
+    assert sum(crashed.values()) > 0

@@ -1,0 +1,414 @@
+"""Prometheus reads of every open cursor what `stats` says, and a cursor that cannot be read hides no other."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import threading
+import urllib.request
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from ackstate import CursorClosedError, LedgerMap, Position
+from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore, StoreError
+from ackstate.cursor.metrics import CursorCollector, PersistTimer
+from ackstate.cursor.stores.memory import Fault, FaultKind
+
+ORDERS = "persistent://public/default/orders"
+LEDGER_NAME = "public/default/persistent/orders"
+BILLING = {"namespace": "public/default", "ledger_name": LEDGER_NAME, "cursor_name": "billing"}
+DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana-dashboard.json"
+
+
+def open_cursor(*, store=None, subscription="billing", **settings):
+    return ManagedCursor.open(
+        store or MemoryStore(),
+        topic=ORDERS,
+        subscription=subscription,
+        ledgers=LedgerMap.from_counts({3: 1_000}),
+        config=CursorConfig(flush_interval_ms=0, **settings),
+        now_ms=0,
+    )
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def collector(registry):
+    collector = CursorCollector()
+    registry.register(collector)
+    return collector
+
+
+def parse(text):
+    """Return every sample of a scrape, (name, labels) -> value, and fail if one is there twice."""
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples
+            samples[key] = sample.value
+    return samples
+
+
+def scrape(registry):
+    return parse(generate_latest(registry).decode())
+
+
+def value(samples, name, **labels):
+    return samples[name, frozenset(labels.items())]
+
+
+EXPORTED = {
+    "pulsar_ml_cursor_nonContiguousDeletedMessagesRange": "range_count",
+    "pulsar_ml_cursor_persistLedgerSucceed": "ledger_write_count",
+    "pulsar_ml_cursor_persistLedgerErrors": "ledger_error_count",
+    "pulsar_ml_cursor_persistZookeeperSucceed": "metadata_write_count",
+    "pulsar_ml_cursor_persistZookeeperErrors": "metadata_error_count",
+    "pulsar_ml_cursor_writeLedgerLogicalSize": "ledger_bytes_written",
+    "ackstate_cursor_batches_cut": "batches_cut",
+    "ackstate_cursor_young_age_ms": "young_age_ms",
+    "ackstate_cursor_promotions_total": "promotion_count",
+    "ackstate_cursor_promoted_messages_total": "promoted_message_count",
+    "ackstate_cursor_ranges": "range_count",
+    "ackstate_cursor_record_bytes": "record_bytes",
+    "ackstate_cursor_unpersisted_record_bytes": "unpersisted_record_bytes",
+    "ackstate_cursor_batches_unwritten": "batches_unwritten",
+    "ackstate_cursor_truncations_total": "truncation_count",
+    "ackstate_cursor_journal_bytes": "journal_bytes",
+    "ackstate_cursor_snapshots_total": "snapshot_count",
+    "ackstate_cursor_persists_total": "persist_count",
+    "ackstate_cursor_persisted_bytes_total": "bytes_persisted",
+}
+
+
+def test_each_number_is_the_one_of_stats(registry, collector):
+    cursor = open_cursor()
+    # No two alike, so that none can stand for another.
+    stats = CursorStats(**{field.name: number for number, field in enumerate(fields(CursorStats), start=1)})
+    cursor.stats = lambda: stats
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    samples = scrape(registry)
+    for name, field in EXPORTED.items():
+        assert value(samples, name, **BILLING) == getattr(stats, field), name
+    for cause in ("unwritten", "young", "cut"):
+        number = getattr(stats, f"redelivery_{cause}")
+        assert value(samples, "ackstate_cursor_redelivery_if_crashed", cause=cause, **BILLING) == number
+    backlog = {**BILLING, "topic": ORDERS, "subscription": "billing"}
+    assert value(samples, "pulsar_subscription_back_log", **backlog) == stats.backlog
+    assert value(samples, "ackstate_cursors_unreadable") == 0
+    # And nothing of Pulsar's that is not counted here.
+    assert len(samples) == len(EXPORTED) + 3 + 1 + 1
+
+
+def test_the_causes_are_told_apart(registry, collector):
+    cursor = open_cursor(become_old_ack_record_seconds=1, range_count_max=3)
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    cursor.delivered(Position(3, 500), now_ms=0)
+    cursor.delivered(Position(3, 900), now_ms=9_500)
+    cursor.ack_entries(3, [*range(11, 31, 2), *range(601, 641, 2)], now_ms=9_600)
+    cursor.persist(now_ms=10_000)
+    cursor.ack_entries(3, [51, 53, 55, 57], now_ms=10_000)
+    samples = scrape(registry)
+    found = {
+        cause: value(samples, "ackstate_cursor_redelivery_if_crashed", cause=cause, **BILLING)
+        for cause in ("unwritten", "young", "cut")
+    }
+    assert found == {"unwritten": 4, "young": 20, "cut": 7}
+    assert value(samples, "ackstate_cursor_truncations_total", **BILLING) == 1
+
+
+def test_a_scrape_reads_the_present(registry, collector):
+    cursor = open_cursor()
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 0
+    cursor.ack_entries(3, [1, 3, 5], now_ms=0)
+    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 3
+
+
+def test_metric_types_and_texts(registry, collector):
+    cursor = open_cursor()
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    PersistTimer(lambda: 0.0, registry=registry)
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        assert family.samples
+        if family.name.startswith("ackstate"):
+            is_counter = any(sample.name.endswith("_total") for sample in family.samples)
+            assert (family.type == "counter") == is_counter, family.name
+            assert re.fullmatch("[a-z_]+(?<!_count)", family.name)
+        else:
+            assert family.type == "gauge"
+        assert family.documentation[0].isupper()
+        assert family.documentation.endswith(".")
+
+
+def test_names_are_written_as_pulsar_writes_them(registry, collector):
+    cursors = [open_cursor() for _ in range(4)]
+    collector.add(cursors[0], topic="persistent://acme/shop eu/a b/c~d", subscription="x y/z*")
+    collector.add(cursors[1], topic="non-persistent://acme/shop/t", subscription="s")
+    collector.add(cursors[2], topic='any "text"\n', subscription="\\")
+    collector.add(cursors[3], topic="persistent://acme/shop", subscription="s")
+    found = {
+        (labels["namespace"], labels["ledger_name"], labels["cursor_name"], labels["topic"], labels["subscription"])
+        for labels in (dict(key) for name, key in scrape(registry) if name == "pulsar_subscription_back_log")
+    }
+    assert found == {
+        (
+            "acme/shop eu",
+            "acme/shop eu/persistent/a+b%2Fc%7Ed",
+            "x+y%2Fz*",
+            "persistent://acme/shop eu/a b/c~d",
+            "x y/z*",
+        ),
+        ("acme/shop", "acme/shop/non-persistent/t", "s", "non-persistent://acme/shop/t", "s"),
+        ("", 'any "text"\n', "%5C", 'any "text"\n', "\\"),
+        ("", "persistent://acme/shop", "s", "persistent://acme/shop", "s"),
+    }
+
+
+def subscriptions_in(registry):
+    return {dict(key)["cursor_name"] for name, key in scrape(registry) if name == "ackstate_cursor_ranges"}
+
+
+def test_a_closed_or_dropped_cursor_leaves_and_the_others_stay(registry, collector):
+    cursors = {name: open_cursor(subscription=name) for name in ("closed", "dropped", "open")}
+    for name, cursor in cursors.items():
+        collector.add(cursor, topic=ORDERS, subscription=name)
+    del cursor
+    assert subscriptions_in(registry) == {"closed", "dropped", "open"}
+    cursors["closed"].close(now_ms=0)
+    del cursors["dropped"]
+    gc.collect()
+    assert subscriptions_in(registry) == {"open"}
+    assert value(scrape(registry), "ackstate_cursors_unreadable") == 0
+
+
+def test_a_cursor_that_cannot_be_read_is_counted_and_the_others_stay(registry, collector):
+    broken, sound = open_cursor(), open_cursor()
+
+    def fail():
+        raise RuntimeError("the numbers are gone")
+
+    broken.stats = fail
+    collector.add(broken, topic=ORDERS, subscription="broken")
+    collector.add(sound, topic=ORDERS, subscription="sound")
+    assert subscriptions_in(registry) == {"sound"}
+    assert value(scrape(registry), "ackstate_cursors_unreadable") == 1
+    del broken.stats
+    assert subscriptions_in(registry) == {"broken", "sound"}
+
+
+def test_a_cursor_that_is_opened_again_takes_its_predecessors_place(registry, collector):
+    store = MemoryStore()
+    older = open_cursor(store=store)
+    collector.add(older, topic=ORDERS, subscription="billing")
+    older.ack_entries(3, [1, 3], now_ms=0)
+    newer = open_cursor(store=store)
+    collector.add(newer, topic=ORDERS, subscription="billing")
+    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 0
+    del older
+    gc.collect()
+    assert subscriptions_in(registry) == {"billing"}
+
+
+def test_registering_reads_no_cursor_but_knows_every_name():
+    cursor, collector, registry = open_cursor(), CursorCollector(), CollectorRegistry(auto_describe=True)
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    stats, reads = cursor.stats(), []
+    cursor.stats = lambda: reads.append(1) or stats
+    registry.register(collector)
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(CursorCollector())
+    described = {family.name for family in collector.describe()}
+    assert not reads
+    assert described == {family.name for family in collector.collect()}
+    assert reads == [1]
+
+
+@pytest.mark.slow
+def test_acks_and_scrapes_and_reopens_at_once(registry, collector):
+    """Every scrape is whole and of one instant, whatever other threads do."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    stop = threading.Event()
+    failures = []
+
+    def ack(subscription):
+        try:
+            while not stop.is_set():
+                cursor = open_cursor(subscription=subscription)
+                collector.add(cursor, topic=ORDERS, subscription=subscription)
+                for entry_id in range(1, 200, 2):
+                    cursor.ack(Position(3, entry_id), now_ms=0)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ack, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    try:
+        seen = set()
+        for _ in range(100):
+            samples = scrape(registry)
+            assert value(samples, "ackstate_cursors_unreadable") == 0
+            for (name, key), ranges in samples.items():
+                if name == "ackstate_cursor_ranges":
+                    # Alone and unwritten, each range is one message.
+                    assert samples["ackstate_cursor_redelivery_if_crashed", key | {("cause", "unwritten")}] == ranges
+                    seen.add(ranges)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not failures
+    assert len(seen) > 10
+
+
+@pytest.mark.slow
+def test_a_scrape_over_http(registry, collector):
+    cursor = open_cursor()
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    cursor.ack_entries(3, [1, 3, 5, 6], now_ms=0)
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            samples = parse(response.read().decode())
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert value(samples, "ackstate_cursor_redelivery_if_crashed", cause="unwritten", **BILLING) == 4
+    assert samples == scrape(registry)
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def timer(clock, registry):
+    return PersistTimer(clock, registry=registry)
+
+
+def taking(clock, seconds, call):
+    def timed():
+        clock.now += seconds
+        return call()
+
+    return timed
+
+
+def test_the_timer_measures_the_persists_that_wrote(registry, clock, timer):
+    cursor = open_cursor()
+    assert timer.persist(taking(clock, 5, lambda: cursor.tick(now_ms=0))) is None
+    timer.persist(taking(clock, 5, lambda: cursor.persist(now_ms=0)))
+    assert value(scrape(registry), "ackstate_cursor_persist_seconds_count") == 0
+    cursor.ack(Position(3, 1), now_ms=0)
+    assert timer.persist(taking(clock, 0.002, lambda: cursor.tick(now_ms=0))).messages_covered == 1
+    samples = scrape(registry)
+    assert value(samples, "ackstate_cursor_persist_seconds_count") == 1
+    assert value(samples, "ackstate_cursor_persist_seconds_sum") == pytest.approx(0.002)
+    assert value(samples, "ackstate_cursor_persist_seconds_bucket", le="0.001") == 0
+    assert value(samples, "ackstate_cursor_persist_seconds_bucket", le="0.0025") == 1
+    assert value(samples, "ackstate_cursor_persist_failures_total") == 0
+
+
+def test_the_timer_counts_failures_and_passes_them_on(registry, clock, timer):
+    store = MemoryStore()
+    cursor = open_cursor(store=store)
+    cursor.ack(Position(3, 1), now_ms=0)
+    for ahead in range(2):  # the cursor ledger, then the metadata store
+        store.inject(Fault(store.mutation_count + ahead, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        timer.persist(taking(clock, 1, lambda: cursor.tick(now_ms=0)))
+    cursor.close(now_ms=0)
+    with pytest.raises(CursorClosedError):
+        timer.persist(lambda: cursor.persist(now_ms=0))
+    samples = scrape(registry)
+    assert value(samples, "ackstate_cursor_persist_failures_total") == 2
+    assert value(samples, "ackstate_cursor_persist_seconds_count") == 0
+
+
+def test_the_timer_measures_recoveries_not_creations(registry, clock, timer):
+    store = MemoryStore()
+    timer.recovery(taking(clock, 1, lambda: open_cursor(store=store)))
+    assert value(scrape(registry), "ackstate_cursor_recovery_seconds_count") == 0
+    cursor = timer.recovery(taking(clock, 3, lambda: open_cursor(store=store)))
+    assert cursor.recovery_report.records_replayed == 1
+    samples = scrape(registry)
+    assert value(samples, "ackstate_cursor_recovery_seconds_count") == 1
+    assert value(samples, "ackstate_cursor_recovery_seconds_sum") == 3
+
+
+def dashboard_queries(dashboard):
+    """Return every PromQL text of a dashboard: of its panels and of its variables."""
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    variables = [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    return [target["expr"] for target in targets] + [variable["query"] for variable in variables]
+
+
+def metrics_in(query):
+    return set(re.findall(r"\b(?:ackstate|pulsar)_\w+", query))
+
+
+def test_the_dashboard_uses_what_is_exported_and_all_of_it(registry, collector, timer):
+    cursor = open_cursor()
+    collector.add(cursor, topic=ORDERS, subscription="billing")
+    exported = {name for name, _ in scrape(registry)}
+    queries = dashboard_queries(json.loads(DASHBOARD.read_text()))
+    assert queries
+    used = set()
+    for query in queries:
+        assert metrics_in(query), query
+        assert metrics_in(query) <= exported, query
+        used |= metrics_in(query)
+    # The two of Pulsar that repeat a number of ours, and what only sums and counts of histograms say.
+    spare = {"pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "pulsar_ml_cursor_writeLedgerLogicalSize"}
+    assert {name for name in exported - used if not re.search("_(sum|count|created)$", name)} == spare
+
+
+def test_the_dashboard_can_be_imported():
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = dashboard["panels"]
+    assert dashboard["schemaVersion"] >= 39
+    assert dashboard["id"] is None
+    assert len({panel["id"] for panel in panels}) == len(panels) > 5
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert {"datasource", "namespace", "ledger", "cursor"} <= variables
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) - {"__rate_interval", "__all"}
+    assert used == variables
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert panel["description"]
+            assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23

@@ -1,0 +1,521 @@
+"""`Format.PULSAR`: what a cursor writes, Pulsar would, and what Pulsar wrote, a cursor opens, in either format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    PersistTarget,
+    RecoverySource,
+    Repair,
+    UnreadableCursorError,
+)
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal.recovery import decode_record
+from ackstate.wire.pulsar import (
+    CursorInfo,
+    LimitRule,
+    Limits,
+    PositionInfo,
+    RangeForm,
+    decode_cursor_info,
+    decode_position_info,
+    encode_cursor_info,
+    encode_position_info,
+    limit_ranges,
+)
+from ackstate.wire.pulsar import cursor_state_pb2 as messages
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")
+PATH = cursor_path("orders", "billing")
+TERM_FIELD = 100_448
+P = Position
+
+
+@pytest.fixture
+def log():
+    return LedgerMap.from_counts({3: 10, 5: 10, 7: 0})
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def open_cursor(store, log, *, repair=Repair.NONE, **config):
+    config = CursorConfig(**{"format": Format.PULSAR, **config})
+    return ManagedCursor.open(
+        store, topic="orders", subscription="billing", ledgers=log, config=config, repair=repair, now_ms=0
+    )
+
+
+def crashed(store):
+    return MemoryStore(store.disk)
+
+
+def put_record(store, encoded):
+    found = store.metadata.get(PATH)
+    store.metadata.put(PATH, encoded, expected_version=-1 if found is None else found.version)
+
+
+def record_of(store):
+    return decode_cursor_info(store.metadata.get(PATH).data)
+
+
+def entries_of(store):
+    ledger_id = record_of(store).cursors_ledger_id
+    return store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1)
+
+
+def put_recorded(record, entry=None):
+    """Return a store that holds what Pulsar wrote: a record and, in the ledger that it names, one entry."""
+    store = MemoryStore()
+    put_record(store, record)
+    if entry is not None:
+        store.disk.next_ledger_id = decode_cursor_info(record).cursors_ledger_id
+        store.ledgers.append(store.ledgers.create("pulsar"), entry)
+    return store
+
+
+def replace_entries(store, change):
+    """Let the record name a changed copy of the cursor ledger, as damage on a disk would."""
+    copy = store.ledgers.create("damage")
+    store.ledgers.append_all([(copy, entry) for entry in change(entries_of(store))])
+    message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
+    message.cursors_ledger_id = copy
+    put_record(store, message.SerializeToString())
+
+
+def state_of(cursor):
+    return cursor.mark_delete_position, str(cursor.deleted), dict(cursor.batch), dict(cursor.properties)
+
+
+def fill(cursor):
+    """Give it a bit of everything."""
+    cursor.mark_delete(P(3, 1), properties={"horizon": -7}, now_ms=0)
+    cursor.ack_many([P(3, 4), P(3, 5), P(3, 9), P(5, 0), P(5, 8)], now_ms=0)
+    cursor.ack_batch(P(3, 7), [0b1010], now_ms=0)
+    cursor.ack_batch(P(5, 5), [0, 1], now_ms=0)
+
+
+@pytest.mark.parametrize("form", RangeForm)
+def test_every_persist_writes_the_whole_state_as_one_position_info(store, log, form):
+    cursor = open_cursor(store, log, range_form=form)
+    acks = [
+        lambda: cursor.ack(P(3, 2), now_ms=0),
+        lambda: cursor.ack_batch(P(3, 0), [0b110], now_ms=0),
+        lambda: cursor.mark_delete(P(3, 0), properties={"horizon": 4}, now_ms=0),
+        lambda: cursor.ack_entries(5, range(1, 9, 2), now_ms=0),
+        lambda: cursor.ack(P(3, 1), now_ms=0),
+    ]
+    for count, ack in enumerate(acks, 1):
+        ack()
+        result = cursor.persist(now_ms=0)
+        assert result.route is (PersistTarget.SNAPSHOT if count == 1 else PersistTarget.WHOLE)
+        entries = entries_of(store)
+        assert len(entries) == count
+        info = PositionInfo(cursor.mark_delete_position, cursor.deleted, cursor.batch, cursor.properties)
+        assert decode_position_info(entries[-1]) == info
+        assert entries[-1] == encode_position_info(info, form=form)
+        assert result.bytes_written == len(entries[-1])
+        assert open_state(store, log) == state_of(cursor)
+    assert cursor.persist(now_ms=0).route is PersistTarget.NOTHING
+
+
+def open_state(store, log):
+    """What a recovery would find, on a copy."""
+    copy = MemoryStore()
+    record = record_of(store)
+    put_record(copy, store.metadata.get(PATH).data)
+    if record.cursors_ledger_id >= 0:
+        copy.disk.next_ledger_id = record.cursors_ledger_id
+        ledger_id = copy.ledgers.create("copy")
+        copy.ledgers.append_all([(ledger_id, entry) for entry in entries_of(store)])
+    return state_of(open_cursor(copy, log))
+
+
+def test_the_record_is_pulsars_and_one_field_that_pulsar_skips(store, log):
+    cursor = open_cursor(store, log)
+    fill(cursor)
+    cursor.set_cursor_properties({"owner": "billing"})
+    cursor.persist(now_ms=0)
+    for is_closed in (False, True):
+        data = store.metadata.get(PATH).data
+        numbers = {field.field_number for field in UnknownFieldSet(Empty.FromString(data))}
+        assert numbers - set(range(1, 9)) == {TERM_FIELD}
+        info = decode_cursor_info(data)
+        assert (info.cursors_ledger_id == -1) is is_closed
+        assert (len(info.deleted), len(info.batch)) == ((5, 2) if is_closed else (0, 0))
+        assert (info.mark_delete, info.cursor_properties) == (P(3, 1), {"owner": "billing"})
+        cursor.close(now_ms=0)
+
+
+def test_a_new_cursor_has_no_ledger_until_something_is_persisted(store, log):
+    cursor = open_cursor(store, log)
+    assert (record_of(store).cursors_ledger_id, record_of(store).mark_delete) == (-1, P(3, -1))
+    assert store.ledgers.owners() == []
+    reopened = open_cursor(crashed(store), log)
+    assert reopened.recovery_report.source is RecoverySource.METADATA
+    assert store.ledgers.owners() == []
+    reopened.ack(P(3, 4), now_ms=0)
+    reopened.persist(now_ms=0)
+    assert record_of(store).cursors_ledger_id == store.ledgers.owned_by(f"cursor {PATH}")[0]
+    assert cursor.mark_delete_position == P(3, -1)
+
+
+@pytest.mark.parametrize(("range_count", "route"), [(2, PersistTarget.METADATA), (3, PersistTarget.WHOLE)])
+def test_a_cursor_closes_into_the_metadata_store_if_it_is_small_enough(store, log, range_count, route):
+    cursor = open_cursor(store, log, metadata_range_count_max=2)
+    cursor.ack(P(3, 1), now_ms=0)
+    cursor.persist(now_ms=0)
+    for entry_id in range(3, 2 * range_count, 2):
+        cursor.ack(P(3, entry_id), now_ms=0)
+    cursor.ack_batch(P(5, 3), [0b10], now_ms=0)
+    assert cursor.deleted.range_count == range_count
+    held = state_of(cursor)
+    assert cursor.close(now_ms=0).route is route
+    in_ledger = route is PersistTarget.WHOLE
+    assert (record_of(store).cursors_ledger_id >= 0) is in_ledger
+    assert bool(store.ledgers.owners()) is in_ledger
+    reopened = open_cursor(crashed(store), log)
+    assert state_of(reopened) == held
+    assert reopened.recovery_report.source is (RecoverySource.JOURNAL if in_ledger else RecoverySource.METADATA)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("path", [[Format.NATIVE, Format.PULSAR, Format.NATIVE], [Format.PULSAR, Format.NATIVE] * 2])
+def test_a_cursor_of_one_format_is_converted_by_the_next_persist_in_the_other(store, log, path, is_closed):
+    cursor = open_cursor(store, log, format=path[0])
+    fill(cursor)
+    cursor.set_cursor_properties({"owner": "billing"})
+    cursor.persist(now_ms=0)
+    held = state_of(cursor)
+    for before, after in pairwise(path):
+        if is_closed:
+            cursor.close(now_ms=0)
+        store = crashed(store)
+        cursor = open_cursor(store, log, format=after)
+        assert cursor.recovery_report.format is before
+        assert decode_record(store.metadata.get(PATH).data).form.name is before
+        assert state_of(cursor) == held
+        assert cursor.redelivery_if_crashed == 0
+        assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
+        assert decode_record(store.metadata.get(PATH).data).form.name is after
+        assert cursor.cursor_properties == {"owner": "billing"}
+
+
+def as_pulsar_would_write(store):
+    """Rewrite a record without the field of ours, and the entry that counts by Pulsar's schema alone."""
+    message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
+    assert message.HasField("ackstate_term")
+    message.ClearField("ackstate_term")
+    message.last_active = 1_795_191_315_442
+    put_record(store, message.SerializeToString())
+    if message.cursors_ledger_id >= 0:
+        info = decode_position_info(entries_of(store)[-1])
+        store.ledgers.append(message.cursors_ledger_id, encode_position_info(info, form=RangeForm.WORDS))
+
+
+@pytest.mark.parametrize("format_after", Format)
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_after_pulsar_has_written_the_cursor_again_it_opens_with_all_it_had(store, log, is_closed, format_after):
+    cursor = open_cursor(store, log, range_form=RangeForm.LIST)
+    fill(cursor)
+    cursor.set_cursor_properties({"owner": "billing"})
+    cursor.persist(now_ms=0)
+    if is_closed:
+        cursor.close(now_ms=0)
+    held = state_of(cursor)
+    as_pulsar_would_write(store)
+    reopened = open_cursor(crashed(store), log, format=format_after)
+    assert state_of(reopened) == held
+    assert reopened.cursor_properties == {"owner": "billing"}
+    assert reopened.recovery_report.bytes_discarded == 0
+
+
+def ranges_of(text):
+    ranges = DeletedRanges()
+    for ids in RANGE.findall(text):
+        lower_ledger, lower_entry, upper_ledger, upper_entry = map(int, ids)
+        ranges.add_open_closed(P(lower_ledger, lower_entry), P(upper_ledger, upper_entry))
+    return ranges
+
+
+def recorded(name):
+    with gzip.open(VECTORS / name, "rt") as lines:
+        return list(map(json.loads, lines))
+
+
+def log_after_reopening(case):
+    """Pulsar drops empty ledgers and begins a new one."""
+    counts = {ledger_id: count for ledger_id, count in case["ledgers"] if count}
+    return LedgerMap.from_counts({**counts, max(case["ledgers"][-1][0] + 1, case["reopenedFromMeta"]["md"][0]): 0})
+
+
+@pytest.mark.parametrize("format_of_ours", Format)
+@pytest.mark.parametrize("name", ["longArrayHex", "messageRangeHex", "metaClosedHex"])
+def test_what_pulsar_5_0_m1_wrote_is_opened(name, format_of_ours):
+    moved = 0
+    for case in recorded("positioninfo.jsonl.gz"):
+        state, limits = case["state"], case["config"]
+        record, entry = bytes.fromhex(case["metaWhileOpenHex"]), bytes.fromhex(case[name])
+        store = put_recorded(entry) if name == "metaClosedHex" else put_recorded(record, entry)
+        cursor = open_cursor(
+            store, log_after_reopening(case), format=format_of_ours, range_count_max=100_000, batch_count_max=None
+        )
+        mark_delete = case["reopenedFromMeta"]["md"] if format_of_ours is Format.PULSAR else state["md"]
+        moved += mark_delete != state["md"]
+        assert list(cursor.mark_delete_position) == mark_delete, case["id"]
+        form = RangeForm.WORDS if name == "longArrayHex" else RangeForm.LIST
+        rule = Limits(limits["maxUnackedRangesToPersist"], rule=LimitRule.PULSAR_5_0_M1)
+        assert cursor.deleted == limit_ranges(ranges_of(state["ranges"]), form=form, limits=rule).kept
+        # More than Pulsar read back, which leaves out those of the metadata record. Of the limit, those have their part
+        # that it had not yet forgotten, at or below the mark-delete.
+        late = 0 if name == "metaClosedHex" else sum(p <= P(*state["md"]) for p in decode_position_info(entry).batch)
+        kept = list((state["batch"] or {}).items())[: limits["maxBatchDeletedIndexToPersist"] - late]
+        assert {str(position): list(words) for position, words in cursor.batch.items()} == dict(kept)
+        assert (cursor.properties, cursor.cursor_properties) == (state["props"], state["cursorProps"])
+        assert cursor.recovery_report.format is Format.PULSAR
+        cursor._check()
+    assert moved == (format_of_ours is Format.PULSAR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_of_ours", Format)
+def test_what_brokers_wrote_before_they_were_killed_is_opened_as_they_did(format_of_ours):
+    opened = 0
+    for case in recorded("broker-positioninfo.jsonl.gz"):
+        if "recovered" not in case:
+            continue
+        data, held = bytes.fromhex(case["hex"]), case["recovered"]
+        is_record = case["source"] == "metadata store record"
+        store = put_recorded(data) if is_record else put_recorded(encode_cursor_info(CursorInfo(case["ledger"])), data)
+        ranges = ranges_of(held["individuallyDeleted"])
+        mark_delete = P.parse(held["markDelete"])
+        ends = {ledger_id: bitmap.max() + 2 for ledger_id, bitmap in ranges.bitmaps()}
+        ends.setdefault(mark_delete.ledger_id, mark_delete.entry_id + 2)
+        log = LedgerMap.from_counts(dict(sorted(ends.items())))
+        cursor = open_cursor(store, log, format=format_of_ours, range_count_max=100_000)
+        assert (cursor.mark_delete_position, str(cursor.deleted)) == (mark_delete, held["individuallyDeleted"])
+        opened += 1
+    assert opened == 20
+
+
+def persisted_three_times(store, log):
+    cursor = open_cursor(store, log)
+    for entry_id in (2, 4, 6):
+        cursor.ack(P(3, entry_id), now_ms=0)
+        cursor.persist(now_ms=0)
+
+
+@pytest.mark.parametrize("damage", [lambda entry: entry[:-1], lambda entry: b"\x08" * 30, lambda entry: b""])
+def test_a_last_entry_that_cannot_be_read_is_left_out_and_reported(store, log, damage):
+    persisted_three_times(store, log)
+    last = damage(entries_of(store)[-1])
+    replace_entries(store, lambda entries: [*entries[:-1], last])
+    cursor = open_cursor(crashed(store), log)
+    assert str(cursor.deleted) == "[(3:1..3:2],(3:3..3:4]]"
+    report = cursor.recovery_report
+    assert (report.bytes_discarded, report.records_replayed) == (len(last), 1)
+    assert report.discarded_offset >= 0
+    assert PATH in report.discarded_reason
+
+
+def test_two_entries_that_cannot_be_read_are_damage_and_refused(store, log):
+    persisted_three_times(store, log)
+    replace_entries(store, lambda entries: [entries[0], b"\xff", b"\xff"])
+    before = store.metadata.get(PATH)
+    with pytest.raises(UnreadableCursorError, match="entry 2") as refused:
+        open_cursor(crashed(store), log)
+    assert refused.value.repairs == (
+        Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_METADATA_SNAPSHOT, Repair.START_ANEW,
+    )  # fmt: skip
+    assert store.metadata.get(PATH) == before
+    cursor = open_cursor(crashed(store), log, repair=Repair.DISCARD_DAMAGED_RECORDS)
+    assert str(cursor.deleted) == "[(3:1..3:2]]"
+    assert str(open_cursor(crashed(store), log).deleted) == "[(3:1..3:2]]"
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_cursor_ledger_that_is_missing_or_empty_is_refused_with_repairs(store, log, is_missing):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 4), now_ms=0)
+    cursor.ack(P(5, 1), now_ms=0)
+    cursor.persist(now_ms=0)
+    if is_missing:
+        store.ledgers.delete(record_of(store).cursors_ledger_id)
+    else:
+        replace_entries(store, lambda entries: [])
+    with pytest.raises(UnreadableCursorError) as refused:
+        open_cursor(crashed(store), log)
+    assert Repair.USE_METADATA_SNAPSHOT in refused.value.repairs
+    repaired = open_cursor(crashed(store), log, repair=Repair.USE_METADATA_SNAPSHOT)
+    assert (repaired.mark_delete_position, str(repaired.deleted)) == (P(3, 4), "[]")
+    assert open_cursor(crashed(store), log).mark_delete_position == P(3, 4)
+
+
+def test_lower_ranges_take_the_place_of_durable_ones_and_the_gauge_counts_those(store, log):
+    cursor = open_cursor(store, log, range_count_max=2)
+    high = [cursor.ack(P(3, entry_id), now_ms=0) for entry_id in (6, 8)]
+    cursor.persist(now_ms=0)
+    assert all(map(cursor.durable, high))
+    low = cursor.ack(P(3, 2), now_ms=0)
+    result = cursor.persist(now_ms=0)
+    assert (result.messages_cut, result.messages_covered) == (1, 0)
+    assert [*map(cursor.durable, (*high, low))] == [True, False, True]
+    assert cursor.redelivery_if_crashed == cursor.stats().redelivery_cut == 1
+    recovered = open_cursor(crashed(store), log)
+    assert str(recovered.deleted) == "[(3:1..3:2],(3:5..3:6]]"
+    assert recovered.backlog == cursor.backlog + 1
+
+
+def test_a_range_that_was_displaced_is_durable_again_once_there_is_room(store, log):
+    cursor = open_cursor(store, log, range_count_max=1)
+    high = cursor.ack(P(3, 8), now_ms=0)
+    cursor.persist(now_ms=0)
+    cursor.ack(P(3, 1), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert not cursor.durable(high)
+    cursor.mark_delete(P(3, 1), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(high)
+    assert cursor.redelivery_if_crashed == 0
+
+
+def test_receipts_of_batches_beyond_the_limit_are_not_durable(store, log):
+    cursor = open_cursor(store, log, batch_count_max=1)
+    high = cursor.ack_batch(P(3, 8), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(high)
+    low = cursor.ack_batch(P(3, 2), [0b01], now_ms=0)
+    assert cursor.persist(now_ms=0).batches_cut == cursor.stats().batches_cut == 1
+    assert (cursor.durable(low), cursor.durable(high)) == (True, False)
+    assert dict(open_cursor(crashed(store), log).batch) == {P(3, 2): (0b01,)}
+
+
+@pytest.mark.parametrize(
+    ("mark_delete", "counts", "expected"),
+    [
+        pytest.param(P(3, 9), {3: 10, 5: 10}, P(5, -1), id="the end of a ledger that another follows"),
+        pytest.param(P(3, 9), {3: 10, 5: 0, 6: 4}, P(5, -1), id="the next one is empty"),
+        pytest.param(P(3, 9), {3: 10}, P(3, 9), id="the end of the log"),
+        pytest.param(P(3, 9), {3: 11, 5: 10}, P(3, 9), id="one before the end"),
+        pytest.param(P(4, -1), {3: 10, 5: 10}, P(5, -1), id="a ledger that was empty and is gone"),
+        pytest.param(P(4, -1), {3: 10, 4: 0, 5: 10}, P(4, -1), id="an empty ledger that is there"),
+        pytest.param(P(5, -1), {3: 10}, P(3, 9), id="a ledger beyond the last"),
+        pytest.param(P(3, 12), {3: 10}, P(3, 9), id="beyond the end of the log"),
+        pytest.param(P(6, 2), {3: 10, 5: 0}, P(5, -1), id="beyond the end, where an empty ledger follows"),
+        pytest.param(P(2, 4), {3: 10}, P(2, 4), id="a ledger that was trimmed"),
+    ],
+)
+def test_where_a_mark_delete_of_pulsar_stands_on_a_log_that_has_changed(mark_delete, counts, expected):
+    store, log = put_recorded(encode_cursor_info(CursorInfo(-1, mark_delete))), LedgerMap.from_counts(counts)
+    cursor = open_cursor(store, log)
+    assert cursor.mark_delete_position == cursor.persisted_mark_delete_position == expected
+    assert cursor.recovery_report.mark_delete == mark_delete
+    is_moved = expected != mark_delete
+    assert (record_of(store).cursors_ledger_id >= 0) is is_moved
+    assert record_of(store).mark_delete == expected
+    assert open_cursor(crashed(store), log).mark_delete_position == expected
+
+
+def test_natively_a_mark_delete_stays_and_one_beyond_the_log_is_refused(store):
+    log = LedgerMap.from_counts({3: 10, 5: 10})
+    cursor = open_cursor(store, log, format=Format.NATIVE)
+    cursor.mark_delete(P(3, 9), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert open_cursor(crashed(store), log, format=Format.NATIVE).mark_delete_position == P(3, 9)
+    with pytest.raises(InvalidPositionError):
+        open_cursor(crashed(store), LedgerMap.from_counts({3: 5}), format=Format.NATIVE)
+
+
+def test_acks_above_a_mark_delete_beyond_the_log_are_not_of_entries_to_come():
+    deleted = DeletedRanges()
+    deleted.add(P(3, 14))
+    store = put_recorded(encode_cursor_info(CursorInfo(-1, P(3, 12), deleted)))
+    log = LedgerMap.from_counts({3: 10})
+    cursor = open_cursor(store, log)
+    log.append(10)
+    assert (cursor.backlog, str(cursor.deleted)) == (10, "[]")
+
+
+def test_a_mark_delete_moves_onto_a_new_empty_ledger_but_not_onto_its_first_entry(store, log):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(5, 9), now_ms=0)
+    cursor.mark_delete(P(7, -1), now_ms=0)
+    assert cursor.mark_delete_position == P(7, -1)
+    # In Pulsar it would, and the message that is written there next would count as acked.
+    with pytest.raises(InvalidPositionError):
+        cursor.mark_delete(P(7, 0), now_ms=0)
+    log.append()
+    assert cursor.read(5) == [P(7, 0)]
+
+
+@pytest.mark.parametrize(("properties", "left"), [(None, {"horizon": 1}), ({}, {}), ({"horizon": 2}, {"horizon": 2})])
+def test_what_skips_may_carry_properties(store, log, properties, left):
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 0), properties={"horizon": 1}, now_ms=0)
+    cursor.skip(2, properties=properties, now_ms=0)
+    assert (cursor.mark_delete_position, cursor.properties) == (P(3, 2), left)
+
+
+def test_where_a_read_ended_at_the_end_of_a_ledger_is_as_in_pulsar(store, log):
+    cursor = open_cursor(store, log)
+    assert cursor.read(10)[-1] == P(3, 9)
+    assert cursor.read_position == P(3, 10)
+    assert cursor.read(1) == [P(5, 0)]
+
+
+# Deviations from Pulsar that no recording shows; docs/embedding.md lists these and the recorded ones.
+
+
+def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_after_reopening(store, log):
+    """Pulsar takes the position before the batch, the last entry of the ledger before, as one below the mark-delete."""
+    cursor = open_cursor(store, log)
+    cursor.mark_delete(P(3, 9), now_ms=0)
+    cursor.close(now_ms=0)
+    cursor = open_cursor(store, log)
+    assert cursor.mark_delete_position == P(5, -1)
+    receipt = cursor.mark_delete(P(5, 0), unacked_words=[0b1100], now_ms=0)
+    assert (cursor.mark_delete_position, cursor.batch[P(5, 0)]) == (P(5, -1), (0b1100,))
+    cursor.persist(now_ms=0)
+    assert cursor.durable(receipt)
+    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(5, 0): (0b1100,)}
+
+
+def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is(store, log):
+    """Pulsar moves it to the first entry of the next ledger, although that is empty; what is read is the same."""
+    cursor = open_cursor(store, log)
+    cursor.read(100)
+    end = cursor.read_position
+    log.roll(20)
+    assert cursor.read(5) == []
+    assert cursor.read_position == end < P(20, 0)
+    log.append()
+    assert (cursor.read(5), cursor.read_position) == ([P(20, 0)], P(20, 1))
+
+
+def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit(store, log):
+    """Pulsar forgets it only after it was written once more; with one slot the batch above is not on its disk."""
+    cursor = open_cursor(store, log, batch_count_max=1)
+    cursor.ack_batch(P(3, 1), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
+    above = cursor.ack_batch(P(3, 8), [0b10], now_ms=0)
+    cursor.mark_delete(P(3, 5), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(above)
+    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(3, 8): (0b10,)}

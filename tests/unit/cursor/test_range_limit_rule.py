@@ -1,0 +1,148 @@
+"""The limit on ranges by the rule of a Pulsar release: what 4.2.4 redelivered, the gauge, receipts, and the gate."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ackstate import Keep, LedgerMap, Position
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from ackstate.wire.pulsar import LimitRule, RangeForm
+from topics import Topic
+
+BROKERS = Path(__file__).parents[2] / "vectors" / "broker-redelivery.jsonl.gz"
+PULSAR_RULES = [rule for rule in LimitRule if rule is not LimitRule.EXACT]
+
+
+def opened(store, log, **config):
+    config = CursorConfig(format=Format.PULSAR, **config)
+    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+
+
+def limited_runs():
+    """Brokers of 4.2.4 with a limit, that were killed once all acks had been flushed."""
+    with gzip.open(BROKERS, "rt") as lines:
+        runs = [run for run in map(json.loads, lines) if "managedLedgerMaxUnackedRangesToPersist" in run["config"]]
+    assert len(runs) == 4
+    return runs
+
+
+def replay(run, rule):
+    """Return how many acked messages are redelivered, by the gauge, and which ones."""
+    positions = [Position(ledger, entry) for ledger, first, last in run["entries"] for entry in range(first, last + 1)]
+    ends = {ledger: last + 1 for ledger, _, last in run["entries"]}
+    is_list = run["config"].get("managedLedgerPersistIndividualAckAsLongArray") in {False, "false"}
+    config = {
+        "range_count_max": int(run["config"]["managedLedgerMaxUnackedRangesToPersist"]),
+        "range_form": RangeForm.LIST if is_list else RangeForm.WORDS,
+        "range_limit_rule": rule,
+    }
+    store, log = MemoryStore(), LedgerMap.from_counts(ends)
+    cursor = opened(store, log, **config)
+    cursor.ack_many([positions[number] for number in run["client_ack_order"]], now_ms=0)
+    cursor.persist(now_ms=0)
+    recovered = opened(MemoryStore(store.disk), log, **config)
+    acked = sorted(set(run["client_ack_order"]))
+    return cursor.redelivery_if_crashed, [number for number in acked if not recovered.is_acked(positions[number])]
+
+
+def test_killed_brokers_redelivered_what_the_rule_of_4_2_excludes():
+    for run in limited_runs():
+        gauge, redelivered = replay(run, LimitRule.PULSAR_4_2)
+        assert redelivered == sorted(run["redelivered_acked"]), run["topic"]
+        assert gauge == len(redelivered)
+
+
+def test_the_exact_rule_redelivers_where_pulsar_keeps_the_first_ledger_whole():
+    """A limit of 100 with all ranges in one ledger: what the documents say."""
+    log, found = LedgerMap.from_counts({5: 4_000}), {}
+    for rule in (LimitRule.EXACT, LimitRule.PULSAR_4_2):
+        cursor = opened(MemoryStore(), log, range_count_max=100, range_limit_rule=rule)
+        cursor.ack_entries(5, range(1, 4_000, 2), now_ms=0)
+        cursor.persist(now_ms=0)
+        found[rule] = cursor.redelivery_if_crashed
+    assert found == {LimitRule.EXACT: 1_900, LimitRule.PULSAR_4_2: 0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "form", "limit", "kept"),
+    [
+        (LimitRule.EXACT, RangeForm.WORDS, 3, "[(1:0..1:1],(1:2..1:3],(2:0..2:1]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.WORDS, 1, "[(1:0..1:1],(1:2..1:3]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.WORDS, 2, "[(1:0..1:1],(1:2..1:3],(2:0..2:1],(2:2..2:3]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.LIST, 2, "[(1:0..1:1],(1:2..1:3],(2:0..2:1]]"),
+        (LimitRule.PULSAR_5_0_M1, RangeForm.LIST, 2, "[(1:0..1:1],(1:2..1:3]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 3, "[(1:0..1:1],(1:2..1:3]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 1, "[(1:0..1:1]]"),
+    ],
+)
+def test_what_each_rule_keeps(rule, form, limit, kept):
+    store, log = MemoryStore(), LedgerMap.from_counts({1: 10, 2: 10, 3: 10})
+    cursor = opened(store, log, range_count_max=limit, range_form=form, range_limit_rule=rule)
+    receipts = [
+        (Position(ledger_id, entry_id), cursor.ack(Position(ledger_id, entry_id), now_ms=0))
+        for ledger_id in (1, 2, 3)
+        for entry_id in (1, 3)
+    ]
+    result = cursor.persist(now_ms=0)
+    recovered = opened(MemoryStore(store.disk), log, range_count_max=100)
+    assert str(recovered.deleted) == kept
+    assert {position for position, receipt in receipts if cursor.durable(receipt)} == {
+        position for position, _ in receipts if recovered.is_acked(position)
+    }
+    assert cursor.redelivery_if_crashed == result.messages_cut == 6 - len(recovered.deleted)
+
+
+@pytest.mark.parametrize("rule", PULSAR_RULES)
+def test_acks_in_a_lower_ledger_displace_whole_ledgers(rule):
+    store, log = MemoryStore(), LedgerMap.from_counts({1: 10, 2: 10, 3: 10})
+    cursor = opened(store, log, range_count_max=2, range_limit_rule=rule)
+    high = cursor.ack_entries(3, [1, 3], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(high)
+    cursor.ack_entries(2, [1], now_ms=0)
+    low = cursor.ack_entries(1, [1, 3], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert [cursor.durable(low), cursor.durable(high)] == [True, False]
+    assert cursor.redelivery_if_crashed == (3 if rule is LimitRule.PULSAR_5_0 else 2)
+    cursor.mark_delete(Position(2, 9), now_ms=0)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(high)
+    assert cursor.redelivery_if_crashed == 0
+    assert str(opened(MemoryStore(store.disk), log).deleted) == "[(3:0..3:1],(3:2..3:3]]"
+
+
+def test_a_rule_of_pulsar_is_for_its_format_and_its_order():
+    config = CursorConfig(format=Format.PULSAR)
+    with pytest.raises(ValueError, match="format must be PULSAR with range_limit_rule=PULSAR_5_0, got NATIVE"):
+        CursorConfig(range_limit_rule=LimitRule.PULSAR_5_0)
+    with pytest.raises(ValueError, match="keep must be LOWEST with range_limit_rule=PULSAR_4_2, got WIDEST"):
+        replace(config, range_limit_rule=LimitRule.PULSAR_4_2, keep=Keep.WIDEST)
+    with pytest.raises(TypeError, match="range_limit_rule"):
+        replace(config, range_limit_rule="4.2")
+
+
+@pytest.mark.parametrize("rule", PULSAR_RULES)
+def test_the_gate_closes_before_an_ack_could_be_excluded_and_opens_again(rule):
+    """By the rules up to 5.0.0-M1 the first ack in a later ledger may add all of an earlier one to what counts."""
+    config = CursorConfig(format=Format.PULSAR, range_count_max=6, range_limit_rule=rule)
+    topic = Topic(config=config, max_unacked_ranges=6)
+    topic.publish(160)  # in four ledgers
+    sent, seen_closed = [], False
+    for _ in range(1_000):
+        deliveries = topic.subscription.dispatch("a", 3, now_ms=0)
+        sent += [each.position for each in deliveries]
+        if not sent and not deliveries:
+            break
+        seen_closed |= not deliveries
+        # The lowest is held as long as others can be acked: a hole at the front.
+        position = sent.pop() if len(sent) > 1 and deliveries else sent.pop(0)
+        topic.subscription.ack(position, now_ms=0)
+        topic.cursor.persist(now_ms=0)
+        assert topic.cursor.stats().redelivery_cut == 0, "an ack was excluded though the gate bounds them"
+    assert seen_closed
+    assert topic.cursor.backlog == 0

@@ -1,0 +1,241 @@
+"""`docs/wire-format.md` is true: bytes that were written, cut at the offsets it gives, are what they should be."""
+
+from __future__ import annotations
+
+import re
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from pyroaring import BitMap
+
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.recorder import Recorder
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
+TEXT = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
+TYPES = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q"}
+
+
+def table_after(words):
+    """The rows of the first table after some words, as lists of cells without the header."""
+    begin = TEXT.index("\n|", TEXT.index(words)) + 1
+    lines = TEXT[begin:].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def field_at(data, row, base=0):
+    """What stands in the bytes where a row of a field table says."""
+    offset, size, kind = int(row[0]) + base, int(row[1]), row[2]
+    found = data[offset : offset + size]
+    return struct.unpack(TYPES[kind], found)[0] if kind in TYPES else found
+
+
+def fields(data, words, base=0):
+    """The fields of fixed size that a table names, as the bytes have them."""
+    return {row[3]: field_at(data, row, base) for row in table_after(words) if row[1].isdecimal()}
+
+
+def ledger_blocks(data, offset, count):
+    for _ in range(count):
+        found = fields(data, "A **ledger block**", offset)
+        end = offset + 12 + found["size"]
+        yield found["ledger id"], list(BitMap.deserialize(data[offset + 12 : end])), end
+        offset = end
+
+
+def property_blocks(data, offset, count):
+    for _ in range(count):
+        found = fields(data, "A **property block**", offset)
+        end = offset + 10 + found["name size"]
+        yield data[offset + 10 : end].decode(), found["number"], end
+        offset = end
+
+
+def batch_blocks(data, offset, count):
+    for _ in range(count):
+        found = fields(data, "A **batch block**", offset)
+        end = offset + 14 + 8 * found["word count"]
+        yield (
+            found["ledger id"],
+            found["entry id"],
+            struct.unpack(f"<{found['word count']}Q", data[offset + 14 : end]),
+            end,
+        )
+        offset = end
+
+
+@pytest.mark.parametrize(("version", "blocks_begin"), [(1, 56), (2, 60)])
+def test_the_golden_record_reads_as_drawn(version, blocks_begin):
+    data = (GOLDEN / f"native-record-v{version}.bin").read_bytes()
+    found = fields(data, "## Native record, version 2")
+    batch_count = found.pop("batch count")
+    assert found == {
+        "magic": b"ACKR",
+        "version": version,
+        "kind": 2,
+        "reserved": 0,
+        "length": len(data),
+        "epoch": 2,
+        "sequence": 7,
+        "chain": 0xDEADBEEF,
+        "mark-delete ledger id": 3,
+        "mark-delete entry id": 41,
+        "ledger count": 2,
+        "property count": 2,
+    }
+    ledgers = list(ledger_blocks(data, blocks_begin, 2))
+    assert [block[:2] for block in ledgers] == [(3, [43, 44]), (5, [0, 70_000])]
+    properties = list(property_blocks(data, ledgers[-1][2], 2))
+    assert [block[:2] for block in properties] == [("dedup", -1), ("sequence", 12)]
+    batches = list(batch_blocks(data, properties[-1][2], batch_count)) if version == 2 else []
+    assert [block[:3] for block in batches] == [(3, 50, (0b1010, 2**64 - 1)), (5, 1, (4,))][: len(batches)]
+    assert len(batches) == 2 * (version - 1)
+    assert (batches or properties)[-1][-1] == len(data) - 4
+    assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
+
+
+def test_the_golden_pointers_read_as_drawn():
+    data = (GOLDEN / "cursor-pointer-v2.bin").read_bytes()
+    expected = {"magic": b"ACKP", "version": 2, "reserved": bytes(3), "cursor ledger id": 17, "epoch": 2, "term": 9}
+    counts = {"cursor property count": 1, "snapshot size": 0}
+    place = {"mark-delete ledger id": 3, "mark-delete entry id": 41}
+    assert fields(data, "## Cursor pointer, version 2") == {**expected, **place, **counts}
+    block = fields(data, "A **cursor property block**", 56)
+    assert block == {"name size": 5, "text size": 7}
+    assert data[62:74] == b"ownerbilling"
+    assert data[74:] == struct.pack("<I", google_crc32c.value(data[:74]))
+
+
+def test_a_golden_pointer_with_the_state_reads_as_drawn():
+    data = (GOLDEN / "cursor-pointer-v2-state.bin").read_bytes()
+    found = fields(data, "## Cursor pointer, version 2")
+    assert found["cursor ledger id"] == 2**64 - 1
+    record = data[56 : 56 + found["snapshot size"]]
+    assert fields(record, "## Native record, version 2")["kind"] == 1
+    assert data[56 + len(record) :] == struct.pack("<I", google_crc32c.value(data[:-4]))
+
+
+def test_the_golden_pointer_of_version_1_ends_after_the_term():
+    data = (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
+    assert len(data) == 36
+    assert struct.unpack("<QQQ", data[8:32]) == (17, 2, 9)
+    assert struct.unpack("<I", data[32:])[0] == google_crc32c.value(data[:32])
+
+
+def test_the_golden_log_record_reads_as_drawn():
+    data = (GOLDEN / "log-record-v1.bin").read_bytes()
+    found = fields(data, "## Message log record, version 1")
+    assert found.pop("checksum") == google_crc32c.value(data[:24])
+    assert found == {"magic": b"ACKL", "version": 1, "reserved": bytes(3), "term": 9, "open ledger id": 17}
+    assert len(data) == 28
+
+
+def test_a_recording_reads_as_drawn(tmp_path):
+    events = [Event(1_000, EventKind.ACK, 3, 7, 9, 2), Event(1_001, EventKind.CRASH)]
+    with Recorder(tmp_path) as recorder:
+        recorder.record("orders", "é", events)
+    data = (tmp_path / "000001.events").read_bytes()
+    assert fields(data, "Header, 12 bytes") == {"magic": b"ACKTRACE", "version": 2}
+    frame = data[12:]
+    assert fields(frame, "\nFrame:") == {
+        "length": len(frame) - 12,
+        "length checksum": google_crc32c.value(frame[:4]),
+        "checksum": google_crc32c.value(frame[12:]),
+        "topic size": 6,
+        "subscription size": 2,
+    }
+    assert frame[16:24] == "ordersé".encode()
+    assert len(frame) == 24 + 2 * 41
+    for number, event in enumerate(events):
+        assert tuple(fields(frame, "Event, 41 bytes", 24 + 41 * number).values()) == event
+
+
+def test_the_golden_log_of_the_file_store_reads_as_drawn():
+    data = (GOLDEN / "file-store-v1.bin").read_bytes()
+    kinds, bodies, offset, chain = [], [], 0, 0
+    while offset < len(data):
+        found = fields(data, "before the next. Group:", offset)
+        length, kind = found["length"], found.pop("kind")
+        assert found == {
+            "magic": b"ACKL",
+            "version": 1,
+            "reserved": 0,
+            "address": int.from_bytes(b"identity", "little") + offset,
+            "sequence": len(kinds),
+            "chain": chain,
+            "length": length,
+            "zero sectors": 0,
+            "header checksum": google_crc32c.value(data[offset : offset + 40]),
+        }
+        body = data[offset + 44 : offset + 44 + length]
+        chain = google_crc32c.value(data[offset : offset + 40] + body)
+        offset += 50 + length
+        assert data[offset - 6 : offset] == struct.pack("<BIB", 0xA5, chain, 0xA5)
+        kinds.append(kind)
+        bodies.append(body)
+    assert kinds == [2] + [3] * 9
+    assert [body[0] for body in bodies] == [1, 2, 3, 2, 5, 6, 6, 6, 7, 4]
+    assert bodies[0] == struct.pack("<BQQQ", 1, 1, 1, 0)
+    assert bodies[1] == struct.pack("<BQI", 2, 1, 7) + b"billing"
+    assert bodies[2][:20] == struct.pack("<BQII", 3, 1, 3, google_crc32c.value(b"one")) + b"one"
+    assert bodies[6] == struct.pack("<BQII", 6, 1, 7, 7) + b"/orderspointer"
+    assert bodies[8] == struct.pack("<BI", 7, 5) + b"/gone"
+    mark = (GOLDEN / "file-store-v1-made.bin").read_bytes()
+    assert mark == b"ACKM" + struct.pack("<I8sI", 1, b"identity", google_crc32c.value(mark[:16]))
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ("before the next. Group:", 44),
+        ("## Native record, version 2", 60),
+        ("## Cursor pointer, version 2", 56),
+        ("Header, 12 bytes", 12),
+        ("\nFrame:", 16),
+        ("Event, 41 bytes", 41),
+    ],
+)
+def test_the_fields_of_a_table_leave_no_gap(words, end):
+    spans = [(int(row[0]), int(row[1])) for row in table_after(words) if row[1].isdecimal()]
+    assert all(offset + size == following for (offset, size), (following, _) in pairwise(spans))
+    assert spans[0][0] == 0
+    assert sum(spans[-1]) == end
+
+
+def test_the_columns_and_kinds_of_a_trace_are_all_there():
+    names = [(row[0].strip("`"), row[1]) for row in table_after("## Parquet trace, version 3")]
+    assert names == [
+        *SCALAR_COLUMNS.items(), ("event_count", "int32"),
+        *((name, f"packed {kind}") for name, kind in EVENT_COLUMNS.items()), ("ledgers", "list of structs"),
+    ]  # fmt: skip
+    assert [name for name, _ in names] == TRACE_SCHEMA.names
+    kinds = {int(row[0]): row[1] for row in table_after("The kinds of events")}
+    assert kinds == {kind.value: kind.name for kind in EventKind}
+    assert f"{CHUNK_EVENTS:,} consecutive events" in TEXT
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_link_inside_the_project_leads_somewhere(document):
+    links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text(encoding="utf-8"))
+    assert links
+    for target, anchor in links:
+        if target.startswith("https:"):
+            continue
+        found = (document.parent / target) if target else document
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs
+
+
+def test_the_glossary_begins_with_the_generational_ruler():
+    entries = re.findall(r"^\*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert entries[0] == "Generational ruler"
+    assert len(entries) == len(set(entries))
