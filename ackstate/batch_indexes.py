@@ -24,7 +24,7 @@ _WORD_BITS = 64
 _WORD_MIN, _WORD_MAX = -(2**63), 2**63 - 1
 
 
-class _Ledger(NamedTuple):
+class _LedgerBatches(NamedTuple):
     """The partly acked batches of one ledger: entry id -> unacked indexes as a mask, and the same ids in order."""
 
     unacked: dict[int, int]
@@ -59,7 +59,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     def __init__(self) -> None:
         # Invariant: ids rise and are the keys of _ledgers; every ledger holds a batch; every mask has a bit.
         self._ledger_ids: list[int] = []
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, _LedgerBatches] = {}
 
     def __len__(self) -> int:
         return sum(len(ledger.unacked) for ledger in self._ledgers.values())
@@ -193,7 +193,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         twin = BatchIndexes()
         twin._ledger_ids = self._ledger_ids[:]
         twin._ledgers = {
-            ledger_id: _Ledger(unacked.copy(), entry_ids.copy())
+            ledger_id: _LedgerBatches(unacked.copy(), entry_ids.copy())
             for ledger_id, (unacked, entry_ids) in self._ledgers.items()
         }
         return twin
@@ -207,7 +207,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
             insort(self._ledger_ids, ledger_id)
-            ledger = self._ledgers[ledger_id] = _Ledger({}, BitMap())
+            ledger = self._ledgers[ledger_id] = _LedgerBatches({}, BitMap())
         ledger.unacked[entry_id] = mask
         ledger.entry_ids.add(entry_id)
 

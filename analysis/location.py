@@ -43,7 +43,7 @@ class LocationError(AckStateError):
     """A URL that names no location here, or whose store needs something that is not installed."""
 
 
-class Status(NamedTuple):
+class LocationStatus(NamedTuple):
     """What a store says of a location.
 
     Attributes:
@@ -73,7 +73,7 @@ class StorePath:
     scheme: str
     authority: str
     parts: tuple[str, ...]
-    listed: Status | None = field(default=None, compare=False, repr=False)
+    listed: LocationStatus | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}/{'/'.join(self.parts)}"
@@ -126,7 +126,7 @@ class StorePath:
         status = self._status()
         return status is not None and not status.is_dir
 
-    def stat(self) -> Status:
+    def stat(self) -> LocationStatus:
         """Return what the store says of it; raises FileNotFoundError if nothing is there."""
         status = self._status()
         if status is None:
@@ -200,7 +200,7 @@ class StorePath:
         except (OSError, RuntimeError, ValueError) as error:
             raise self.named(error) from error
 
-    def _status(self) -> Status | None:
+    def _status(self) -> LocationStatus | None:
         if self.listed is not None:
             return self.listed
         with self.reasons():
@@ -333,12 +333,12 @@ def _hdfs(authority: str) -> Any:
     return PyFileSystem(FSSpecHandler(client))
 
 
-def _status_of(info: Any) -> Status | None:
+def _status_of(info: Any) -> LocationStatus | None:
     from pyarrow.fs import FileType
 
     if info.type == FileType.NotFound:
         return None
-    return Status(info.type == FileType.Directory, info.size or 0)
+    return LocationStatus(info.type == FileType.Directory, info.size or 0)
 
 
 def _os_error(error: Exception, url: str) -> OSError:

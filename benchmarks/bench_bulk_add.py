@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position
 from ackstate.analysis.workloads.acked_entries import alternating, clustered, in_order, shuffled
-from benchmarks.measurement import Against, Report, check_equal, timed
+from benchmarks.measurement import Against, BenchmarkReport, check_equal, timed
 from benchmarks.peers import IntervalTrees, Peer, RangeList, SortedRanges
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def others(entry_ids: EntryIds) -> DeletedRanges:
     return ranges
 
 
-def measure_inputs(report: Report, pattern: str, entry_ids: EntryIds) -> None:
+def measure_inputs(report: BenchmarkReport, pattern: str, entry_ids: EntryIds) -> None:
     """Measure one pattern in everything it can come in, into nothing and among others."""
     targets = {"empty": DeletedRanges(), "500 k others": others(entry_ids)}
     for target, held in targets.items():
@@ -84,7 +84,7 @@ def check_added(held: DeletedRanges, given: Any, entry_ids: EntryIds) -> None:
     )
 
 
-def measure_ranges(report: Report) -> None:
+def measure_ranges(report: BenchmarkReport) -> None:
     """Measure what needs no list of entries: a run and a `range`."""
     spread = timed(lambda ranges: ranges.add_run(LEDGER, 0, COUNT), DeletedRanges, each=COUNT)
     report.time("in order, empty, add_run", UNIT, spread, LIMIT)
@@ -98,7 +98,7 @@ def add_range(given: range, ranges: DeletedRanges) -> None:
     ranges.add_entries(LEDGER, given)
 
 
-def measure_peers(report: Report, pattern: str) -> None:
+def measure_peers(report: BenchmarkReport, pattern: str) -> None:
     """Measure loops of `add`, with ours over the same entries to hold them against."""
     for peer_type, count in PEERS.items():
         entry_ids = patterns(count)[pattern]
@@ -121,7 +121,7 @@ def add_all(positions: list[Position], peer: Peer) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("bulk_add", ABOUT)
+    report = BenchmarkReport("bulk_add", ABOUT)
     for name, entries in patterns(COUNT).items():
         assert len(entries) == COUNT
         measure_inputs(report, name, entries)

@@ -12,7 +12,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from benchmarks.measurement import Against, Report, Screen, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from benchmarks.whole_process import Cost, cost_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     chosen = parser.parse_args()
     is_kept = (chosen.events, chosen.rounds) == (LARGE, ROUNDS)
-    report = (Report if is_kept else Screen)("command", ABOUT)
+    report = (BenchmarkReport if is_kept else Screen)("command", ABOUT)
     with TemporaryDirectory() as directory:
         traces = {f"{events:,} events": made(Path(directory), events) for events in (SMALL, chosen.events)}
         taken = in_rounds(commands(traces), rounds=chosen.rounds)

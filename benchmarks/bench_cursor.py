@@ -13,7 +13,7 @@ import numpy as np
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import ManagedCursor, SqliteStore, persist_all
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ def sqlite() -> Iterator[SqliteStore]:
         yield store
 
 
-def measure_acks(report: Report) -> None:
+def measure_acks(report: BenchmarkReport) -> None:
     """One ack at a time, by live holes; each run acks entries of its own."""
     timings = {}
     with sqlite() as store:
@@ -104,7 +104,7 @@ def ack_each(cursor: ManagedCursor, positions: list[Position]) -> None:
         cursor.ack(position, now_ms=1)
 
 
-def measure_bulk(report: Report) -> None:
+def measure_bulk(report: BenchmarkReport) -> None:
     """A million alternating entries: in one call, and a thousand in each."""
     entries = np.arange(1, 2_000_000, 2, dtype=np.uint32)
     calls = {"one call": [entries], "1,000 a call": np.split(entries, 1_000)}
@@ -128,7 +128,7 @@ def ack_parts(parts: list[np.ndarray], cursor: ManagedCursor) -> None:
         cursor.ack_entries(LEDGER, part, now_ms=1)
 
 
-def measure_together(report: Report) -> None:
+def measure_together(report: BenchmarkReport) -> None:
     """Flush a thousand cursors of ten acks, with one sync and with a sync each."""
     with sqlite() as sqlite_store:
         store = CountingStore(sqlite_store)
@@ -170,7 +170,7 @@ FLUSHES = {"together": partial(persist_all, now_ms=2), "each by itself": flush_e
 
 
 if __name__ == "__main__":
-    report = Report("cursor", ABOUT)
+    report = BenchmarkReport("cursor", ABOUT)
     measure_acks(report)
     measure_bulk(report)
     measure_together(report)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ackstate import Keep, LedgerMap
 from ackstate.analysis.workloads.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
-from benchmarks.measurement import Against, Report
+from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ def opened(store: MemoryStore, log: LedgerMap, config: CursorConfig) -> ManagedC
     return ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
 
 
-def measure_loss(report: Report) -> None:
+def measure_loss(report: BenchmarkReport) -> None:
     """Lose what each configuration loses of each pattern."""
     for pattern, acked in PATTERNS.items():
         for name, config in CONFIGURATIONS.items():
@@ -66,6 +66,6 @@ def measure_loss(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("cursor_loss", ABOUT)
+    report = BenchmarkReport("cursor_loss", ABOUT)
     measure_loss(report)
     report.publish()

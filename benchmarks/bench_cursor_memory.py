@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ackstate import LedgerMap
 from ackstate.cursor import ManagedCursor
-from benchmarks.measurement import Report
+from benchmarks.measurement import BenchmarkReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def in_new_process(case: str, measure: str) -> float:
     return int(finished.stdout) / CURSORS
 
 
-def measure_cursors(report: Report) -> None:
+def measure_cursors(report: BenchmarkReport) -> None:
     """Weigh the cursors of every case."""
     for case in CASES:
         report.count(f"an idle cursor, {case}: resident", "bytes", in_new_process(case, "resident"))
@@ -144,6 +144,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         print(growth(*sys.argv[1:]))
     else:
-        report = Report("cursor_memory", ABOUT)
+        report = BenchmarkReport("cursor_memory", ABOUT)
         measure_cursors(report)
         report.publish()

@@ -15,7 +15,7 @@ import numpy as np
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
-from benchmarks.measurement import Against, Report, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def two_cycles(cursor: ManagedCursor, positions: Iterator[Position]) -> Cycles:
     return Cycles(acks, delta_bytes, snapshot_bytes)
 
 
-def measure_bytes(report: Report) -> None:
+def measure_bytes(report: BenchmarkReport) -> None:
     """Persist after each ack, and tell where the bytes go."""
     for holes, name in ((10_000, "10 k"), (1_000_000, "1 M")):
         with closing(MemoryStore()) as store:
@@ -139,7 +139,7 @@ def cpu_each(cursor: ManagedCursor, positions: Iterator[Position], parts: int, *
     return taken
 
 
-def measure_cpu(report: Report) -> None:
+def measure_cpu(report: BenchmarkReport) -> None:
     """Persist after each ack, in both stores, for long enough that compaction has its share."""
     for store_name in ("memory", "SQLite"):
         for holes, name in ((10_000, "10 k"), (500_000, "500 k")):
@@ -176,7 +176,7 @@ def bare_syncs(parts: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    report = Report("cursor_persist", ABOUT)
+    report = BenchmarkReport("cursor_persist", ABOUT)
     measure_bytes(report)
     measure_cpu(report)
     report.publish()

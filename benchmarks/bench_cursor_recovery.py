@@ -11,7 +11,7 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.workloads.acked_entries import alternating, clustered
 from ackstate.cursor import ManagedCursor, MemoryStore
 from benchmarks.bench_cursor import CountingStore, sqlite
-from benchmarks.measurement import Against, Report, Spread, timed
+from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,7 +53,7 @@ def fill(store: Store, acked: npt.NDArray[np.uint32], deltas: int) -> LedgerMap:
     return log
 
 
-def measure_opening(report: Report) -> None:
+def measure_opening(report: BenchmarkReport) -> None:
     """Open a cursor of a million ranges, by the deltas in its journal."""
     for pattern, acked in (("alternating", alternating(1_000_000)), ("runs of 100", clustered(1_000_000))):
         for deltas in (10, 1_000):
@@ -85,7 +85,7 @@ def window_moved(store: Store, log: LedgerMap) -> None:
         cursor.persist(now_ms=0)
 
 
-def measure_history(report: Report) -> None:
+def measure_history(report: BenchmarkReport) -> None:
     """Open a cursor with a history a hundred times as long as its state, beside one without a history."""
     log = LedgerMap.from_counts({LEDGER: 2 * HISTORY * LIVE + 2})
     with closing(MemoryStore()) as with_history, closing(MemoryStore()) as without:
@@ -106,7 +106,7 @@ def measure_history(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("cursor_recovery", ABOUT)
+    report = BenchmarkReport("cursor_recovery", ABOUT)
     measure_opening(report)
     measure_history(report)
     report.publish()

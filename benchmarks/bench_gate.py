@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Usage
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def timings(outstanding: int) -> dict[str, Timing]:
     return found
 
 
-def measure(report: Report) -> None:
+def measure(report: BenchmarkReport) -> None:
     """Time all of it in turn, for few and for many outstanding."""
     named = {
         f"{size}, {name}": timing for count, size in OUTSTANDING.items() for name, timing in timings(count).items()
@@ -111,6 +111,6 @@ def measure(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("gate", ABOUT)
+    report = BenchmarkReport("gate", ABOUT)
     measure(report)
     report.publish()

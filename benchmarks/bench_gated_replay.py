@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import CHUNK_EVENTS
 from ackstate.analysis.trace.generate.plan import TracePlan
-from benchmarks.measurement import Against, Report, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,12 +38,13 @@ ABOUT = (
 )
 
 
-def chunks_of(workload: str) -> tuple[list[Chunk], dict[int, int]]:
+def chunks_of(workload: str) -> tuple[list[EventChunk], dict[int, int]]:
     """Return the chunks of one subscription, and its message log."""
     plan = TracePlan(workload, EVENTS, subscriptions=1, topics=1)
     bounds = np.arange(0, EVENTS + 1, CHUNK_EVENTS)
     chunks = [
-        Chunk(*(np.asarray(column, np.int64) for column in each[:5])) for each in plan.series_of(0, []).cut_into(bounds)
+        EventChunk(*(np.asarray(column, np.int64) for column in each[:5]))
+        for each in plan.series_of(0, []).cut_into(bounds)
     ]
     log: dict[int, int] = {}
     for chunk in chunks:
@@ -53,7 +54,7 @@ def chunks_of(workload: str) -> tuple[list[Chunk], dict[int, int]]:
     return chunks, log
 
 
-def replayed(chunks: Sequence[Chunk], log: dict[int, int], limit: int) -> float:
+def replayed(chunks: Sequence[EventChunk], log: dict[int, int], limit: int) -> float:
     """Replay the chunks, and return for which share of the time dispatch was blocked."""
     replay = SubscriptionReplay([Policy.from_mapping({"max_unpersisted_ack_record_bytes": limit})], log)
     for chunk in chunks:
@@ -63,7 +64,7 @@ def replayed(chunks: Sequence[Chunk], log: dict[int, int], limit: int) -> float:
     return replay.curves[0].costs.blocked_ms / (end_ms - begin_ms)
 
 
-def measure(report: Report, workload: str) -> None:
+def measure(report: BenchmarkReport, workload: str) -> None:
     """Time all limits in turn."""
     chunks, log = chunks_of(workload)
     blocked = {limit: replayed(chunks, log, limit) for limit in LIMITS}
@@ -83,7 +84,7 @@ def measure(report: Report, workload: str) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("gated_replay", ABOUT)
+    report = BenchmarkReport("gated_replay", ABOUT)
     for workload in ("in_order", "key_shared", "one_stuck_consumer", "many_consumers", "heavy_traffic"):
         measure(report, workload)
     report.publish()

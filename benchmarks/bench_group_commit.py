@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.cursor import SqliteStore
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def commits_of(store: SqliteStore, call: Callable[[], object]) -> int:
     return len(commits)
 
 
-def measure(report: Report, store: SqliteStore) -> None:
+def measure(report: BenchmarkReport, store: SqliteStore) -> None:
     """Append with so and so many threads, in groups and each call by itself."""
     ledger_ids = [store.ledgers.create("benchmark") for _ in range(max(THREADS))]
     together, apart = nullcontext(), threading.Lock()
@@ -69,7 +69,7 @@ def measure(report: Report, store: SqliteStore) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("group_commit", ABOUT)
+    report = BenchmarkReport("group_commit", ABOUT)
     with tempfile.TemporaryDirectory() as directory, closing(SqliteStore(Path(directory) / "store")) as store:
         measure(report, store)
     report.publish()

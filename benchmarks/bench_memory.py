@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position, Run
 from ackstate.analysis.workloads.acked_entries import alternating
-from benchmarks.measurement import Against, Report, check_equal
+from benchmarks.measurement import Against, BenchmarkReport, check_equal
 from benchmarks.peers import IntervalTrees, RangeList, SortedRanges
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _in_new_process(case: str, allocator: str) -> list[int]:
     return [int(number) for number in finished.stdout.split()]
 
 
-def report_entries(report: Report) -> None:
+def report_entries(report: BenchmarkReport) -> None:
     """Report alternating acks."""
     unit = "bytes an acked entry"
     ours = report.count("10 M entries alternating: allocated", unit, allocated("in_bulk"), LIMIT_ENTRY)
@@ -151,7 +151,7 @@ def report_entries(report: Report) -> None:
         report.count(f"{what}, resident", unit, resident(case))
 
 
-def report_ledgers(report: Report) -> None:
+def report_ledgers(report: BenchmarkReport) -> None:
     """Report many ledgers of one entry each, beside a plain list of the same bitmaps."""
     unit, what = "bytes a ledger", "100 k ledgers of one entry"
     bitmaps = report.count(f"{what}: bitmaps alone, allocated", unit, allocated("bitmaps_only") - _SLOT_BYTES)
@@ -182,7 +182,7 @@ if __name__ == "__main__":
         print(*growth(sys.argv[1]))
     else:
         check_peers()
-        report = Report("memory", ABOUT)
+        report = BenchmarkReport("memory", ABOUT)
         report_entries(report)
         report_ledgers(report)
         report.publish()

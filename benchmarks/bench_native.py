@@ -7,7 +7,7 @@ import zlib
 from ackstate import DeletedRanges, Position
 from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from ackstate.wire import native
-from benchmarks.measurement import Against, Report, timed
+from benchmarks.measurement import Against, BenchmarkReport, timed
 
 ABOUT = (
     "`ackstate.wire.native`, a SNAPSHOT of one ledger with about 1 million holes. An entry of span is every entry from "
@@ -27,7 +27,7 @@ def snapshot(entry_ids: EntryIds) -> native.Record:
     return native.Record(native.RecordKind.SNAPSHOT, 1, 0, 0, Position(LEDGER, -1), deleted)
 
 
-def measure(report: Report, shape: str, entry_ids: EntryIds) -> None:
+def measure(report: BenchmarkReport, shape: str, entry_ids: EntryIds) -> None:
     """Measure one shape; only the alternating one has a limit for its length."""
     record = snapshot(entry_ids)
     encoded = native.encode(record)
@@ -45,7 +45,7 @@ def measure(report: Report, shape: str, entry_ids: EntryIds) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("native", ABOUT)
+    report = BenchmarkReport("native", ABOUT)
     measure(report, "alternating", alternating(MILLION))
     measure(report, "random half", random_half(4 * MILLION))
     measure(report, "clustered", clustered(MILLION))

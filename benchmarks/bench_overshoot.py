@@ -17,8 +17,8 @@ from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.limits.rules import Accounting
-from benchmarks.measurement import RESULTS, Against, Report
-from benchmarks.overshoot_plot import Curve, Panel, drawn
+from benchmarks.measurement import RESULTS, Against, BenchmarkReport
+from benchmarks.overshoot_plot import LimitPanel, UsageCurve, drawn
 
 if TYPE_CHECKING:
     from ackstate import Position
@@ -42,7 +42,7 @@ KIB, MIB = 2**10, 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ConsumerWorkload:
     """Who is there.
 
     Attributes:
@@ -63,7 +63,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LimitSetting:
     """A limit, and the rate at which it is run into."""
 
     name: str
@@ -75,7 +75,7 @@ class Setting:
     stuck_until_s: int
 
 
-class Outcome(NamedTuple):
+class LimitRunResult(NamedTuple):
     """What came of a run.
 
     Attributes:
@@ -98,19 +98,19 @@ def _only(**limit: int) -> GateLimits:
     return GateLimits(**{**off, **limit})
 
 
-def _bytes(name: str, limit: int, messages_per_s: int, seconds: int, stuck_until_s: int) -> Setting:
+def _bytes(name: str, limit: int, messages_per_s: int, seconds: int, stuck_until_s: int) -> LimitSetting:
     limits = _only(max_unpersisted_ack_record_bytes=limit)
-    return Setting(name, "bytes", limits, limit, messages_per_s, seconds, stuck_until_s)
+    return LimitSetting(name, "bytes", limits, limit, messages_per_s, seconds, stuck_until_s)
 
 
-ALTERNATING = Workload("alternating", 0, stuck_acks_one_in=2, batch=1_000)
-DELAYED = Workload("every other delayed", 0, stuck_acks_one_in=1, delays_even=True, batch=1_000)
-ONE_STUCK = Workload("one stuck of four", 3)
-KEY_SHARED = Workload("key_shared, one stuck", 3, batch=1_000, kind=SubscriptionType.KEY_SHARED)
+ALTERNATING = ConsumerWorkload("alternating", 0, stuck_acks_one_in=2, batch=1_000)
+DELAYED = ConsumerWorkload("every other delayed", 0, stuck_acks_one_in=1, delays_even=True, batch=1_000)
+ONE_STUCK = ConsumerWorkload("one stuck of four", 3)
+KEY_SHARED = ConsumerWorkload("key_shared, one stuck", 3, batch=1_000, kind=SubscriptionType.KEY_SHARED)
 KIB_64 = _bytes("64 KiB", 64 * KIB, 1_000, 90, 65)
 MIB_1 = _bytes("1 MiB", MIB, 5_000, 65, 65)
 MIB_5 = _bytes("5 MiB", 5 * MIB, 10_000, 65, 65)
-RANGES = Setting("10,000 ranges", "ranges", _only(max_unacked_ranges=10_000), 10_000, 1_000, 75, 65)
+RANGES = LimitSetting("10,000 ranges", "ranges", _only(max_unacked_ranges=10_000), 10_000, 1_000, 75, 65)
 # The largest limit takes a million messages to reach, so that it is run into once. The rule for ranges looks at what is
 # in memory, however it is accounted for, so that persists make no difference to it.
 RUNS = [
@@ -156,10 +156,10 @@ class Backlog:
         )
 
 
-class Run:
+class LimitRun:
     """One run of a workload against a limit."""
 
-    def __init__(self, backlog: Backlog, setting: Setting, workload: Workload, *, interval_s: int) -> None:
+    def __init__(self, backlog: Backlog, setting: LimitSetting, workload: ConsumerWorkload, *, interval_s: int) -> None:
         self._backlog = backlog
         self._setting = setting
         self._workload = workload
@@ -169,7 +169,7 @@ class Run:
         self._highest = self._sent = self._acked = 0
         self._curve: list[int] = []
 
-    def outcome(self, accounting: Accounting) -> Outcome:
+    def outcome(self, accounting: Accounting) -> LimitRunResult:
         """Run it."""
         setting = self._setting
         gate = DispatchGate(replace(setting.limits, accounting=accounting))
@@ -192,7 +192,7 @@ class Run:
             self._ack(subscription, now_ms)
             self._cursor.tick(now_ms=now_ms)
         share = 100 * blocked / (setting.stuck_until_s * 1_000 / STEP_MS)
-        return Outcome(self._highest, self._curve, sent_until_blocked, self._acked, share)
+        return LimitRunResult(self._highest, self._curve, sent_until_blocked, self._acked, share)
 
     def _close_stuck(self, subscription: Subscription) -> None:
         subscription.consumer_closed(STUCK)
@@ -234,24 +234,26 @@ class Run:
         return self._cursor.unpersisted_record_bytes
 
 
-def measure_overshoot(report: Report) -> list[Panel]:
+def measure_overshoot(report: BenchmarkReport) -> list[LimitPanel]:
     """Run everything with both kinds of accounting; return what is to be drawn of it."""
     backlogs = {delays_even: Backlog(delays_even=delays_even) for delays_even in (False, True)}
     panels = []
     for setting, workload, interval_s in RUNS:
         exact, estimate = (
-            Run(backlogs[workload.delays_even], setting, workload, interval_s=interval_s).outcome(accounting)
+            LimitRun(backlogs[workload.delays_even], setting, workload, interval_s=interval_s).outcome(accounting)
             for accounting in Accounting
         )
         persists = f", persists {interval_s} s apart" if setting.unit == "bytes" else ""
         what = f"{setting.name}, {workload.name}{persists}"
         _report_costs(report, what, setting, exact, estimate)
-        curves = (Curve("estimate", estimate.curve), Curve("exact", exact.curve))
-        panels.append(Panel(what, f"{setting.messages_per_s:,} messages/s", setting.limit, curves))
+        curves = (UsageCurve("estimate", estimate.curve), UsageCurve("exact", exact.curve))
+        panels.append(LimitPanel(what, f"{setting.messages_per_s:,} messages/s", setting.limit, curves))
     return panels
 
 
-def _report_costs(report: Report, what: str, setting: Setting, exact: Outcome, estimate: Outcome) -> None:
+def _report_costs(
+    report: BenchmarkReport, what: str, setting: LimitSetting, exact: LimitRunResult, estimate: LimitRunResult
+) -> None:
     report.count(f"{what}: exact", setting.unit, exact.highest, Against("limit", setting.limit))
     report.count(f"{what}: estimate", setting.unit, estimate.highest, Against("the limit", setting.limit))
     for name, unit, ours, theirs in (
@@ -265,7 +267,7 @@ def _report_costs(report: Report, what: str, setting: Setting, exact: Outcome, e
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)  # It says of each persist that ranges were left out.
-    report = Report("overshoot", ABOUT)
+    report = BenchmarkReport("overshoot", ABOUT)
     panels = measure_overshoot(report)
     (RESULTS / "overshoot.svg").write_text(drawn(panels))
     report.publish()

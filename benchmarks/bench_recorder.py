@@ -13,7 +13,7 @@ from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import ManagedCursor, MemoryStore
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ WORK: dict[str, tuple[Callable[[ManagedCursor], None], int]] = {
 }
 
 
-def measure_calls(report: Report, directory: Path) -> None:
+def measure_calls(report: BenchmarkReport, directory: Path) -> None:
     """Each call recorded, beside the same unrecorded."""
     numbers = iter(range(1_000_000))
     timings = {}
@@ -98,7 +98,7 @@ def measure_calls(report: Report, directory: Path) -> None:
         report.time(f"{name}: recorded", "us", spreads[name], Against("ours, bare", bare.median))
 
 
-def measure_bytes(report: Report, directory: Path) -> None:
+def measure_bytes(report: BenchmarkReport, directory: Path) -> None:
     """What an event takes."""
     with Recording(directory / "weighed") as recording:
         ack_out_of_order(opened(recording))
@@ -109,7 +109,7 @@ def measure_bytes(report: Report, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("recorder", ABOUT)
+    report = BenchmarkReport("recorder", ABOUT)
     with TemporaryDirectory() as place:
         measure_calls(report, Path(place))
         measure_bytes(report, Path(place))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ackstate import DeletedRanges, Keep, Run, Selection, select
 from ackstate.analysis.workloads.acked_entries import heavy_tailed_widths, random_widths
-from benchmarks.measurement import Against, Report, timed
+from benchmarks.measurement import Against, BenchmarkReport, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ def _rebuilt(ranges: DeletedRanges, runs: Iterable[Run]) -> Selection:
     return Selection(kept, len(ranges) - len(kept))
 
 
-def measure(report: Report, shape: str, ranges: DeletedRanges) -> None:
+def measure(report: BenchmarkReport, shape: str, ranges: DeletedRanges) -> None:
     """Measure both choices, ours and naive."""
     for keep, naive in {Keep.WIDEST: naive_widest, Keep.LOWEST: naive_lowest}.items():
         chosen = select(ranges, range_count_max=RANGE_COUNT_MAX, keep=keep)
@@ -69,7 +69,7 @@ def measure(report: Report, shape: str, ranges: DeletedRanges) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("select", ABOUT)
+    report = BenchmarkReport("select", ABOUT)
     measure(report, "1 ledger, widths 1 to 100", spread_over(1, 1_000_000, random_widths))
     measure(report, "1 ledger, widths with a heavy tail", spread_over(1, 1_000_000, heavy_tailed_widths))
     measure(report, "100 ledgers of 10,000, widths 1 to 100", spread_over(100, 1_000_000, random_widths))

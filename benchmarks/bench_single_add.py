@@ -9,7 +9,7 @@ import numpy as np
 
 from ackstate import DeletedRanges, Position, Run
 from ackstate.analysis.workloads.acked_entries import SEED
-from benchmarks.measurement import Against, Report, Spread, Timing, check_equal, timed, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, check_equal, timed, timed_in_turn
 from benchmarks.peers import IntervalTrees, Peer, RangeList, SortedRanges
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def our_timings() -> dict[str, Timing]:
     return timings
 
 
-def measure_peers(report: Report, size: int, ours: dict[str, Spread]) -> None:
+def measure_peers(report: BenchmarkReport, size: int, ours: dict[str, Spread]) -> None:
     """Measure those that can do a size."""
     for kind, situation in SITUATIONS.items():
         held, entry_ids = situation(size)
@@ -150,7 +150,7 @@ def measure_peer(peer_type: type[Peer], held: DeletedRanges, runs_held: list[Run
     return timed(lambda chosen: add_all(chosen, peer), lambda: next(batches), runs=runs, each=batch)
 
 
-def measure_record_bytes(report: Report) -> None:
+def measure_record_bytes(report: BenchmarkReport) -> None:
     """Measure what the accounting is for: to know the size at any moment."""
     held, _ = isolated(1_000_000)
     ours = timed(read_record_bytes, held.copy, each=BATCH)
@@ -174,7 +174,7 @@ class DoesNothing:
         return 1
 
 
-def measure_loop(report: Report) -> None:
+def measure_loop(report: BenchmarkReport) -> None:
     """Measure the overhead that all figures include."""
     positions = [Position(LEDGER, entry_id) for entry_id in range(BATCH)]
     report.time(
@@ -183,7 +183,7 @@ def measure_loop(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("single_add", ABOUT)
+    report = BenchmarkReport("single_add", ABOUT)
     ours = {what: report.time(what, UNIT, spread, LIMIT) for what, spread in timed_in_turn(our_timings()).items()}
     measure_loop(report)
     for size in SIZES:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ackstate.cursor.stores.sqlite_log import check_log
 from ackstate.errors import CorruptStateError
-from benchmarks.measurement import Against, Report, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 COMMITS = 100
 FLIPS = 400
@@ -27,7 +27,7 @@ ABOUT = (
 )
 
 
-class Outcome(NamedTuple):
+class OpenResult(NamedTuple):
     """What opening a damaged database led to.
 
     Attributes:
@@ -55,7 +55,7 @@ def make_database(directory: Path, chance: random.Random) -> None:
             shutil.copy(made / name, directory / name)
 
 
-def outcome(directory: Path, log: bytes) -> Outcome:
+def outcome(directory: Path, log: bytes) -> OpenResult:
     """Open the database with a damaged log."""
     with TemporaryDirectory(dir=directory) as copy:
         database, damaged = Path(copy, "x"), Path(copy, "x-wal")
@@ -70,7 +70,7 @@ def outcome(directory: Path, log: bytes) -> Outcome:
             exists = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             held = connection.execute("SELECT count(*) FROM entries").fetchone()[0] if exists else 0
             is_whole = connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-    return Outcome(COMMITS - held, is_whole, is_refused)
+    return OpenResult(COMMITS - held, is_whole, is_refused)
 
 
 def flipped(log: bytes, chance: random.Random) -> bytes:
@@ -90,7 +90,7 @@ def check_ms(directory: Path) -> Spread:
     return Spread(median(taken[1:]), min(taken[1:]), max(taken[1:]), len(taken) - 1)
 
 
-def measure(report: Report) -> None:
+def measure(report: BenchmarkReport) -> None:
     """Flip bits, and time the check of an undamaged log."""
     chance = random.Random(SEED)
     with TemporaryDirectory() as name:
@@ -110,6 +110,6 @@ def measure(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("sqlite_log", ABOUT)
+    report = BenchmarkReport("sqlite_log", ABOUT)
     measure(report)
     report.publish()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ackstate.cursor import FileStore, SqliteStore
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,7 @@ def append(target: Target, ledger_ids: list[int], entry: bytes, count: int) -> N
             pass
 
 
-def measure_appends(report: Report, directory: Path) -> None:
+def measure_appends(report: BenchmarkReport, directory: Path) -> None:
     """Append entries of each size with each number of threads to all three."""
     for size, count in APPENDS.items():
         for thread_count in THREADS:
@@ -110,7 +110,7 @@ def fill(store: Store, at_once: int) -> list[int]:
     return ids
 
 
-def measure_openings(report: Report, directory: Path) -> None:
+def measure_openings(report: BenchmarkReport, directory: Path) -> None:
     """Open stores of many entries, appended many at once and each alone."""
     for how, at_once in (("", 1_000), (", each appended alone", 1)):
         opens = {}
@@ -122,7 +122,7 @@ def measure_openings(report: Report, directory: Path) -> None:
         report_both(report, f"open and close, {ENTRIES:,} entries{how}", timed_in_turn(opens, runs=RUNS))
 
 
-def measure_reads(report: Report, directory: Path) -> None:
+def measure_reads(report: BenchmarkReport, directory: Path) -> None:
     """Read one ledger of ten in a store that was filled and opened again."""
     with ExitStack() as open_ones:
         reads = {}
@@ -139,14 +139,14 @@ def measure_reads(report: Report, directory: Path) -> None:
         report_both(report, f"read 1,000 of them, {ENTRIES:,} entries", timed_in_turn(reads, runs=RUNS))
 
 
-def report_both(report: Report, what: str, spreads: Mapping[str, Spread]) -> None:
+def report_both(report: BenchmarkReport, what: str, spreads: Mapping[str, Spread]) -> None:
     """Report what the file store took, and SQLite against it."""
     ours = report.time(f"{what}: FileStore", "ms", spreads["FileStore"])
     report.time(f"{what}: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median))
 
 
 if __name__ == "__main__":
-    report = Report("stores", ABOUT)
+    report = BenchmarkReport("stores", ABOUT)
     with tempfile.TemporaryDirectory() as directory:
         measure_appends(report, Path(directory))
         measure_openings(report, Path(directory))

@@ -16,7 +16,7 @@ from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
 from ackstate.cursor.topic.message_log import NO_DELAY, Message
 from ackstate.limits import DispatchGate, GateLimits
-from benchmarks.measurement import Against, Report, Spread, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +120,7 @@ def send_shuffled(subscription: Subscription) -> list[Position]:
     return [positions[at] for at in np.random.default_rng(SEED).permutation(SENT)]
 
 
-def measure_messages(report: Report) -> None:
+def measure_messages(report: BenchmarkReport) -> None:
     """One message there and back, by ack holes and by backlog, beside the ack of a bare cursor."""
     timings = {}
     for name, (holes, backlog) in STATES.items():
@@ -166,7 +166,7 @@ def with_holes_in_flight(*, limits: GateLimits = NO_LIMITS) -> Subscribed:
     return opened
 
 
-def measure_many(report: Report) -> None:
+def measure_many(report: BenchmarkReport) -> None:
     """What is done to all holes at once, or to everything in flight."""
     lives = [timed_life() for _ in range(MANY_RUNS)]
     for what, (_, unit) in lives[0].items():
@@ -209,7 +209,7 @@ def _ns(thing: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    report = Report("subscription", ABOUT)
+    report = BenchmarkReport("subscription", ABOUT)
     measure_messages(report)
     measure_many(report)
     report.publish()

@@ -11,7 +11,7 @@ from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clu
 from ackstate.wire.pulsar import PositionInfo, RangeForm, decode_position_info, encode_position_info
 from ackstate.wire.pulsar.cursor_state_pb2 import LongListMap
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ PLAIN = {
 }
 
 
-def measure(report: Report, name: str, count: int, form: RangeForm) -> None:
+def measure(report: BenchmarkReport, name: str, count: int, form: RangeForm) -> None:
     """Measure one shape of one size in one form, ours and plain."""
     shape = SHAPES[name]
     entry_ids = shape.entries_of(count)
@@ -132,7 +132,7 @@ def measure(report: Report, name: str, count: int, form: RangeForm) -> None:
 
 
 if __name__ == "__main__":
-    report = Report("wire_pulsar", ABOUT)
+    report = BenchmarkReport("wire_pulsar", ABOUT)
     for form in RangeForm:
         for count in (PULSAR_COUNT, 100_000):
             for name in SHAPES:

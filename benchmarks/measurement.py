@@ -64,7 +64,7 @@ class Figure:
     is_count: bool
 
 
-class Report:
+class BenchmarkReport:
     """The figures of one benchmark, in order."""
 
     def __init__(self, name: str, about: str) -> None:
@@ -104,7 +104,7 @@ class Report:
                 assert figure.spread.median <= figure.against.figure, f"over its limit: {figure}"
 
 
-class Screen(Report):
+class Screen(BenchmarkReport):
     """Shows and does not keep: figures of another size than the README's."""
 
     def publish(self) -> None:

@@ -30,7 +30,7 @@ polyline { fill: none; stroke-width: 1.8; }
 """
 
 
-class Curve(NamedTuple):
+class UsageCurve(NamedTuple):
     """The highest use in each second.
 
     Attributes:
@@ -42,16 +42,16 @@ class Curve(NamedTuple):
     by_second: Sequence[int]
 
 
-class Panel(NamedTuple):
+class LimitPanel(NamedTuple):
     """A limit and how it was used, by each kind of accounting; above it, the highest use of each."""
 
     title: str
     rate: str
     limit: int
-    curves: Sequence[Curve]
+    curves: Sequence[UsageCurve]
 
 
-def drawn(panels: Sequence[Panel]) -> str:
+def drawn(panels: Sequence[LimitPanel]) -> str:
     """Return the text of an SVG file, three panels a row."""
     row_count = -(-len(panels) // _COLUMNS)
     width = _COLUMNS * (_LEFT + _WIDTH) + _LEFT
@@ -83,7 +83,7 @@ def _legend() -> list[str]:
     return parts
 
 
-def _panel(panel: Panel) -> list[str]:
+def _panel(panel: LimitPanel) -> list[str]:
     most = max(panel.limit, *(max(curve.by_second) for curve in panel.curves))
     seconds = max(len(curve.by_second) for curve in panel.curves)
     limit_y = _y(panel.limit, most)
@@ -100,7 +100,7 @@ def _panel(panel: Panel) -> list[str]:
     ]
 
 
-def _line(curve: Curve, most: int, seconds: int) -> str:
+def _line(curve: UsageCurve, most: int, seconds: int) -> str:
     points = " ".join(
         f"{second * _WIDTH / max(1, seconds - 1):.1f},{_y(used, most)}" for second, used in enumerate(curve.by_second)
     )

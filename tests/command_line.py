@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from ackstate.analysis.cli import main
-from ackstate.analysis.demo.broker import Broker, BrokerSettings
+from ackstate.analysis.demo.broker import Broker, DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
 from ackstate.analysis.trace.recorder import Recorder
 from ackstate.cursor import SqliteStore
@@ -75,7 +75,7 @@ def killed_broker(path, *, begin_ms=T0_MS, steps=60):
     place = BrokerDirectory(path)
     store = SqliteStore(place.store)
     with Recorder(place.recording) as recorder:
-        settings = BrokerSettings(seed=3, flush_interval_ms=100)
+        settings = DemoSettings(seed=3, flush_interval_ms=100)
         broker = Broker(store, recorder, settings, now_ms=begin_ms)
         for number in range(steps):
             broker.step(now_ms=begin_ms + 6 * number)

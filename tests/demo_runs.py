@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ackstate.analysis.demo.broker import BrokerSettings
+from ackstate.analysis.demo.broker import DemoSettings
 from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
 from ackstate.analysis.demo.kill import Kill
 
@@ -77,7 +77,7 @@ def demo_run(names=NAMES, *, seed=7):
         subscriptions=[outcome(name, redelivered=count) for name, count in redelivered.items()],
         recoveries=[recovery(name, range_count=count + 5) for name, count in redelivered.items()],
         curve=[point for name, count in redelivered.items() for point in sawtooth(name, redelivered=count)],
-        settings=BrokerSettings(seed=seed),
+        settings=DemoSettings(seed=seed),
     )
 
 

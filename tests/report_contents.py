@@ -5,11 +5,11 @@ from __future__ import annotations
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.replay import Prediction
-from ackstate.analysis.pulsar.replay_table import Verdict
+from ackstate.analysis.pulsar.replay_table import JudgedPrediction
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.contents import Contents, shown_policies, worst_subscriptions
 from ackstate.analysis.report.curves import CrashTimes, Curve
-from ackstate.analysis.report.inputs import CalibrationPoint, Origin, ReportInputs
+from ackstate.analysis.report.inputs import CalibrationPoint, ReportInputs, TraceOrigin
 
 BEGIN_MS = 1_700_000_000_000
 DURATION_MS = 600_000
@@ -109,10 +109,10 @@ def usual_inputs():
         name: [verdict("rate0-window", 0, 0, 0), verdict("default-random99", 634, 733, 634 + wrong)]
         for wrong, name in enumerate(PolicyName)
     }
-    origin = Origin(10_000, 3, (("not JSON", 2, ("line 7", "line 9")), ("negative", 1, ("line 12: <b>",))), ())
+    origin = TraceOrigin(10_000, 3, (("not JSON", 2, ("line 7", "line 9")), ("negative", 1, ("line 12: <b>",))), ())
     return ReportInputs(tuple(points), runs, origin)
 
 
 def verdict(topic, low, high, measured):
     sets = tuple(tuple(range(count)) for count in sorted({low, high}))
-    return Verdict(Prediction(topic, low, high, sets, has_ack_types=True), tuple(range(measured)))
+    return JudgedPrediction(Prediction(topic, low, high, sets, has_ack_types=True), tuple(range(measured)))

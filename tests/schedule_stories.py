@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ackstate.analysis.crash.model.client_events import ack, append, dispatch
-from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings, Tracker
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
@@ -19,7 +19,7 @@ class Story:
     """A schedule without chance: events told one by one."""
 
     def __init__(self, **settings):
-        self.schedule = Schedule(0, Settings(**settings))
+        self.schedule = BrokerSimulation(0, Settings(**settings))
         self.side = self.schedule.sides[0]
 
     def __call__(self, name, *args, **named):

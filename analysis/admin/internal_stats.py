@@ -30,13 +30,13 @@ _NEVER = "1970-01-01T00:00:00Z"
 _NO_POSITION = "-1:-1"
 
 
-class _PulsarObject(BaseModel):
+class _PulsarResponse(BaseModel):
     """Has Pulsar's names in JSON."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
 
 
-class LedgerInfo(_PulsarObject):
+class InternalLedgerInfo(_PulsarResponse):
     """One ledger of the topic's messages."""
 
     ledger_id: int = -1
@@ -46,7 +46,7 @@ class LedgerInfo(_PulsarObject):
     under_replicated: bool = False
 
 
-class CursorStats(_PulsarObject):
+class InternalCursorStats(_PulsarResponse):
     """One cursor. Of one that cannot be opened only the name is known, and `state` is ``Uninitialized``."""
 
     mark_delete_position: str = _NO_POSITION
@@ -67,7 +67,7 @@ class CursorStats(_PulsarObject):
     properties: dict[str, int] = {}
 
 
-class PersistentTopicInternalStats(_PulsarObject):
+class PersistentTopicInternalStats(_PulsarResponse):
     """One topic."""
 
     entries_added_counter: int = 0
@@ -81,10 +81,10 @@ class PersistentTopicInternalStats(_PulsarObject):
     pending_add_entries_count: int = 0
     last_confirmed_entry: str = _NO_POSITION
     state: str = "Closed"
-    ledgers: list[LedgerInfo] = []
-    cursors: dict[str, CursorStats] = {}
-    schema_ledgers: list[LedgerInfo] = []
-    compacted_ledger: LedgerInfo = LedgerInfo()
+    ledgers: list[InternalLedgerInfo] = []
+    cursors: dict[str, InternalCursorStats] = {}
+    schema_ledgers: list[InternalLedgerInfo] = []
+    compacted_ledger: InternalLedgerInfo = InternalLedgerInfo()
 
 
 def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
@@ -112,18 +112,20 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
         number_of_entries=sum(counts.values()),
         current_ledger_entries=counts[log.current_ledger_id] if log else 0,
         last_confirmed_entry=str(log.last_confirmed) if log else _NO_POSITION,
-        ledgers=[LedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()],
+        ledgers=[
+            InternalLedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()
+        ],
         cursors=dict(sorted(cursors.items())),
     )
 
 
-def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> CursorStats:
+def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> InternalCursorStats:
     """Return what is known of a cursor; without the topic's log nothing is said of how many entries it has left."""
     record, content = found.record, found.content
     if record is None or content is None or found.problems:
-        return CursorStats()
+        return InternalCursorStats()
     read = _read_position(content, log)
-    return CursorStats(
+    return InternalCursorStats(
         mark_delete_position=str(content.mark_delete),
         read_position=str(read),
         # Below 0 after a load, as in Pulsar: with the counter of added entries at 0, their difference is the backlog.

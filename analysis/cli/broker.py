@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
 
 
 def _record_bytes_limit(number: int) -> int:
@@ -70,16 +70,16 @@ def broker(
     It prints "ready" when it has started. In a directory that a killed broker
     left, it recovers first and continues.
     """
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
 
-    settings = BrokerSettings(
+    settings = DemoSettings(
         seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_max.ms, flush_interval.ms,
         max_unpersisted_ack_record_bytes, max_unacked_messages,
     )  # fmt: skip
     _run_broker(directory, settings, lives_ms=seconds.ms)
 
 
-def _run_broker(directory: Path, settings: BrokerSettings, *, lives_ms: int) -> None:
+def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
     from ackstate.analysis.demo.broker import Broker, run
     from ackstate.analysis.demo.directory import BrokerDirectory
     from ackstate.analysis.demo.kill import READY

@@ -15,7 +15,7 @@ from ackstate.analysis.durations import Duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.job import DemoRun
 
 
@@ -47,13 +47,13 @@ def demo(
     """
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import job as main_job
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.report import render, verdict
     from ackstate.analysis.demo.results import DemoDirectory
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)
-    settings = [BrokerSettings(seed=seed + index, flush_interval_ms=flush_interval.ms) for index in range(repeat)]
+    settings = [DemoSettings(seed=seed + index, flush_interval_ms=flush_interval.ms) for index in range(repeat)]
     with results.claimed():
         runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
         write_atomically(results.report, render(runs))
@@ -67,7 +67,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _kill_and_compare(out: Path, settings: Sequence[BrokerSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
+def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
     """Run the main job once for each of the settings, with progress shown."""
     from ackstate.analysis.demo import job as main_job
     from ackstate.analysis.demo.results import DemoDirectory

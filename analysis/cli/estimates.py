@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 _ONE_TASK_BYTES_MAX = 2**21
 
 
-class Engine(Enum):
+class EngineChoice(Enum):
     """Where a trace is replayed."""
 
     SPARK = "spark"
@@ -47,7 +47,7 @@ MasterOption: TypeAlias = Annotated[
 ]
 
 EngineOption: TypeAlias = Annotated[
-    Engine | None, typer.Option(help="Where it runs: spark, or local, which is this process, without Java.")
+    EngineChoice | None, typer.Option(help="Where it runs: spark, or local, which is this process, without Java.")
 ]
 
 
@@ -59,7 +59,7 @@ Session: TypeAlias = "Callable[[], SparkSession] | None"
 
 
 @contextmanager
-def starting(engine: Engine | None, master: str | None) -> Iterator[Session]:
+def starting(engine: EngineChoice | None, master: str | None) -> Iterator[Session]:
     """Start the engine in the background; the block imports and checks what else there is to check.
 
     Raises:
@@ -67,7 +67,7 @@ def starting(engine: Engine | None, master: str | None) -> Iterator[Session]:
         AckStateError: As `ackstate.analysis.spark.session.starting_session`.
     """
     _LOG.info("command line read")
-    if engine is Engine.LOCAL:
+    if engine is EngineChoice.LOCAL:
         if master is not None:
             raise typer.BadParameter("--master is for --engine spark")
         from ackstate.analysis.spark.without_pandas import without_pandas

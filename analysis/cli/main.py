@@ -26,7 +26,7 @@ from ackstate.analysis.cli.demo import demo
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
-from ackstate.analysis.cli.names import CommandWithOldOptions, Group, usage_error_text
+from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="ackstate",
-    cls=Group,
+    cls=CommandGroup,
     rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
     pretty_exceptions_enable=False,
     help="""The ack state of a subscription: what is durable, and what would be redelivered
@@ -154,7 +154,7 @@ app.command("inspect", short_help="Show what a store holds of its cursors.")(ins
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
-_pulsar = typer.Typer(cls=Group, help="What real Pulsar brokers redelivered, and what they would redeliver now.")
+_pulsar = typer.Typer(cls=CommandGroup, help="What real Pulsar brokers redelivered, and what they would redeliver now.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="What would be redelivered if the broker of live subscriptions died now.")(
     snapshot

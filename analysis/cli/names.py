@@ -13,7 +13,7 @@ RENAMED_OPTIONS: Final = {"--trace-json": "--trace-summary", "--broker-runs": "-
 """Old name -> name; the old one is in no help, and goes with the next release."""
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that suggests a command for an unknown one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -23,7 +23,7 @@ from ackstate.analysis.admin_client import (
     topic_path,
 )
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.names import Group, usage_error_text
+from ackstate.analysis.cli.names import CommandGroup, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.durations import Duration
 
@@ -57,7 +57,7 @@ Global = Annotated[
 ]
 
 
-class _PulsarAdminGroup(Group):
+class _PulsarAdminGroup(CommandGroup):
     """Whatever fails in it is told as `pulsar-admin` tells it, and ends with its exit status, 1."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.demo.job import DemoRun
-    from ackstate.analysis.demo.recovery import Recovered
+    from ackstate.analysis.demo.recovery import RecoveredCursor
 
 # Of a subscription at a terminal; a longer one goes on in the next line.
 _NAME_WIDTH_MAX = 17
@@ -54,7 +54,7 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def recovery_table(results: Sequence[Recovered]) -> Table:
+def recovery_table(results: Sequence[RecoveredCursor]) -> Table:
     """Return how each cursor came by its state."""
     table = _table(
         "Recovered",
@@ -72,7 +72,7 @@ def recovery_table(results: Sequence[Recovered]) -> Table:
     return table
 
 
-def redelivered_table(results: Sequence[Recovered]) -> Table:
+def redelivered_table(results: Sequence[RecoveredCursor]) -> Table:
     """Return what comes back after a recovery, and what must not be."""
     table = _table(
         "What comes back",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.names import Group
+from ackstate.analysis.cli.names import CommandGroup
 from ackstate.analysis.cli.options import (
     FlushIntervalOption,
     JsonOption,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _COUNT_MAX = 10**18
 
 
-class ConvertByDefault(Group):
+class ConvertByDefault(CommandGroup):
     """A group whose first word may be left out if it is `convert`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ From the subject::
 The subject may take its time, and may say that operations are durable before it says that they were accepted. It may
 hold answers back, at most until the next persist: then it says that all were accepted that were asked until then. Each
 request has one answer, and each operation becomes durable once; what nobody asked for, or is said twice, breaks the
-conversation (`Turns`). It must write a line out before it counts as said: what is in a buffer when the process dies was
+conversation (`AnswersDue`). It must write a line out before it counts as said: what is in a buffer when it dies was
 never said. What it writes to standard error is not read; the last ten lines are quoted if it fails.
 """
 
@@ -38,7 +38,7 @@ from ackstate.position import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.analysis.crash.life import Life
+    from ackstate.analysis.crash.process_run import ProcessRun
 
 _ENTRY_END_MAX = 2**32
 _NUMBER_MAX = 2**63 - 1
@@ -99,18 +99,18 @@ class Durable(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Failure(NamedTuple):
+class ConversationFailure(NamedTuple):
     """It cannot go on."""
 
     text: str
 
 
 Request = Start | Recover | AskReport | Operation
-Answer = Ready | Accepted | Durable | Report | Failure
+Answer = Ready | Accepted | Durable | Report | ConversationFailure
 
 
 @final
-class Turns:
+class AnswersDue:
     """Which answers are still due to one process."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def answer_line(answer: Answer) -> bytes:
             return _line({"durable": list(numbers)})
         case Report():
             return _line({"acked": list(answer.acked), "redelivery_if_crashed": answer.redelivery_if_crashed})
-        case Failure(text):
+        case ConversationFailure(text):
             return _line({"error": text})
 
 
@@ -238,13 +238,13 @@ def read_answer(line: bytes) -> Answer:
             case {"ready": True, **rest} if not rest:
                 return Ready()
             case {"error": str(text), **rest} if not rest:
-                return Failure(text)
+                return ConversationFailure(text)
     except ValueError as error:
         raise SubjectError(f"no answer: {quoted(line)}: {error}") from None
     raise SubjectError(f"no answer: {quoted(line)}")
 
 
-def tell(life: Life, answer: Answer) -> None:
+def tell(life: ProcessRun, answer: Answer) -> None:
     """Note in a life what its subject said.
 
     Raises:
@@ -258,7 +258,7 @@ def tell(life: Life, answer: Answer) -> None:
                     life.gauged(gauge, number=number)
             case Durable(numbers):
                 life.durable(numbers)
-            case Failure(text):
+            case ConversationFailure(text):
                 raise SubjectError(f"the subject cannot go on: {printable(text)}")
     except IndexError as error:
         raise SubjectError(f"{quoted(answer_line(answer))}: {error}") from None

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
+    ConversationFailure,
     Durable,
-    Failure,
     Ready,
     Recover,
     Start,
@@ -147,7 +147,7 @@ def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> Non
 
     Raises:
         SubjectError: A line is no request.
-        Exception: What escaped from the subject; it was told as a `Failure`.
+        Exception: What escaped from the subject; it was told as a `ConversationFailure`.
     """
     _Service(subject, answers).run(requests)
 
@@ -174,7 +174,7 @@ class _Service:
                 self._persists.put(None)
                 self._persister.join()
         except Exception as error:
-            self._say(Failure(_told(error)))
+            self._say(ConversationFailure(_told(error)))
             raise
 
     def _serve(self, request: Request) -> None:
@@ -210,7 +210,7 @@ class _Service:
                 self._say_durable()
                 self._say_accepted(operation)
         except BaseException as error:
-            self._say(Failure(_told(error)))
+            self._say(ConversationFailure(_told(error)))
             end_with_traceback()
 
     def _say_accepted(self, operation: Operation) -> None:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, final
 
 from ackstate.analysis.crash.conversation import (
+    AnswersDue,
+    ConversationFailure,
     CrashedError,
-    Failure,
     SubjectError,
-    Turns,
     printable,
     quoted,
     read_answer,
@@ -60,7 +60,7 @@ class SubjectProcess:
         self.pid = pid
         self._tracer = tracer
         self._requests, self._answers, self._complaints = requests, answers, complaints
-        self._turns = Turns()
+        self._turns = AnswersDue()
         self._unsent = bytearray()
         self._unread = bytearray()
         self._lines: deque[bytes] = deque()
@@ -347,7 +347,7 @@ class SubjectProcess:
     def _next_answer(self) -> Answer:
         """Take the next answer; a line that is none, or not due, stays and is refused again."""
         answer = read_answer(self._lines[0])
-        if isinstance(answer, Failure):
+        if isinstance(answer, ConversationFailure):
             raise SubjectError(f"the subject cannot go on: {printable(answer.text)}")
         self._turns.heard(answer)
         self._lines.popleft()

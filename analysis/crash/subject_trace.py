@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.conversation import Accepted, Durable
-from ackstate.analysis.crash.life import entries_of
+from ackstate.analysis.crash.process_run import entries_of
 from ackstate.analysis.crash.subject import Operation, OperationKind
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder

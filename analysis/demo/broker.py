@@ -57,7 +57,7 @@ _THINK_MS = {
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings:
+class DemoSettings:
     """What the broker does, and how fast.
 
     Attributes:
@@ -105,7 +105,7 @@ class Broker:
         OSError: The trace cannot be written.
     """
 
-    def __init__(self, store: Store, recorder: Recorder, settings: BrokerSettings, *, now_ms: int) -> None:
+    def __init__(self, store: Store, recorder: Recorder, settings: DemoSettings, *, now_ms: int) -> None:
         self._settings = settings
         self._recorder = recorder
         self._random = random.Random(settings.seed)  # noqa: S311 - a workload, not a secret

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
 
     Progress = Callable[[str, float], None]
     """Told what is being done and which share of it is over."""
@@ -93,7 +93,7 @@ class DemoRun:
     subscriptions: list[SubscriptionOutcome]
     recoveries: list[dict[str, Any]]
     curve: list[tuple[str, int, int, int]]
-    settings: BrokerSettings
+    settings: DemoSettings
 
     @property
     def holds(self) -> bool:
@@ -102,7 +102,7 @@ class DemoRun:
 
 
 def run(
-    spark: SparkSession, out: Path, settings: BrokerSettings, *, lives_ms: tuple[int, int], progress: Progress
+    spark: SparkSession, out: Path, settings: DemoSettings, *, lives_ms: tuple[int, int], progress: Progress
 ) -> DemoRun:
     """Run the main job once, in `out`: the broker's directory and the Parquet trace stay there.
 
@@ -148,7 +148,7 @@ def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
 
 
 def _compare(
-    spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: BrokerSettings
+    spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: DemoSettings
 ) -> DemoRun:
     rows = estimates(SparkSource.of(spark, trace), [AS_RECORDED], is_plotted=True).collect()
     found = {row["subscription"]: row for row in rows if row["scope"] == "subscription"}

@@ -21,7 +21,7 @@ from ackstate.errors import AckStateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.analysis.demo.broker import BrokerSettings
+    from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.directory import BrokerDirectory
 
 READY = "ready"
@@ -49,7 +49,7 @@ class Kill:
 
 def run_and_kill(
     directory: BrokerDirectory,
-    settings: BrokerSettings,
+    settings: DemoSettings,
     *,
     lives_ms: tuple[int, int],
     waiting: Callable[[float], None] = lambda _share: None,

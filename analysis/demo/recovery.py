@@ -25,7 +25,7 @@ _ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredCursor:
     """What one cursor came back with, beside what its recording says.
 
     Attributes:
@@ -63,7 +63,9 @@ class Recovered:
         return plain
 
 
-def recover(store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int) -> list[Recovered]:
+def recover(
+    store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int
+) -> list[RecoveredCursor]:
     """Recover every cursor of a store and compare each with its recording.
 
     Args:
@@ -88,7 +90,7 @@ def recover(store: Store, frames: Iterable[Frame], *, recorder: Recorder | None 
         durable = _acked(cursor, ledgers)
         again = history.accepted - durable
         results.append(
-            Recovered(
+            RecoveredCursor(
                 topic,
                 subscription,
                 cursor.recovery_report,

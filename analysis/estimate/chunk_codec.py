@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import AckAccumulator, Chunk, CompactChunk, NewlyAckedRuns, by_position
+from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.packed_numbers import pack, unpack
 
@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
 _NOTHING = np.zeros(1, np.int64)
 
 
-def thinned(chunk: Chunk) -> Chunk:
+def thinned(chunk: EventChunk) -> EventChunk:
     """Return a chunk as a `CompactChunk`; one that says more than what was acked and persisted stays as it is.
 
     The curves as recorded and under policies that are plain are the same of both.
@@ -59,7 +59,7 @@ def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
     )
 
 
-def packed(chunk: Chunk) -> bytes:
+def packed(chunk: EventChunk) -> bytes:
     """Return a chunk, thinned or not, as bytes, which a cluster moves faster than arrays."""
     if not isinstance(chunk, CompactChunk):
         columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
@@ -77,7 +77,7 @@ def packed(chunk: Chunk) -> bytes:
     return b"".join((header, *map(pack, (chunk.ts_ms, chunk.kind, *in_ledgers, *runs, lengths)), *bitmaps))
 
 
-def unpacked(data: memoryview) -> Chunk:
+def unpacked(data: memoryview) -> EventChunk:
     """Return the chunk that was packed."""
     events, runs, ledgers = _HEADER.unpack_from(data)
     at = _HEADER.size
@@ -88,8 +88,8 @@ def unpacked(data: memoryview) -> Chunk:
         return found
 
     if runs < 0:
-        ts_ms, kind, ledger_id, first, further = (column(events) for _ in Chunk._fields)
-        return Chunk(ts_ms, kind, ledger_id, first, first + further)
+        ts_ms, kind, ledger_id, first, further = (column(events) for _ in EventChunk._fields)
+        return EventChunk(ts_ms, kind, ledger_id, first, first + further)
     ts_ms, kind = column(events), column(events)
     begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
     event, gaps, further = (column(runs) for _ in range(3))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackstate.analysis.estimate.chunk_codec import packed, thinned
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.trace.chunk_rows import (
     check_ledgers,
     damaged,
@@ -56,7 +56,7 @@ _LEDGERS_AT_ONCE = 10_000
 def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
     """Return what `packed_chunks` needs of a trace, whose events are bytes or lists."""
     more = ("ledgers",) if is_packed else ()
-    return (*_BOUNDS, *packed_columns(Chunk._fields, is_packed=is_packed), *more)
+    return (*_BOUNDS, *packed_columns(EventChunk._fields, is_packed=is_packed), *more)
 
 
 def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
@@ -76,8 +76,8 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
         TraceError: A chunk is damaged.
     """
     for batch in chain.from_iterable(map(pieces, batches)):
-        starts, columns = _sound_events(batch, Chunk._fields)
-        _check_events(batch, starts, Chunk(*columns))
+        starts, columns = _sound_events(batch, EventChunk._fields)
+        _check_events(batch, starts, EventChunk(*columns))
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
         subscriptions = batch["subscription"].to_pylist()
@@ -86,7 +86,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
             if not subscriptions[run[0]]:
                 rows.append(None)
                 continue
-            chunk = Chunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
+            chunk = EventChunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
             rows.append(packed(thinned(chunk) if is_counted else chunk))
         yield _packed_batch(batch, offsets, runs, rows, day)
 
@@ -206,7 +206,7 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     return offsets, columns
 
 
-def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: Chunk) -> None:
+def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: EventChunk) -> None:
     """Raise `TraceError` if a row says other times or ledgers than its events, or one names no entries that it must."""
     for name, ends in (("first_ts_ms", offsets[:-1]), ("last_ts_ms", offsets[1:] - 1)):
         for row in np.flatnonzero(batch[name].to_numpy() != events.ts_ms[ends])[:1].tolist():

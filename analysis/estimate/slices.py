@@ -76,12 +76,12 @@ class Slices(NamedTuple):
         return max(begin_ms, self.from_ms), min(begin_ms + self.width_ms, self.end_ms)
 
 
-class Change(NamedTuple):
+class SliceChange(NamedTuple):
     """How a curve changes within a slice.
 
     Attributes:
         number: Of the slice.
-        begin: The numbers that it begins with, as many as `delta` has rows; 0 if another `Change` of the slice says it.
+        begin: The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
         ts_ms: When they change; rising.
         delta: By how much, a column for each time; one row for what comes back, or `SERIES`.
     """
@@ -110,7 +110,7 @@ class SliceWriter:
         """Begin with numbers that stand already, a column."""
         self._values = standing
 
-    def changes(self, points: SeriesPoints) -> Iterator[Change]:
+    def changes(self, points: SeriesPoints) -> Iterator[SliceChange]:
         """Yield what the next points change."""
         if not self._slices.slice_count or not len(points.ts_ms):
             return
@@ -123,19 +123,19 @@ class SliceWriter:
             number = int(numbers[low])
             yield from self._standing(number)
             begin = self._values if number > self._number else np.zeros_like(self._values)
-            yield Change(number, begin[:, 0], ts_ms[low:high], delta[:, low:high])
+            yield SliceChange(number, begin[:, 0], ts_ms[low:high], delta[:, low:high])
             self._number = number
             self._values = self._values + delta[:, low:high].sum(axis=1, keepdims=True)
 
-    def end(self) -> Iterator[Change]:
+    def end(self) -> Iterator[SliceChange]:
         """Yield what the last values come to until the end."""
         yield from self._standing(self._slices.slice_count)
 
-    def _standing(self, until_number: int) -> Iterator[Change]:
+    def _standing(self, until_number: int) -> Iterator[SliceChange]:
         """Yield the slices in which the curve stands still."""
         if self._values.any():
             for number in range(self._number + 1, until_number):
-                yield Change(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
+                yield SliceChange(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
         self._number = max(self._number, until_number - 1)
 
 
@@ -161,7 +161,7 @@ def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
             for topic, of_topic in groupby(of_namespace, key=lambda part: part.topic):
                 in_topic, last = _Sum(), None
                 for part in of_topic:
-                    in_topic.add(Change(number, part.begin, part.first, part.second.reshape(len(part.begin), -1)))
+                    in_topic.add(SliceChange(number, part.begin, part.first, part.second.reshape(len(part.begin), -1)))
                     last = part
                 assert last is not None
                 in_namespace.add(in_topic.total(number))
@@ -192,11 +192,11 @@ class _Sum:
         self._begin: Int64s | int = 0
         self._changes: list[tuple[Int64s, Series]] = []
 
-    def add(self, change: Change) -> None:
+    def add(self, change: SliceChange) -> None:
         self._begin = self._begin + change.begin
         self._changes.append((change.ts_ms, change.delta))
 
-    def total(self, number: int) -> Change:
+    def total(self, number: int) -> SliceChange:
         """Return them as one, with at most one change a millisecond."""
         if len(self._changes) > 1:
             times, at = np.unique(np.concatenate([ts_ms for ts_ms, _ in self._changes]), return_inverse=True)
@@ -205,7 +205,7 @@ class _Sum:
             for row, delta in zip(sums, deltas, strict=True):
                 np.add.at(row, at, delta)
             self._changes = [(times, sums)]
-        return Change(number, np.asarray(self._begin), *self._changes[0])
+        return SliceChange(number, np.asarray(self._begin), *self._changes[0])
 
     def result(self, of: Part | None, names: tuple[str, str, str], bounds: tuple[int, int]) -> Part:
         """Return for how long each value held, and the most."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.rows import Rows
     from ackstate.analysis.estimate.trace_source import TraceSource
-    from ackstate.analysis.replay.acked import Chunk
+    from ackstate.analysis.replay.acked import EventChunk
     from ackstate.analysis.replay.policy import Policy
 
     Key = tuple[str, str]
@@ -131,7 +131,7 @@ def highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(each) for each in zip(*found, strict=True)], schema=LOGS)
 
 
-def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, Head, Iterator[Chunk]]]:
+def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, Head, Iterator[EventChunk]]]:
     """Yield each subscription of some `sorted_chunks`: its key, its head, and its chunks in order.
 
     The chunks are to be taken before the next subscription is.
@@ -280,7 +280,7 @@ def _in_order(rows: Iterable[_Row]) -> Iterator[_Row]:
         yield batch, index
 
 
-def _chunks(key: Key, rows: Iterable[_Row]) -> Iterator[Chunk]:
+def _chunks(key: Key, rows: Iterable[_Row]) -> Iterator[EventChunk]:
     one_cursor = InterleavingCheck(key)
     for batch, index in rows:
         chunk = unpacked(memoryview(batch["events"][index].as_buffer()))

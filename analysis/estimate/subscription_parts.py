@@ -11,7 +11,7 @@ from ackstate.analysis.estimate.checkpoint import RESTART
 from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
 from ackstate.analysis.estimate.parts import PART, RUN, SCOPES, STATE, Part, batches_of, narrow_sums
-from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Change, Slices, SliceWriter, namespace_of
+from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, SliceChange, Slices, SliceWriter, namespace_of
 from ackstate.analysis.estimate.sorted_chunks import by_subscription
 from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
 from ackstate.analysis.replay.state_fields import CheckpointError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ackstate.analysis.estimate.sorted_chunks import Head
-    from ackstate.analysis.replay.acked import Chunk
+    from ackstate.analysis.replay.acked import EventChunk
     from ackstate.analysis.replay.policy import Policy
 
 _NONE = np.empty(0, np.int64)
@@ -67,7 +67,7 @@ def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iter
 
 def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterator[Part]:
     for key, head, chunks in by_subscription(batches):
-        subscription = _Subscription(key, head, wanted)
+        subscription = _SubscriptionTotals(key, head, wanted)
         for chunk in chunks:
             yield from subscription.take(chunk)
         yield from subscription.end()
@@ -81,7 +81,7 @@ def _plotted(wanted: RequestedParts) -> Sequence[int]:
 
 
 @final
-class _Subscription:
+class _SubscriptionTotals:
     """One subscription.
 
     It passes on by how much sums have grown, so that all runs add up to what one run would have found.
@@ -109,7 +109,7 @@ class _Subscription:
         self._replay = self._state.replay
         self._before = [self._sums(policy) for policy in range(len(wanted.policies))]
 
-    def take(self, chunk: Chunk) -> Iterator[Part]:
+    def take(self, chunk: EventChunk) -> Iterator[Part]:
         """Take the next chunk in, and return what is ready to be passed on."""
         with self._named():
             found = self._replay.take(chunk)
@@ -164,10 +164,10 @@ class _Subscription:
         if policy in self._plotted:
             self._state.curves[self._plotted.index(policy)].add(*series)
 
-    def _changed(self, policy: int, change: Change) -> Part:
+    def _changed(self, policy: int, change: SliceChange) -> Part:
         return self._part(policy, change.number, change.ts_ms, change.delta.ravel())._replace(begin=change.begin)
 
-    def _note_crashes(self, chunk: Chunk) -> None:
+    def _note_crashes(self, chunk: EventChunk) -> None:
         """Note when the process died, and, as recorded, what that brought back; the last of a millisecond counts."""
         recorded = self._replay.curves[self._wanted.numbers.index(0)]
         at = np.flatnonzero(chunk.kind == EventKind.CRASH)

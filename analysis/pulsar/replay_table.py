@@ -27,7 +27,7 @@ SCORE_HEADS = ("policy", "inside", "exact set named", "named first")
 _WRONG = tuple(name for name in PolicyName if name is not PolicyName.PULSAR_4)
 
 
-class Verdict(NamedTuple):
+class JudgedPrediction(NamedTuple):
     """A prediction, and what really came back if that is known."""
 
     prediction: Prediction
@@ -44,7 +44,9 @@ class Verdict(NamedTuple):
         return self.measured in self.prediction.candidates
 
 
-def judge(line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None) -> Verdict:
+def judge(
+    line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None
+) -> JudgedPrediction:
     """Predict a recorded run, and only then look at what came of it.
 
     Args:
@@ -59,11 +61,11 @@ def judge(line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_
     prediction = predict(run, name, ledger_creation_ms=ledger_creation_ms)
     fields = parse_object(line)
     if fields.get(MEASURED) is None:
-        return Verdict(prediction, None)
-    return Verdict(prediction, tuple(sorted(message_numbers(fields, MEASURED, run.first_messages[-1]))))
+        return JudgedPrediction(prediction, None)
+    return JudgedPrediction(prediction, tuple(sorted(message_numbers(fields, MEASURED, run.first_messages[-1]))))
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(verdicts: Sequence[JudgedPrediction]) -> Table:
     """Return a table, a row a run."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("run", overflow="fold")
@@ -74,7 +76,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def summary_line(verdicts: Sequence[Verdict]) -> str:
+def summary_line(verdicts: Sequence[JudgedPrediction]) -> str:
     """Return how many predictions came true, of those of which it is known."""
     known = [verdict for verdict in verdicts if verdict.measured is not None]
     if not known:
@@ -94,7 +96,7 @@ def ack_type_remark(predictions: Sequence[Prediction]) -> str:
     )
 
 
-def judge_all(*paths: Path) -> dict[PolicyName, list[Verdict]]:
+def judge_all(*paths: Path) -> dict[PolicyName, list[JudgedPrediction]]:
     """Judge each policy by each run of some files; raises as `for_each_line`."""
     return {
         name: [verdict for path in paths for verdict in for_each_line(path, partial(judge, name=name))]
@@ -102,7 +104,7 @@ def judge_all(*paths: Path) -> dict[PolicyName, list[Verdict]]:
     }
 
 
-def replay_page(verdicts: Mapping[PolicyName, Sequence[Verdict]]) -> str:
+def replay_page(verdicts: Mapping[PolicyName, Sequence[JudgedPrediction]]) -> str:
     """Return the page, made of what `judge_all` found in files of measured runs."""
     rows = [
         (verdict.prediction.topic, *verdict_cells(verdict), *(_mark(verdicts[name][number]) for name in _WRONG))
@@ -113,7 +115,7 @@ def replay_page(verdicts: Mapping[PolicyName, Sequence[Verdict]]) -> str:
     return _PAGE.format(scores=_markdown(SCORE_HEADS, scores), runs=_markdown(heads, rows))
 
 
-def verdict_cells(verdict: Verdict) -> tuple[str, ...]:
+def verdict_cells(verdict: JudgedPrediction) -> tuple[str, ...]:
     """Return a verdict's cells under `VERDICT_HEADS`, but for the run's name."""
     predicted, sets = _interval(verdict), str(len(verdict.prediction.candidates))
     if verdict.measured is None:
@@ -121,16 +123,16 @@ def verdict_cells(verdict: Verdict) -> tuple[str, ...]:
     return predicted, sets, f"{len(verdict.measured):,}", _yes(verdict.is_inside), _yes(verdict.is_named)
 
 
-def _mark(verdict: Verdict) -> str:
+def _mark(verdict: JudgedPrediction) -> str:
     return _interval(verdict) if verdict.is_named else f"**{_interval(verdict)}**"
 
 
-def _interval(verdict: Verdict) -> str:
+def _interval(verdict: JudgedPrediction) -> str:
     low, high = verdict.prediction.low, verdict.prediction.high
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def score_cells(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+def score_cells(verdicts: Sequence[JudgedPrediction]) -> tuple[str, ...]:
     """Return a policy's cells under `SCORE_HEADS`, but for its name; all of its runs are measured."""
     first = sum(verdict.measured == verdict.prediction.candidates[0] for verdict in verdicts)
     numbers = (sum(each.is_inside for each in verdicts), sum(each.is_named for each in verdicts), first)

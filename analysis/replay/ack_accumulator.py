@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from ackstate.analysis.replay.acked import AckAccumulator, Bools, Chunk, Int64s
+from ackstate.analysis.replay.acked import AckAccumulator, Bools, EventChunk, Int64s
 from ackstate.analysis.replay.curve_sum import CAUSES
 from ackstate.analysis.replay.mark_delete import mark_delete_of
 from ackstate.analysis.trace.events import EventKind
@@ -91,7 +91,7 @@ class RedeliveryFold:
         fold._young, fold._cut = fields.one("young", LeftOut.of), fields.one("cut", LeftOut.of)
         return fold
 
-    def fold(self, chunk: Chunk) -> Folded:
+    def fold(self, chunk: EventChunk) -> Folded:
         """Replay the next chunk.
 
         Complexity: O(events log events + short entries), and one bitmap operation for each long run.
@@ -116,7 +116,7 @@ class RedeliveryFold:
         if_written = acked - np.where(persisting, begun, durable)
         return Folded(acked - durable, if_written, persisting, alive, self._causes(chunk))
 
-    def _causes(self, chunk: Chunk) -> Int64s | None:
+    def _causes(self, chunk: EventChunk) -> Int64s | None:
         if not (chunk.is_any_of(_LEFT_OUT).any() or self._young.is_some or self._cut.is_some):
             return None
         causes = np.zeros((len(CAUSES), len(chunk.kind)), np.int64)
@@ -149,7 +149,7 @@ class LeftOut:
         """Whether there are some, or may be."""
         return bool(self._count or self._begun_count)
 
-    def take(self, chunk: Chunk, *, named: tuple[EventKind, ...]) -> Int64s:
+    def take(self, chunk: EventChunk, *, named: tuple[EventKind, ...]) -> Int64s:
         """Return how many there are after each event of the next chunk."""
         kind = chunk.kind
         total = _named_so_far(chunk, named)
@@ -169,7 +169,7 @@ def complete_until(acked: AckAccumulator, log: Mapping[int, int]) -> int:
     return mark_delete_of(acked.acked, log).ledger_id
 
 
-def _named_so_far(chunk: Chunk, kinds: Sequence[EventKind]) -> Int64s:
+def _named_so_far(chunk: EventChunk, kinds: Sequence[EventKind]) -> Int64s:
     """Return how many messages events of some kinds have named, up to each event."""
     is_named = chunk.is_any_of(kinds)
     if not is_named.any():

@@ -29,7 +29,7 @@ _SHORT_RUN_MAX = 64
 _ENTRIES_MAX = 2**32
 
 
-class Chunk(NamedTuple):
+class EventChunk(NamedTuple):
     """Consecutive events of one subscription as parallel arrays, columns as in the trace."""
 
     ts_ms: Int64s
@@ -38,9 +38,9 @@ class Chunk(NamedTuple):
     first_entry: Int64s
     last_entry: Int64s
 
-    def part(self, begin: int, end: int) -> Chunk:
+    def part(self, begin: int, end: int) -> EventChunk:
         """Return the events from one (included) to another (excluded)."""
-        return Chunk(*(column[begin:end] for column in self))
+        return EventChunk(*(column[begin:end] for column in self))
 
     def is_any_of(self, kinds: Sequence[EventKind]) -> Bools:
         """Return of each event whether it is of some kinds; `np.isin` takes ten times as long."""
@@ -88,7 +88,7 @@ class NewlyAckedRuns(NamedTuple):
         }
 
 
-class CompactChunk(Chunk):
+class CompactChunk(EventChunk):
     """A chunk in which what happened between two persist events within a millisecond is one event, the last.
 
     What was acked is in `news` instead, in order of position: what each event acks first if nothing was acked before
@@ -166,7 +166,7 @@ class AckAccumulator:
                 bitmap.add_range(log.get(ledger_id, 0), _ENTRIES_MAX)
         return kept
 
-    def take(self, chunk: Chunk) -> NewlyAckedRuns:
+    def take(self, chunk: EventChunk) -> NewlyAckedRuns:
         """Take the next chunk in and return what its events ack first.
 
         Complexity: O(events log events + short entries), and one bitmap operation for each long run.
@@ -211,7 +211,7 @@ class AckAccumulator:
             ledger_id, part = int(runs.ledger_id[begin]), NewlyAckedRuns(*(column[begin:end] for column in runs))
             yield _kept(part, chunk.acked[ledger_id] - self.acked[ledger_id]) if ledger_id in known else part
 
-    def _apply_run(self, chunk: Chunk, index: int) -> Sequence[NewlyAckedRuns]:
+    def _apply_run(self, chunk: EventChunk, index: int) -> Sequence[NewlyAckedRuns]:
         """Ack one long run and return what of it was new, or take back a redelivered one."""
         ledger_id = int(chunk.ledger_id[index])
         held = self._held(ledger_id)
@@ -237,7 +237,7 @@ class AckAccumulator:
             self.acked[ledger_id] = BitMap(range(_ENTRIES_MAX)) if is_complete else BitMap()
         return self.acked[ledger_id]
 
-    def _ack_short_runs(self, chunk: Chunk, indexes: Int64s) -> NewlyAckedRuns:
+    def _ack_short_runs(self, chunk: EventChunk, indexes: Int64s) -> NewlyAckedRuns:
         """Ack the events at `indexes`, in order, and return what each acked first, entry by entry."""
         ledger_ids = chunk.ledger_id[indexes]
         if (ledger_ids == ledger_ids[0]).all():
@@ -248,7 +248,7 @@ class AckAccumulator:
         ]
         return _ordered(_joined(parts))
 
-    def _ack_in_ledger(self, chunk: Chunk, indexes: Int64s, ledger_id: int) -> NewlyAckedRuns:
+    def _ack_in_ledger(self, chunk: EventChunk, indexes: Int64s, ledger_id: int) -> NewlyAckedRuns:
         entries, owners = _spelled_out(chunk.first_entry[indexes], chunk.last_entry[indexes])
         mentioned = _bitmap(entries)
         held = self._held(ledger_id)

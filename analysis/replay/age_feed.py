@@ -17,7 +17,7 @@ from ackstate.position import Position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.replay.acked import Chunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
     from ackstate.cursor.state.auto_age import AgeChooser
     from ackstate.cursor.state.young_age import YoungAge
 
@@ -47,7 +47,7 @@ class AgeFeed:
             before it, where no ack has to be told.
     """
 
-    def __init__(self, young: YoungAge, events: Chunk, news: NewlyAckedRuns) -> None:
+    def __init__(self, young: YoungAge, events: EventChunk, news: NewlyAckedRuns) -> None:
         self._young = young
         self._events = events
         times_ms, marked = young.ruler.marks()

@@ -30,7 +30,7 @@ from ackstate.ledger_map import LedgerMap
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.analysis.replay.acked import Chunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.replay import Piece
     from ackstate.analysis.replay.state_fields import Fields
@@ -83,7 +83,7 @@ class CursorReplay:
         """See `Replay.take`."""
         return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
 
-    def take_events(self, events: Chunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
+    def take_events(self, events: EventChunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
         """Take events in with what they ack first, by event, and return a row of `Epochs` for each persist."""
         rows: list[tuple[int, ...]] = []
         waiting = _Waiting(events, news)
@@ -199,7 +199,7 @@ class CursorReplay:
                 acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
         return acked
 
-    def _feed(self, events: Chunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+    def _feed(self, events: EventChunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
         """Tell the cursor what was sent when, and how late acks came; yield the persists before the last of it."""
         feed = AgeFeed(self._cursor.young_age, events, news)
         stop_ms = events.ts_ms[feed.stops]
@@ -325,7 +325,7 @@ class CursorReplay:
 class _Waiting:
     """The acks of some events that the cursor has not been given yet."""
 
-    def __init__(self, events: Chunk, news: NewlyAckedRuns) -> None:
+    def __init__(self, events: EventChunk, news: NewlyAckedRuns) -> None:
         self._events = events
         self._news = news
         self._given = 0  # events

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.blocked_queue import NEVER_MS, BlockedQueue
 from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet
@@ -52,7 +52,7 @@ _ACKS = (int(EventKind.ACK), int(EventKind.MARK_DELETE))
 _SENT = Sent(CONSUMER)
 _MOST_USED = Usage(2**62, 0, 0)
 _FAILED_BEFORE = "the last persist of an earlier day failed"
-_NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
+_NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 # A shorter run costs more at once than one by one.
 _RUN_MIN = 16
 # This many events are taken one by one before the next try to take a run at once.
@@ -105,7 +105,7 @@ class GatedReplay(PersistWatcher):
         self._run_max = CHUNK_EVENTS
         self._is_ticking = False
         self._now_ms = 0
-        self._events: list[Chunk] = []
+        self._events: list[EventChunk] = []
         self._rows: list[tuple[int, ...]] = []
         self._happened: list[tuple[int, int, int, int]] = []
         # The last time before which nothing is persisted, whatever is acked.
@@ -113,7 +113,7 @@ class GatedReplay(PersistWatcher):
         # A closed gate stays closed while the usage is above this.
         self._may_open_at = _MOST_USED.unpersisted_record_bytes
 
-    def take(self, events: Chunk, *, until_ms: int, blocked_until_ms: int) -> tuple[Chunk, Epochs]:
+    def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
         """Take the next events in, and return what happens before a time: events when they do, and persists.
 
         Args:
@@ -143,7 +143,7 @@ class GatedReplay(PersistWatcher):
         self._events, self._rows = [], []
         return happened, epochs
 
-    def _open_run(self, events: Chunk, begin: int, costs: Int64s) -> OpenRun | None:
+    def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
         """Return the longest run found, from an event on, that the gate is sure to let pass; None for a short one.
 
         Args:
@@ -186,7 +186,7 @@ class GatedReplay(PersistWatcher):
         self._sent.change(run.sent, run.acked)
         self._events.append(run.events)
 
-    def _take_one_by_one(self, events: Chunk) -> None:
+    def _take_one_by_one(self, events: EventChunk) -> None:
         """Take events whose messages may have to wait."""
         for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in events), strict=True):
             if kind == _DELIVER:
@@ -206,7 +206,7 @@ class GatedReplay(PersistWatcher):
         last_ms = int(events.ts_ms[-1])
         self._pass(last_ms + 1, persists_until_ms=last_ms)
         self._note_happened()
-        self._events.append(Chunk(*(column[~events.is_any_of(_NAMING)] for column in events)))
+        self._events.append(EventChunk(*(column[~events.is_any_of(_NAMING)] for column in events)))
         if events.kind[-1] == EventKind.CRASH:
             self._close_promotions(last_ms + 1)
 
@@ -431,14 +431,14 @@ class GatedReplay(PersistWatcher):
             self._happened = []
 
 
-def _events_of(rows: Sequence[tuple[int, int, int, int]]) -> Chunk:
+def _events_of(rows: Sequence[tuple[int, int, int, int]]) -> EventChunk:
     """Return events of single messages from rows of time, kind, ledger and entry."""
     ts_ms, kind, ledger_id, entry_id = np.array(rows, np.int64).T
-    return Chunk(ts_ms, kind, ledger_id, entry_id, entry_id)
+    return EventChunk(ts_ms, kind, ledger_id, entry_id, entry_id)
 
 
-def _in_order(events: Sequence[Chunk]) -> Chunk:
+def _in_order(events: Sequence[EventChunk]) -> EventChunk:
     """Return events in order of time."""
     together = [np.concatenate(columns) for columns in zip(*events, strict=True)]
     order = np.argsort(together[0], kind="stable")
-    return Chunk(*(column[order] for column in together))
+    return EventChunk(*(column[order] for column in together))

@@ -10,7 +10,7 @@ from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.order import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 
 if TYPE_CHECKING:
-    from ackstate.analysis.replay.acked import Chunk
+    from ackstate.analysis.replay.acked import EventChunk
 
 # Of many of these between others one is as good as all.
 _MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
@@ -32,7 +32,7 @@ class InterleavingCheck:
         self._is_dead = False
         self._is_persisting = False
 
-    def check(self, chunk: Chunk) -> None:
+    def check(self, chunk: EventChunk) -> None:
         """Take the next chunk in, thinned or not.
 
         Complexity: a pass over its kinds, and a step for each persist, crash and recovery.
@@ -55,7 +55,7 @@ class InterleavingCheck:
             following = at + 1
         self._refuse_if(self._is_dead and following < len(chunk.kind), chunk, following)
 
-    def _refuse_if(self, is_wrong: bool, chunk: Chunk, at: int) -> None:
+    def _refuse_if(self, is_wrong: bool, chunk: EventChunk, at: int) -> None:
         if is_wrong:
             topic, subscription = self._key
             raise TraceError(

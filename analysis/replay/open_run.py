@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import AckAccumulator, Chunk, NewlyAckedRuns
+from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, NewlyAckedRuns
 from ackstate.analysis.replay.in_flight_set import worst_case
 from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of
@@ -41,12 +41,12 @@ class OpenRun(NamedTuple):
         acked: By ledger, what they ack, some of it perhaps not for the first time.
     """
 
-    events: Chunk
+    events: EventChunk
     sent: Mapping[int, BitMap]
     acked: Mapping[int, BitMap]
 
     @classmethod
-    def of(cls, events: Chunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
+    def of(cls, events: EventChunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
         """Return what some events do to a cursor."""
         acked = dict(_entries(events, np.isin(events.kind, _ACKS)))
         sent = dict(_entries(events, events.kind == EventKind.DELIVER))
@@ -66,7 +66,7 @@ class OpenRun(NamedTuple):
         """Return what each event acks first."""
         return _fold(cursor, self.acked).take(self.events)
 
-    def one_by_one(self, cursor: ManagedCursor, on_their_way: InFlightSet) -> tuple[Chunk, NewlyAckedRuns]:
+    def one_by_one(self, cursor: ManagedCursor, on_their_way: InFlightSet) -> tuple[EventChunk, NewlyAckedRuns]:
         """Return the deliveries and acks that really happen as events of their own, with what these ack first."""
         events = self.events
         mentions = np.isin(events.kind, (*_ACKS, EventKind.DELIVER))
@@ -80,11 +80,11 @@ class OpenRun(NamedTuple):
         both = NewlyAckedRuns(*(np.concatenate(columns)[order] for columns in zip(sent, acked, strict=True)))
         is_ack = order >= len(sent.event)
         kind = np.where(is_ack, int(EventKind.ACK), int(EventKind.DELIVER))
-        apart = Chunk(events.ts_ms[both.event], kind, both.ledger_id, both.first, both.end - 1)
+        apart = EventChunk(events.ts_ms[both.event], kind, both.ledger_id, both.first, both.end - 1)
         return apart, acked._replace(event=np.flatnonzero(is_ack))
 
 
-def delivery_costs(events: Chunk) -> Int64s:
+def delivery_costs(events: EventChunk) -> Int64s:
     """Return for each event at least what `OpenRun.record_bytes` says of what it delivers."""
     last = events.last_entry
     of_one = _FIXED_BUT_LEDGER_BYTES + 2 * (_varint_bytes(events.ledger_id) + _varint_bytes(last))
@@ -107,7 +107,7 @@ def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulato
     return AckAccumulator(acked, complete_below=marked_ledger_id)
 
 
-def _entries(events: Chunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:
+def _entries(events: EventChunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:
     """Yield each ledger with the entries that some of the events name."""
     meant = np.flatnonzero(is_meant)
     ledger_ids = events.ledger_id[meant]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from ackstate.analysis.replay.acked import Bools, Chunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.acked import Bools, EventChunk, Int64s, NewlyAckedRuns
     from ackstate.analysis.replay.mark_delete import PlacedRuns
     from ackstate.position import Position
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
         acked_after: All that is acked after the last event, by ledger: to be read, not changed.
     """
 
-    events: Chunk
+    events: EventChunk
     news: NewlyAckedRuns
     new_counts: Int64s
     acked: Int64s
@@ -117,12 +117,12 @@ _RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
 _OPENINGS = (EventKind.RECOVER, EventKind.RESET)
 
 
-def is_restart(part: Chunk) -> bool:
+def is_restart(part: EventChunk) -> bool:
     """Whether a part made by `pieces` describes how a cursor restarted, after a crash or a reset."""
     return len(part.kind) > 0 and part.kind[0] in _RESTARTS
 
 
-def is_same_restart(before: Chunk, after: Chunk) -> Bools:
+def is_same_restart(before: EventChunk, after: EventChunk) -> Bools:
     """Return for each pair of consecutive events whether both describe one restart.
 
     One restart is described within one millisecond: first by its openings, events that are all RECOVER or all RESET and
@@ -138,7 +138,7 @@ def is_same_restart(before: Chunk, after: Chunk) -> Bools:
     return continues
 
 
-def pieces(chunk: Chunk) -> list[Chunk]:
+def pieces(chunk: EventChunk) -> list[EventChunk]:
     """Cut a chunk after each crash, and before and after the events that describe one restart.
 
     A part may be empty of acks, never of events.

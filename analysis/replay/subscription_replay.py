@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from ackstate.analysis.replay.ack_accumulator import RedeliveryFold, complete_until
-from ackstate.analysis.replay.acked import AckAccumulator, Chunk
+from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
 from ackstate.analysis.replay.curve_sum import CAUSES, CurveSum, Points
 from ackstate.analysis.replay.mark_delete import MarkDeleteFold, mark_delete_of
 from ackstate.analysis.replay.plain_replay import PlainReplay
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.state_fields import Fields
 
 _AnyReplay: TypeAlias = "PlainReplay | CursorReplay | GatedReplay"
-NO_EVENTS = Chunk(*(np.empty(0, np.int64) for _ in Chunk._fields))
+NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 """A chunk without events."""
 
 
@@ -88,7 +88,7 @@ class RecordedCurve:
         self.at_crashes = np.empty((0, 3), np.int64)
         self._fold = RedeliveryFold()
 
-    def take(self, chunk: Chunk) -> Points:
+    def take(self, chunk: EventChunk) -> Points:
         """Take the next chunk in, and return its points."""
         folded = self._fold.fold(chunk)
         died = chunk.kind == EventKind.CRASH
@@ -216,7 +216,7 @@ class SubscriptionReplay:
         # Whether a reset came before any ledger was known: its mark-delete position depends on ledgers of a later day.
         self._is_reset_without_ledgers = False
 
-    def take(self, chunk: Chunk) -> list[Points]:
+    def take(self, chunk: EventChunk) -> list[Points]:
         """Take the next chunk in, and return the points of each policy's curve.
 
         Raises:
@@ -307,7 +307,7 @@ class SubscriptionReplay:
             fields.refuse("groups", f"of the policies {replayed}, each once", found)
         return replay
 
-    def _take_pieces(self, chunk: Chunk, found: list[list[Points]]) -> None:
+    def _take_pieces(self, chunk: EventChunk, found: list[list[Points]]) -> None:
         if not self._lives:
             self._lives = _opened(self._policies, self._log, int(chunk.ts_ms[0]))
             self._is_reset = is_restart(chunk)
@@ -331,7 +331,7 @@ class SubscriptionReplay:
                 self._die(found)
 
     def _replay(
-        self, part: Chunk, until_ms: int, found: list[list[Points]], *, blocked_until_ms: int | None = None
+        self, part: EventChunk, until_ms: int, found: list[list[Points]], *, blocked_until_ms: int | None = None
     ) -> None:
         for life in self._lives:
             life.replay(part, until_ms, self.curves, found, blocked_until_ms=blocked_until_ms)
@@ -345,7 +345,7 @@ class SubscriptionReplay:
                 points.append(dead)
                 self.curves[index].sum.add(dead)
 
-    def _follow_restart(self, part: Chunk, found: list[list[Points]]) -> None:
+    def _follow_restart(self, part: EventChunk, found: list[list[Points]]) -> None:
         """Take in what the recording says of one restart; the next chunk may say more of it."""
         if not is_same_restart(self.latest_of_restart, part.part(0, len(self.latest_of_restart.kind))).any():
             self._end_restart(found)
@@ -478,7 +478,7 @@ class _Life:
             acked = self._fold.as_forgotten(replay.restart(now_ms=now_ms), log)
             yield _Life(log, AckAccumulator(acked, complete_below=self.complete_below), {index: replay})
 
-    def missing(self, recorded: AckAccumulator, *, now_ms: int) -> Chunk:
+    def missing(self, recorded: AckAccumulator, *, now_ms: int) -> EventChunk:
         """Return acks of what is acked in the recording and not here, after one event that acks nothing."""
         runs = [(-1, -1, -1)]
         for ledger_id, bitmap in sorted(recorded.acked.items()):
@@ -489,10 +489,10 @@ class _Life:
         columns = np.array(runs, np.int64)
         kind = np.full(len(runs), int(EventKind.ACK))
         kind[0] = EventKind.PUBLISH
-        return Chunk(np.full(len(runs), now_ms), kind, *columns.T)
+        return EventChunk(np.full(len(runs), now_ms), kind, *columns.T)
 
     def replay(
-        self, part: Chunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
+        self, part: EventChunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
         *, blocked_until_ms: int | None = None,
     ) -> None:  # fmt: skip
         """Replay the next events, and add to the sum of each policy's curve.
@@ -518,7 +518,7 @@ class _Life:
                 epochs = replay.take(piece, until_ms=until_ms)
             found[index].append(curve.take(piece, epochs))
 
-    def _take(self, events: Chunk) -> Piece:
+    def _take(self, events: EventChunk) -> Piece:
         news = self._fold.take(events)
         new_counts = news.counts(len(events.ts_ms))
         acked = self._acked_count + np.concatenate(([0], np.cumsum(new_counts)))

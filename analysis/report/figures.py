@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.estimate.results import PolicyResult, SweepResult
-    from ackstate.analysis.pulsar.replay_table import Verdict
+    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
     from ackstate.analysis.report.inputs import CalibrationPoint
@@ -125,7 +125,7 @@ def calibration_figure(points: Sequence[CalibrationPoint]) -> Figure:
     }  # fmt: skip
 
 
-def broker_figure(verdicts: Sequence[Verdict]) -> Figure:
+def broker_figure(verdicts: Sequence[JudgedPrediction]) -> Figure:
     """Draw, for each recorded run, the predicted interval and what was measured."""
     shown = verdicts[:_RUNS_MAX]
     rows = list(range(len(shown)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.pulsar.policy import PolicyName
-    from ackstate.analysis.pulsar.replay_table import Verdict
+    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
 
 KINDS = {"kill": "SIGKILL", "power_cut": "power cut"}
 """How a process of a calibration ended: in its file, in words."""
@@ -47,7 +47,7 @@ class CalibrationPoint(NamedTuple):
         return self.observed == self.predicted if self.kind == "kill" else self.observed <= self.predicted
 
 
-class Origin(NamedTuple):
+class TraceOrigin(NamedTuple):
     """How the trace was made: what ``ackstate trace convert`` or ``generate`` printed as JSON.
 
     Attributes:
@@ -74,8 +74,8 @@ class ReportInputs:
     """
 
     calibration: tuple[CalibrationPoint, ...] | None = None
-    broker_runs: Mapping[PolicyName, Sequence[Verdict]] | None = None
-    origin: Origin | None = None
+    broker_runs: Mapping[PolicyName, Sequence[JudgedPrediction]] | None = None
+    origin: TraceOrigin | None = None
 
     @classmethod
     def read(cls, *, calibration: Path | None, broker_runs: Path | None, origin: Path | None) -> Self:
@@ -109,7 +109,7 @@ def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
     return tuple(_point(path, number, point) for number, point in enumerate(points))
 
 
-def read_origin(path: Path) -> Origin:
+def read_origin(path: Path) -> TraceOrigin:
     """Read how a trace was made.
 
     Raises:
@@ -127,7 +127,7 @@ def read_origin(path: Path) -> Origin:
         rows = None if "rows" not in found else int(found["rows"])
         if rows is None and not plan:
             raise KeyError("rows")
-        return Origin(rows, int(found.get("bad_rows", 0)), bad, plan)
+        return TraceOrigin(rows, int(found.get("bad_rows", 0)), bad, plan)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ReportInputError(f"{path}: not what ackstate trace printed with --json") from None
 

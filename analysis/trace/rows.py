@@ -51,7 +51,7 @@ class Events(NamedTuple):
         return Events(*(column[chosen] for column in self))
 
 
-class Rows(NamedTuple):
+class TraceRows(NamedTuple):
     """Rows that are right by themselves, in the order in which they were read.
 
     Attributes:
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
 
 def checked_rows(
     table: pa.Table, numbers: Int64s, *, clock: TraceClock, bad_rows: BadRows, place: Callable[[int], str]
-) -> Rows:
+) -> TraceRows:
     """Take the rows of a table that are right by themselves, and count the others.
 
     Args:
@@ -103,7 +103,7 @@ def checked_rows(
     good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))
     keys, key = _keys(topic, subscription, good, of_topic)
     rows = np.column_stack((*events, _numbers(table, "seq"), numbers))
-    return Rows(keys, key, rows[good])
+    return TraceRows(keys, key, rows[good])
 
 
 def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wrong, int], str]) -> Mask:

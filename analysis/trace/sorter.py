@@ -10,7 +10,7 @@ from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.analysis.trace.order import EventOrder, SeqOrder
 from ackstate.analysis.trace.published import PublishedEntries
-from ackstate.analysis.trace.rows import Events, Rows, count_wrong
+from ackstate.analysis.trace.rows import Events, TraceRows, count_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ WAITING_MAX = 1 << 22
 
 
 @final
-class _Subscription:
+class _PendingEvents:
     """What waits of one subscription, and what is known of what went before."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class EventSorter:
         self._writer = writer
         self._bad_rows = bad_rows
         self._place = place
-        self._subscriptions: dict[tuple[str, str], _Subscription] = {}
+        self._subscriptions: dict[tuple[str, str], _PendingEvents] = {}
         self._published = PublishedEntries()
         self._waiting = 0
 
-    def add(self, rows: Rows, *, source: int) -> None:
+    def add(self, rows: TraceRows, *, source: int) -> None:
         """Take the next rows of a source."""
         if not len(rows.key):
             return
@@ -64,7 +64,7 @@ class EventSorter:
         for key, begin, end in zip(rows.keys, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             subscription = self._subscriptions.get(key)
             if subscription is None:
-                subscription = self._subscriptions[key] = _Subscription()
+                subscription = self._subscriptions[key] = _PendingEvents()
             # A copy, for a view would keep everything that was read with it.
             subscription.waiting.append(values[begin:end].copy())
             subscription.count += end - begin
@@ -85,7 +85,7 @@ class EventSorter:
             self._settle_chunks(key, subscription, least=1)
         self._waiting = 0
 
-    def _settle_chunks(self, key: tuple[str, str], subscription: _Subscription, *, least: int = CHUNK_EVENTS) -> None:
+    def _settle_chunks(self, key: tuple[str, str], subscription: _PendingEvents, *, least: int = CHUNK_EVENTS) -> None:
         """Write chunks while there are so many rows."""
         rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 9), np.int64)
         while len(rows) >= least:
@@ -93,7 +93,7 @@ class EventSorter:
             rows = rows[CHUNK_EVENTS:]
         subscription.waiting, subscription.count = [rows.copy()] if len(rows) else [], len(rows)
 
-    def _settle(self, key: tuple[str, str], subscription: _Subscription, rows: Int64s) -> None:
+    def _settle(self, key: tuple[str, str], subscription: _PendingEvents, rows: Int64s) -> None:
         """Judge rows by those before them, and write those that are right as a chunk."""
 
         def shown(problem: Wrong, row: int) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from benchmarks.calibration.results import Calibration
-    from benchmarks.calibration.run import Plan
+    from benchmarks.calibration.run import CalibrationPlan
 
 _COUNT_MAX = 10_000
 
@@ -61,9 +61,9 @@ def calibrate(
     """
     from benchmarks.calibration.page import result_table
     from benchmarks.calibration.results import json_text
-    from benchmarks.calibration.run import Plan
+    from benchmarks.calibration.run import CalibrationPlan
 
-    plan = Plan(points, kills, power_cuts, seed, key_value_pairs(assume or ()))
+    plan = CalibrationPlan(points, kills, power_cuts, seed, key_value_pairs(assume or ()))
     result = _result(plan)
     if out is not None:
         write_atomically(out, json_text(result))
@@ -76,7 +76,7 @@ def calibrate(
         raise typer.Exit(1)
 
 
-def _result(plan: Plan) -> Calibration:
+def _result(plan: CalibrationPlan) -> Calibration:
     from benchmarks.calibration.run import calibrate
 
     with console.progress(auto_refresh=False) as progress:
@@ -101,7 +101,7 @@ def _session() -> SparkSession:
     return local_session()
 
 
-def _by_spark(spark: SparkSession, plan: Plan) -> list[float]:
+def _by_spark(spark: SparkSession, plan: CalibrationPlan) -> list[float]:
     from benchmarks.calibration.prediction import expected_by_spark
 
     return expected_by_spark(spark, plan.replayed())

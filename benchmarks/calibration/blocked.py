@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.stores.memory import MemoryStore
 from benchmarks.calibration.player import OverSubscription
-from benchmarks.calibration.workload import Workload
+from benchmarks.calibration.workload import CalibrationWorkload
 
 if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
@@ -24,7 +24,7 @@ _SLOW_SHARE = 1 / 8
 _SLOW_MS = 1_500
 
 
-def blocked(policy: Policy, seed: int) -> Workload:
+def blocked(policy: Policy, seed: int) -> CalibrationWorkload:
     """Return what happens under a policy that blocks: found by doing it once, on a store in memory.
 
     Four consumers ask for a message every millisecond, or every ten after they were refused one, and ack it after
@@ -56,7 +56,7 @@ def blocked(policy: Policy, seed: int) -> Workload:
             broker.cursor.tick(now_ms=now_ms)
     while events[-1].ledger_id < 0 or events[-1].kind is EventKind.PUBLISH:
         events.pop()
-    return Workload(topic, events)
+    return CalibrationWorkload(topic, events)
 
 
 def _event(kind: EventKind, now_ms: int, position: Position | None, consumer: int = -1) -> Event:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.replay.policy import Policy
-from benchmarks.calibration.prediction import Prediction
+from benchmarks.calibration.prediction import TracePrediction
 from benchmarks.calibration.results import MOMENT, Mistake
 
 if TYPE_CHECKING:
@@ -57,5 +57,5 @@ def _compared(point: Point, result: PointResult, policy: Policy) -> list[tuple[i
     workload = point.workload
     deaths = [death for death in result.kills if death.when == MOMENT]
     instants = [workload.end_of(workload.begin_ms + death.at_ms - 1) for death in deaths]
-    prediction = Prediction(workload, policy, instants)
+    prediction = TracePrediction(workload, policy, instants)
     return [(death.observed, prediction.at(each)) for death, each in zip(deaths, instants, strict=True)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.trace.events import Event
     from ackstate.cursor.store import Store
-    from benchmarks.calibration.workload import Instant, Workload
+    from benchmarks.calibration.workload import CalibrationWorkload, Instant
 
 
 class StoreKind(Enum):
@@ -78,7 +78,7 @@ class Player:
         store: Where.
     """
 
-    def __init__(self, workload: Workload, policy: Policy, store: Store) -> None:
+    def __init__(self, workload: CalibrationWorkload, policy: Policy, store: Store) -> None:
         self._workload = workload
         self._policy = policy
         self._dispatch: Dispatch = (
@@ -128,7 +128,7 @@ class Player:
             self._next_tick_ms += self._policy.tick_ms
 
 
-class Recovered(NamedTuple):
+class RecoveryResult(NamedTuple):
     """What a recovery found.
 
     Attributes:
@@ -140,7 +140,7 @@ class Recovered(NamedTuple):
     invented: int
 
 
-def recover(workload: Workload, policy: Policy, store: Store, instant: Instant) -> Recovered:
+def recover(workload: CalibrationWorkload, policy: Policy, store: Store, instant: Instant) -> RecoveryResult:
     """Open the cursor that a dead process left, and count against what had been acked."""
     log = workload.log_at(instant)
     cursor = ManagedCursor.open(
@@ -150,7 +150,7 @@ def recover(workload: Workload, policy: Policy, store: Store, instant: Instant) 
     acked = workload.acked_at(instant)
     lost = sum(not cursor.is_acked(Position(*entry)) for entry in acked)
     others = [Position(ledger, entry) for ledger, count in log.items() for entry in range(count)]
-    return Recovered(lost, sum(cursor.is_acked(each) for each in others if tuple(each) not in acked))
+    return RecoveryResult(lost, sum(cursor.is_acked(each) for each in others if tuple(each) not in acked))
 
 
 @final
@@ -159,7 +159,7 @@ class _OverCursor:
 
     cursor: ManagedCursor
 
-    def __init__(self, workload: Workload, policy: Policy, store: Store) -> None:
+    def __init__(self, workload: CalibrationWorkload, policy: Policy, store: Store) -> None:
         self._workload, self._policy, self._store = workload, policy, store
         self._ledgers = LedgerMap(workload.events[0].ledger_id)
 

@@ -16,7 +16,7 @@ from benchmarks.calibration.workload import made
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from benchmarks.calibration.workload import Workload
+    from benchmarks.calibration.workload import CalibrationWorkload
 
 BLOCKED = "blocked"
 """The shape whose dispatch a limit on bytes stops."""
@@ -90,7 +90,7 @@ class Point:
         return f"{self.shape} {self.policy.label} {self.store.value}"
 
     @cached_property
-    def workload(self) -> Workload:
+    def workload(self) -> CalibrationWorkload:
         """The traffic."""
         return _blocked(self.policy, self.seed) if self.shape == BLOCKED else _made(self.shape, self.seed)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.spark.source import SparkSource
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackstate.analysis.replay.policy import Policy
-    from benchmarks.calibration.workload import Instant, Workload
+    from benchmarks.calibration.workload import CalibrationWorkload, Instant
 
 
 def estimated(policy: Policy) -> Policy:
@@ -30,7 +30,7 @@ def estimated(policy: Policy) -> Policy:
 
 
 @final
-class Prediction:
+class TracePrediction:
     """One replay of one trace.
 
     Args:
@@ -39,10 +39,10 @@ class Prediction:
         instants: What will be asked for.
     """
 
-    def __init__(self, workload: Workload, policy: Policy, instants: Iterable[Instant]) -> None:
+    def __init__(self, workload: CalibrationWorkload, policy: Policy, instants: Iterable[Instant]) -> None:
         self._workload = workload
         events = np.array([event[:5] for event in workload.own], np.int64)
-        whole = Chunk(*events.T)
+        whole = EventChunk(*events.T)
         self._ts_ms = whole.ts_ms
         replay = SubscriptionReplay([estimated(policy)], workload.log)
         # What holds right after an event is the end of a chunk that ends there.
@@ -71,14 +71,14 @@ class Prediction:
         return int(self._values[at]) if at >= 0 else 0
 
 
-def expected_by_spark(spark: SparkSession, replayed: Sequence[tuple[Workload, Policy]]) -> list[float]:
+def expected_by_spark(spark: SparkSession, replayed: Sequence[tuple[CalibrationWorkload, Policy]]) -> list[float]:
     """Return the mean over time of each trace under each policy, as the Spark job has it.
 
     Raises:
         TraceError: Spark failed.
     """
     found: list[float] = [0.0] * len(replayed)
-    by_workload: dict[Workload, list[int]] = {}
+    by_workload: dict[CalibrationWorkload, list[int]] = {}
     for number, (workload, _) in enumerate(replayed):
         by_workload.setdefault(workload, []).append(number)
     with scratch_directory("calibration-trace") as directory:

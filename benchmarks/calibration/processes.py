@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @final
-class Life:
+class WorkerProcess:
     """A process that does some work, says how far it is, byte by byte, and then stands still until it is killed.
 
     Args:

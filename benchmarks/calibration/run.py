@@ -19,17 +19,17 @@ from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.replay.policy import Policy
 from ackstate.cursor.stores.memory import MemoryStore
 from benchmarks.calibration.mistakes import mistakes
-from benchmarks.calibration.player import Player, Recovered, open_store, over_store, recover
+from benchmarks.calibration.player import Player, RecoveryResult, open_store, over_store, recover
 from benchmarks.calibration.points import grid
-from benchmarks.calibration.prediction import Prediction
-from benchmarks.calibration.processes import Life, apart, uninterrupted
+from benchmarks.calibration.prediction import TracePrediction
+from benchmarks.calibration.processes import WorkerProcess, apart, uninterrupted
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration, Death, PointResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from benchmarks.calibration.points import Point
-    from benchmarks.calibration.workload import Instant, Workload
+    from benchmarks.calibration.workload import CalibrationWorkload, Instant
 
 _PLAYED, _PERSISTING, _PERSISTED = b".", b"p", b"d"
 # How long after its begin a persist is interrupted, in powers of ten of a second: it takes a fraction of a millisecond
@@ -39,7 +39,7 @@ _MOUNT_OPTIONS = ("", "noauto_da_alloc,data=writeback")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CalibrationPlan:
     """How much is done.
 
     Attributes:
@@ -78,19 +78,19 @@ class Plan:
         """Return the points."""
         return grid(self.points, self.seed)
 
-    def replayed(self) -> list[tuple[Workload, Policy]]:
+    def replayed(self) -> list[tuple[CalibrationWorkload, Policy]]:
         """Return what the estimate replays of each point, and under what."""
         return [(point.workload, self.policy_for_estimate(point)) for point in self.grid()]
 
 
-class _Moment(NamedTuple):
+class _KillMoment(NamedTuple):
     """When a process is to die."""
 
     when: str
     instant: Instant
 
 
-def kill_points(plan: Plan, progress: Callable[[str, float], None]) -> Iterator[PointResult]:
+def kill_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> Iterator[PointResult]:
     """Yield what comes of each point, without its power cuts.
 
     Args:
@@ -99,7 +99,7 @@ def kill_points(plan: Plan, progress: Callable[[str, float], None]) -> Iterator[
 
     Raises:
         CalibrationError: A process did not get as far as its death.
-        PolicyError: `Plan.assumed` makes no policy.
+        PolicyError: `CalibrationPlan.assumed` makes no policy.
         OSError: There is no room.
     """
     points = plan.grid()
@@ -109,7 +109,7 @@ def kill_points(plan: Plan, progress: Callable[[str, float], None]) -> Iterator[
             progress(f"killed {number + 1} of {len(points)}: {point.label}", (number + 1) / len(points))
 
 
-def kill_point(point: Point, plan: Plan, directory: Path) -> PointResult:
+def kill_point(point: Point, plan: CalibrationPlan, directory: Path) -> PointResult:
     """Return what comes of one point, without its power cuts.
 
     Args:
@@ -124,13 +124,13 @@ def kill_point(point: Point, plan: Plan, directory: Path) -> PointResult:
     others = -(-plan.kills // 4)
     moments = _moments(point, chance, (plan.kills, others, others))
     prediction = _prediction(point, plan, moments)
-    deaths = [_die(point, each, prediction, chance, directory, Life.kill) for each in moments]
+    deaths = [_die(point, each, prediction, chance, directory, WorkerProcess.kill) for each in moments]
     return PointResult(
         point.shape, point.store.value, point.policy.to_mapping(), tuple(deaths), (), prediction.expected
     )
 
 
-def cut_points(plan: Plan, progress: Callable[[str, float], None]) -> list[tuple[Death, ...]]:
+def cut_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> list[tuple[Death, ...]]:
     """Return for each point what power cuts brought back.
 
     Raises:
@@ -146,19 +146,19 @@ def cut_points(plan: Plan, progress: Callable[[str, float], None]) -> list[tuple
     return found
 
 
-def _cut_all(plan: Plan) -> Iterator[tuple[Death, ...]]:
+def _cut_all(plan: CalibrationPlan) -> Iterator[tuple[Death, ...]]:
     for number, point in enumerate(plan.grid()):
         with LoopDisk(_MOUNT_OPTIONS[number % len(_MOUNT_OPTIONS)]) as disk:
             yield _cut(point, plan, disk)
 
 
-def _cut(point: Point, plan: Plan, disk: LoopDisk) -> tuple[Death, ...]:
+def _cut(point: Point, plan: CalibrationPlan, disk: LoopDisk) -> tuple[Death, ...]:
     chance = Random(f"power cuts {plan.seed} {point.label}")
     persists = plan.power_cuts // 2
     moments = _moments(point, chance, (0, plan.power_cuts - persists, persists))
     prediction = _prediction(point, plan, moments)
 
-    def cut(life: Life) -> bytes:
+    def cut(life: WorkerProcess) -> bytes:
         # It lives while the power goes, and what it says after that does not count.
         said = life.said()
         disk.cut_power()
@@ -169,19 +169,19 @@ def _cut(point: Point, plan: Plan, disk: LoopDisk) -> tuple[Death, ...]:
     return tuple(_die(point, each, prediction, chance, disk.directory, cut) for each in moments)
 
 
-def _prediction(point: Point, plan: Plan, moments: Sequence[_Moment]) -> Prediction:
+def _prediction(point: Point, plan: CalibrationPlan, moments: Sequence[_KillMoment]) -> TracePrediction:
     instants = [each for moment in moments for each in _undecided(point.workload, moment)]
-    return Prediction(point.workload, plan.policy_for_estimate(point), instants)
+    return TracePrediction(point.workload, plan.policy_for_estimate(point), instants)
 
 
-def _moments(point: Point, chance: Random, counts: tuple[int, int, int]) -> list[_Moment]:
+def _moments(point: Point, chance: Random, counts: tuple[int, int, int]) -> list[_KillMoment]:
     """Return when to die: so often at moments, after events, and while persisting if it ever persists."""
     workload, (at_moments, after_events, in_persists) = point.workload, counts
-    moments = [_Moment(MOMENT, workload.some_moment(chance)) for _ in range(at_moments)]
-    moments += [_Moment(EVENT, workload.some_event(chance)) for _ in range(after_events)]
+    moments = [_KillMoment(MOMENT, workload.some_moment(chance)) for _ in range(at_moments)]
+    moments += [_KillMoment(EVENT, workload.some_event(chance)) for _ in range(after_events)]
     if in_persists and (times := _persist_times(point)):
         ticks = [workload.before_tick_at(chance.choice(times)) for _ in range(in_persists)]
-        moments += [_Moment(PERSIST, tick) for tick in ticks]
+        moments += [_KillMoment(PERSIST, tick) for tick in ticks]
     return moments
 
 
@@ -194,7 +194,12 @@ def _persist_times(point: Point) -> list[int]:
 
 @uninterrupted()
 def _die(  # noqa: PLR0913, PLR0917 - what a death takes
-    point: Point, moment: _Moment, prediction: Prediction, chance: Random, parent: Path, die: Callable[[Life], bytes]
+    point: Point,
+    moment: _KillMoment,
+    prediction: TracePrediction,
+    chance: Random,
+    parent: Path,
+    die: Callable[[WorkerProcess], bytes],
 ) -> Death:
     """Live until a moment in a process, die, recover in another, and count.
 
@@ -202,7 +207,7 @@ def _die(  # noqa: PLR0913, PLR0917 - what a death takes
     """
     directory = Path(tempfile.mkdtemp(prefix="life-", dir=parent))
     try:
-        with Life(partial(_live, point, moment, directory)) as life:
+        with WorkerProcess(partial(_live, point, moment, directory)) as life:
             if moment.when == PERSIST:
                 life.wait_for(_PERSISTING)
                 time.sleep(10 ** chance.uniform(*_INTERRUPTED_AFTER))
@@ -220,14 +225,14 @@ def _die(  # noqa: PLR0913, PLR0917 - what a death takes
     return Death(moment.when, at_ms, predicted, found.lost, found.invented)
 
 
-def _undecided(workload: Workload, moment: _Moment) -> list[Instant]:
+def _undecided(workload: CalibrationWorkload, moment: _KillMoment) -> list[Instant]:
     """Return the instants at one of which it dies."""
     if moment.when != PERSIST:
         return [moment.instant]
     return [moment.instant, workload.end_of(moment.instant.until_ms)]
 
 
-def _live(point: Point, moment: _Moment, directory: Path, say: Callable[[bytes], None]) -> None:
+def _live(point: Point, moment: _KillMoment, directory: Path, say: Callable[[bytes], None]) -> None:
     player = Player(point.workload, point.policy, open_store(point.store, directory / "store", point.policy))
     player.play(moment.instant)
     if moment.when == PERSIST:
@@ -237,12 +242,12 @@ def _live(point: Point, moment: _Moment, directory: Path, say: Callable[[bytes],
     say(_PLAYED)
 
 
-def _recovered(point: Point, moment: _Moment, directory: Path) -> Recovered:
+def _recovered(point: Point, moment: _KillMoment, directory: Path) -> RecoveryResult:
     with closing(open_store(point.store, directory / "store", point.policy)) as store:
         return recover(point.workload, point.policy, store, moment.instant)
 
 
-def calibrate(plan: Plan, progress: Callable[[str, float], None]) -> Calibration:
+def calibrate(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> Calibration:
     """Do all of a plan but for Spark's part.
 
     Args:

@@ -47,7 +47,7 @@ class Instant(NamedTuple):
 
 
 @final
-class Workload:
+class CalibrationWorkload:
     """Events in their order, what the topic publishes before what its subscription does with it.
 
     Args:
@@ -123,7 +123,7 @@ class Workload:
         return Instant(number + 1, self.events[number].ts_ms)
 
 
-def made(shape: str, seed: int) -> Workload:
+def made(shape: str, seed: int) -> CalibrationWorkload:
     """Return a workload of a shape that `ackstate trace generate` knows, some seconds of it, in ledgers of 200 entries.
 
     Raises:
@@ -140,7 +140,7 @@ def made(shape: str, seed: int) -> Workload:
     events.sort(key=lambda event: event.ts_ms)
     while not _is_own(events[-1]):
         events.pop()
-    return Workload(f"persistent://public/default/{shape}-{seed}", events)
+    return CalibrationWorkload(f"persistent://public/default/{shape}-{seed}", events)
 
 
 def _is_own(event: Event) -> bool:

@@ -13,7 +13,7 @@ from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
 from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, encode_metadata, encode_segment, segment_metadata
-from benchmarks.measurement import Against, Report, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -233,7 +233,7 @@ def left_out(*, shares: bool) -> int:
 
 def main() -> None:
     """Measure and report."""
-    report = Report("delay_ack_state", ABOUT)
+    report = BenchmarkReport("delay_ack_state", ABOUT)
     own, shared = measure(shares=False), measure(shares=True)
     report.count("the buckets, whoever refers to them", "bytes", own[0].bucket_bytes)
     for plain, slim in zip(own, shared, strict=True):

@@ -14,7 +14,7 @@ from ackstate.cursor import SqliteStore
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from benchmarks.delay.footprint import owned_bytes
-from benchmarks.measurement import Against, Report, Spread, timed
+from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def drain(index: BucketedDelayIndex) -> None:
     assert len(index) == 0
 
 
-def measure(report: Report, count: int, *, runs: int = 5) -> None:
+def measure(report: BenchmarkReport, count: int, *, runs: int = 5) -> None:
     """Report everything of one size."""
     what = f"{count:,}"
     with storage() as stored:
@@ -119,7 +119,7 @@ def _spread(figures: list[float]) -> Spread:
 
 
 if __name__ == "__main__":
-    report = Report("delay_bucketed", ABOUT)
+    report = BenchmarkReport("delay_bucketed", ABOUT)
     for count in SIZES:
         measure(report, count)
     report.publish()

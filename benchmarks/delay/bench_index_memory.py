@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
 from ackstate.delay import TopicDelayIndex
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
-from benchmarks.measurement import Against, Report
+from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def row(count: int, way: str, what: str) -> str:
     return f"{count:,} {way}: {what}"
 
 
-def measure(report: Report, counts: Sequence[int] = COUNTS) -> None:
+def measure(report: BenchmarkReport, counts: Sequence[int] = COUNTS) -> None:
     """Report all sizes, filled one by one and in bulk; one by one it takes minutes to trace."""
     for count in counts:
         for way, ruler in (("one by one", Ruler.RESIDENT), ("in bulk", Ruler.RESIDENT), ("in bulk", Ruler.TRACED)):
@@ -79,6 +79,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(*bytes_a_message(sys.argv[1], int(sys.argv[2]), Ruler(sys.argv[3])))
     else:
-        report = Report("delay_index_memory", ABOUT)
+        report = BenchmarkReport("delay_index_memory", ABOUT)
         measure(report)
         report.publish()

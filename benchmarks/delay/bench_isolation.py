@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.delay.curves import keep_curves
 from benchmarks.delay.footprint import owned_bytes
-from benchmarks.delay.isolation import BURDENS, Subscriber, Topic, Traffic
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, Subscriber, Topic
 from benchmarks.delay.isolation_peers import PeerTopic, ProposedTopic, TrackersTopic
-from benchmarks.measurement import Against, Report, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from benchmarks.delay.curves import Curve
@@ -38,7 +38,7 @@ WITH, WITHOUT = "with the four", "without"
 TRACKERS, PROPOSED = f"tracker a subscription, {WITH}", f"PIP-448, {WITH}"
 
 
-class Outcome(NamedTuple):
+class IsolationResult(NamedTuple):
     """What one run showed of both topics.
 
     Attributes:
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     memory: dict[str, Curve]
 
 
-def run(traffic: Traffic, *, healthy: int) -> Outcome:
+def run(traffic: DelayedTraffic, *, healthy: int) -> IsolationResult:
     """Run a topic with the four and one without, in turns."""
     topics = {
         WITH: Topic(traffic, healthy=healthy, burdens=BURDENS),
@@ -69,14 +69,14 @@ def run(traffic: Traffic, *, healthy: int) -> Outcome:
             if tick % SAMPLE_TICKS == 0:
                 memory[name].append((tick, owned_bytes(topic.owned(), outside=(Subscriber,))))
     gc.enable()
-    return Outcome({name: quantiles_ms(lags[name]) for name in topics}, dict(memory))
+    return IsolationResult({name: quantiles_ms(lags[name]) for name in topics}, dict(memory))
 
 
 def quantiles_ms(lags_ns: list[int]) -> dict[str, float]:
     return {name: float(np.quantile(lags_ns, quantile)) / 1e6 for name, quantile in QUANTILES.items()}
 
 
-def memory_over_time(topic: PeerTopic, traffic: Traffic) -> Curve:
+def memory_over_time(topic: PeerTopic, traffic: DelayedTraffic) -> Curve:
     """Return bytes by tick."""
     curve = []
     for tick in range(traffic.ticks):
@@ -86,7 +86,7 @@ def memory_over_time(topic: PeerTopic, traffic: Traffic) -> Curve:
     return curve
 
 
-def measure_lags(report: Report, traffic: Traffic, *, healthy: int, runs: int) -> None:
+def measure_lags(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy: int, runs: int) -> None:
     """Report the lags of the healthy ones, and the memory that the topic takes meanwhile."""
     outcomes = [run(traffic, healthy=healthy) for _ in range(runs)]
     for quantile in QUANTILES:
@@ -98,7 +98,7 @@ def measure_lags(report: Report, traffic: Traffic, *, healthy: int, runs: int) -
     _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in outcomes[0].memory.items()})
 
 
-def measure_memory(report: Report, traffic: Traffic, *, healthy: int) -> dict[str, Curve]:
+def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy: int) -> dict[str, Curve]:
     """Report the memory that several designs take, and return it over time."""
     topics: dict[str, PeerTopic] = {
         TRACKERS: TrackersTopic(traffic, healthy=healthy),
@@ -111,7 +111,7 @@ def measure_memory(report: Report, traffic: Traffic, *, healthy: int) -> dict[st
     return curves
 
 
-def _report_memory(report: Report, curves: dict[str, Curve]) -> None:
+def _report_memory(report: BenchmarkReport, curves: dict[str, Curve]) -> None:
     for name, curve in curves.items():
         report.count(f"{name}: memory at most", "kB", max(size for _, size in curve) / 1e3)
         report.count(f"{name}: memory at the end", "kB", curve[-1][1] / 1e3)
@@ -127,8 +127,8 @@ def _spread(figures: list[float]) -> Spread:
 
 
 if __name__ == "__main__":
-    report = Report("delay_isolation", ABOUT)
-    measure_lags(report, Traffic(), healthy=HEALTHY, runs=RUNS)
-    curves = measure_memory(report, Traffic(publish_ticks=PEERS_TICKS), healthy=PEERS_HEALTHY)
+    report = BenchmarkReport("delay_isolation", ABOUT)
+    measure_lags(report, DelayedTraffic(), healthy=HEALTHY, runs=RUNS)
+    curves = measure_memory(report, DelayedTraffic(publish_ticks=PEERS_TICKS), healthy=PEERS_HEALTHY)
     report.publish()
     keep_curves("delay_isolation", curves)

@@ -11,7 +11,7 @@ from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayI
 from benchmarks.delay.bench_bucketed import CONFIG, storage
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
 from benchmarks.delay.pip448 import TopicDelayManager
-from benchmarks.measurement import Against, Report
+from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def row(count: int, design: str, ruler: Ruler) -> str:
     return f"{design}, {count:,} subscription{'s' if count > 1 else ''}: {ruler.value}"
 
 
-def measure(report: Report, counts: Sequence[int] = SUBSCRIPTIONS) -> None:
+def measure(report: BenchmarkReport, counts: Sequence[int] = SUBSCRIPTIONS) -> None:
     """Report the memory of each design, and how the shared ones compare."""
     module = "benchmarks.delay.bench_subscriptions"
     for ruler in Ruler:
@@ -122,7 +122,7 @@ def measure(report: Report, counts: Sequence[int] = SUBSCRIPTIONS) -> None:
         _report_goals(report, ruler, taken)
 
 
-def _report_goals(report: Report, ruler: Ruler, taken: dict[tuple[str, int], float]) -> None:
+def _report_goals(report: BenchmarkReport, ruler: Ruler, taken: dict[tuple[str, int], float]) -> None:
     one, most = min(SUBSCRIPTIONS), max(SUBSCRIPTIONS)
     for design in (SHARED, BUCKETED):
         times = taken[design, most] / taken[design, one]
@@ -138,6 +138,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(grown(sys.argv[1], int(sys.argv[2]), Ruler(sys.argv[3])))
     else:
-        report = Report("delay_subscriptions", ABOUT)
+        report = BenchmarkReport("delay_subscriptions", ABOUT)
         measure(report)
         report.publish()

@@ -13,7 +13,7 @@ from ackstate.analysis.workloads.delayed_messages import TICK_MS, LedgerOfMessag
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
-from benchmarks.measurement import Against, Report, Timing, timed_in_turn
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -189,7 +189,9 @@ def row(held: int, what: str) -> str:
     return f"{what}, {held:,} held"
 
 
-def measure(report: Report, sizes: Sequence[int] = HELD, *, one_by_one: int = ONE_BY_ONE, bulk: int = BULK) -> None:
+def measure(
+    report: BenchmarkReport, sizes: Sequence[int] = HELD, *, one_by_one: int = ONE_BY_ONE, bulk: int = BULK
+) -> None:
     """Report every way to add and to drain, by how many are held."""
     for held in sizes:
         runs = 7 if held < HELD_BY_PEER_MAX else 3
@@ -199,6 +201,6 @@ def measure(report: Report, sizes: Sequence[int] = HELD, *, one_by_one: int = ON
 
 
 if __name__ == "__main__":
-    report = Report("delay_throughput", ABOUT)
+    report = BenchmarkReport("delay_throughput", ABOUT)
     measure(report)
     report.publish()

@@ -26,7 +26,7 @@ _SLOW_EVERY_TICKS, _SLOW_MAX = 20, 100
 _REOPENED_EVERY_TICKS, _SEEKS_EVERY_TICKS = 10, 30
 
 
-class Traffic(NamedTuple):
+class DelayedTraffic(NamedTuple):
     """Messages at a fixed rate, each delayed by up to so many ticks; tick 0 is the first with messages.
 
     Attributes:
@@ -73,7 +73,7 @@ def now_ms(tick: int) -> int:
     return 1_000_000 * TICK_MS + tick * TICK_MS
 
 
-class Kind(Enum):
+class SubscriberKind(Enum):
     """What a subscription does at each tick."""
 
     HEALTHY = "polls, and acks all it gets"
@@ -83,7 +83,7 @@ class Kind(Enum):
     CHURN = "is closed and opened every 10 ticks, and seeks to the beginning every 30"
 
 
-BURDENS = (Kind.STUCK, Kind.SLOW, Kind.HOLE, Kind.CHURN)
+BURDENS = (SubscriberKind.STUCK, SubscriberKind.SLOW, SubscriberKind.HOLE, SubscriberKind.CHURN)
 
 
 def is_slow_poll(tick: int) -> bool:
@@ -100,7 +100,7 @@ def reopens(tick: int) -> bool:
 class Subscriber:
     """A subscription of a topic with a shared index, whose reader has met all that is published."""
 
-    def __init__(self, index: TopicDelayIndex, log: PositionSet, kind: Kind) -> None:
+    def __init__(self, index: TopicDelayIndex, log: PositionSet, kind: SubscriberKind) -> None:
         self.kind = kind
         self._index = index
         self._log = log
@@ -110,21 +110,21 @@ class Subscriber:
 
     def begin_tick(self, tick: int) -> None:
         """Do what is neither reading nor polling."""
-        if self.kind is Kind.CHURN and reopens(tick):
+        if self.kind is SubscriberKind.CHURN and reopens(tick):
             if tick % _SEEKS_EVERY_TICKS == _SEEKS_EVERY_TICKS - 1:
                 self._acked.clear()
             self._read_anew(tick)
 
     def poll(self, tick: int) -> list[tuple[int, BitMap]]:
         """Return what is handed out, nothing where this subscription does not poll."""
-        if self.kind is Kind.STUCK or (self.kind is Kind.SLOW and not is_slow_poll(tick)):
+        if self.kind is SubscriberKind.STUCK or (self.kind is SubscriberKind.SLOW and not is_slow_poll(tick)):
             return []
-        return self.view.scheduled_entries(_SLOW_MAX if self.kind is Kind.SLOW else _ALL, now_ms=now_ms(tick))
+        return self.view.scheduled_entries(_SLOW_MAX if self.kind is SubscriberKind.SLOW else _ALL, now_ms=now_ms(tick))
 
     def ack(self, found: list[tuple[int, BitMap]]) -> None:
         """Ack what was handed out, but for a hole."""
         for ledger_id, entries in found:
-            if self.kind is Kind.HOLE and not self._in_flight:
+            if self.kind is SubscriberKind.HOLE and not self._in_flight:
                 self._in_flight.add(Position(ledger_id, entries.min()))
                 entries.discard(entries.min())
             self._acked.update_entries(ledger_id, entries)
@@ -160,12 +160,12 @@ class Subscriber:
 class Topic:
     """A topic with a shared index and its subscriptions, the burdens in the midst of the others."""
 
-    def __init__(self, traffic: Traffic, *, healthy: int, burdens: tuple[Kind, ...]) -> None:
+    def __init__(self, traffic: DelayedTraffic, *, healthy: int, burdens: tuple[SubscriberKind, ...]) -> None:
         self._traffic = traffic
         self._published = traffic.published()
         self._due_counts = np.bincount(traffic.due_ticks(), minlength=traffic.ticks).tolist()
         self.index = TopicDelayIndex(tick_time_ms=TICK_MS)
-        kinds = [Kind.HEALTHY] * healthy
+        kinds = [SubscriberKind.HEALTHY] * healthy
         for at, kind in enumerate(burdens, 1):
             kinds.insert(at * len(kinds) // (len(burdens) + 1), kind)
         self._log = PositionSet()
@@ -200,9 +200,9 @@ class Topic:
             taken.append((each, found, perf_counter_ns() - begin))
         for each, found, _ in taken:
             count = sum(len(entries) for _, entries in found)
-            assert each.kind is not Kind.HEALTHY or count == self._due_counts[tick]
+            assert each.kind is not SubscriberKind.HEALTHY or count == self._due_counts[tick]
             each.ack(found)
-        return [lag for each, _, lag in taken if each.kind is Kind.HEALTHY]
+        return [lag for each, _, lag in taken if each.kind is SubscriberKind.HEALTHY]
 
     def owned(self) -> Iterator[object]:
         """Yield what the memory of delayed delivery is made of."""

@@ -9,7 +9,7 @@ import numpy as np
 from ackstate import Position
 from ackstate.analysis.workloads.delayed_messages import TICK_MS
 from ackstate.delay import InMemoryDelayTracker
-from benchmarks.delay.isolation import BURDENS, Kind, Traffic, is_slow_poll, now_ms, reopens
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, SubscriberKind, is_slow_poll, now_ms, reopens
 from benchmarks.delay.pip448 import TopicDelayManager
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class PeerTopic(Protocol):
 class TrackersTopic:
     """A tracker for each subscription, which holds what the subscription has read and not polled."""
 
-    def __init__(self, traffic: Traffic, *, healthy: int) -> None:
+    def __init__(self, traffic: DelayedTraffic, *, healthy: int) -> None:
         self._traffic = traffic
         self._published = traffic.published()
-        self._kinds = [Kind.HEALTHY] * healthy + list(BURDENS)
+        self._kinds = [SubscriberKind.HEALTHY] * healthy + list(BURDENS)
         self._trackers = [
             InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True) for _ in self._kinds
         ]
@@ -46,14 +46,14 @@ class TrackersTopic:
     def step(self, tick: int) -> None:
         """See `PeerTopic`."""
         for kind, tracker in zip(self._kinds, self._trackers, strict=True):
-            if kind is Kind.CHURN and reopens(tick):
+            if kind is SubscriberKind.CHURN and reopens(tick):
                 # What it has not acked it meets again.
                 tracker.clear()
                 self._read(tracker, max(0, tick - self._traffic.delay_ticks), tick)
             self._read(tracker, tick, tick)
-            if kind is Kind.SLOW and is_slow_poll(tick):
+            if kind is SubscriberKind.SLOW and is_slow_poll(tick):
                 tracker.scheduled_messages(_SLOW_MAX, now_ms=now_ms(tick))
-            elif kind not in {Kind.SLOW, Kind.STUCK}:
+            elif kind not in {SubscriberKind.SLOW, SubscriberKind.STUCK}:
                 tracker.scheduled_messages(_ALL, now_ms=now_ms(tick))
 
     def owned(self) -> Iterator[object]:
@@ -74,11 +74,11 @@ class ProposedTopic:
     reads do not consume, takes time and is not looked at here. Its mark-delete is where it would be.
     """
 
-    def __init__(self, traffic: Traffic, *, healthy: int) -> None:
+    def __init__(self, traffic: DelayedTraffic, *, healthy: int) -> None:
         self._traffic = traffic
         self._published = traffic.published()
         self._due_ticks = traffic.due_ticks()
-        self._kinds = [Kind.HEALTHY] * healthy + list(BURDENS)
+        self._kinds = [SubscriberKind.HEALTHY] * healthy + list(BURDENS)
         self._manager = TopicDelayManager(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
         self._views = [self._manager.open_view(f"subscription-{at}") for at in range(len(self._kinds))]
         self._slow_count = 0
@@ -97,13 +97,13 @@ class ProposedTopic:
         """See `PeerTopic`."""
         yield self._manager
 
-    def _mark_delete(self, kind: Kind, tick: int) -> Position:
+    def _mark_delete(self, kind: SubscriberKind, tick: int) -> Position:
         """Return the last message of those acked without a gap."""
         waiting = np.flatnonzero(self._due_ticks > tick)
         acked = int(waiting[0]) if len(waiting) else len(self._due_ticks)
-        if kind in {Kind.STUCK, Kind.HOLE}:
+        if kind in {SubscriberKind.STUCK, SubscriberKind.HOLE}:
             acked = 0
-        elif kind is Kind.SLOW:
+        elif kind is SubscriberKind.SLOW:
             acked = min(acked, self._slow_count)
         ledger, entries = divmod(acked, self._traffic.ledger_size)
         return Position(1 + ledger, entries - 1)

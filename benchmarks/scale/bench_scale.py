@@ -22,7 +22,7 @@ from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.generate.job import make_trace
 from ackstate.analysis.trace.generate.plan import TracePlan
-from benchmarks.measurement import Against, Report, Screen, Spread
+from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from benchmarks.scale import identity, limit, worker_memory
 from benchmarks.scale.cpu import cpu_s
 from benchmarks.scale.rows import Summary, summaries, write_rows
@@ -120,7 +120,7 @@ def rate(spread: Spread, events: int) -> Spread:
     return Spread(*(events / seconds / 1e6 for seconds in (spread.median, spread.high, spread.low)), spread.runs)
 
 
-def measure_fixed(report: Report, spark: SparkSession, directory: Path) -> None:
+def measure_fixed(report: BenchmarkReport, spark: SparkSession, directory: Path) -> None:
     """Measure what Spark takes whatever the size of the trace."""
     trace = directory / "fixed"
     make_trace(spark, plan_of(FIXED_EVENTS), trace)
@@ -129,7 +129,7 @@ def measure_fixed(report: Report, spark: SparkSession, directory: Path) -> None:
     report.time(f"Spark's fixed cost, {FIXED_EVENTS:,} events", "CPU s", taken.cpu)
 
 
-def measure_peers(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+def measure_peers(report: BenchmarkReport, spark: SparkSession, directory: Path, events: int) -> None:
     """Measure the estimate beside DuckDB, beside the limit, and beside Spark doing nothing."""
     trace, rows = directory / f"trace-{events}", directory / f"rows-{events}.parquet"
     make_trace(spark, plan_of(events), trace)
@@ -163,7 +163,7 @@ def measure_peers(report: Report, spark: SparkSession, directory: Path, events: 
     report.time(f"each further policy, {events:,} events", "s", further, Against("the first", first.median))
 
 
-def measure_skew(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+def measure_skew(report: BenchmarkReport, spark: SparkSession, directory: Path, events: int) -> None:
     """Measure a trace of which one subscription has most beside one of as many events and as long, spread evenly."""
     for name, hot_share in (("even", None), ("hot", HOT_SHARE)):
         # The hot subscription gets 5,000 messages a second.
@@ -182,7 +182,7 @@ def measure_skew(report: Report, spark: SparkSession, directory: Path, events: i
         )
 
 
-def measure_kinds(report: Report, spark: SparkSession, directory: Path, events: int) -> None:
+def measure_kinds(report: BenchmarkReport, spark: SparkSession, directory: Path, events: int) -> None:
     """Measure one policy of each kind, and one that has to be followed step by step over a tenth of the events."""
     for number, (kinds, count) in enumerate(((KINDS, events), (STEPPED, events // 10))):
         trace = directory / f"kinds-{number}"
@@ -199,7 +199,7 @@ def row_of(events: int, what: str) -> str:
     return f"{what}, curve, {events:,} events"
 
 
-def measure_curve(report: Report, spark: SparkSession, directory: Path, sizes: Sequence[int]) -> None:
+def measure_curve(report: BenchmarkReport, spark: SparkSession, directory: Path, sizes: Sequence[int]) -> None:
     """Measure time and the largest worker by the size of the trace, as long as it takes no more than patience has."""
     expected_s = 0.0
     for events in sizes:
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=sizes_of, default=SIZES)
     chosen = parser.parse_args()
     is_kept = (chosen.events, chosen.sizes) == (EVENTS, SIZES)
-    report = (Report if is_kept else Screen)("scale", ABOUT)
+    report = (BenchmarkReport if is_kept else Screen)("scale", ABOUT)
     spark = local_session()
     with TemporaryDirectory() as directory:
         place = Path(directory)

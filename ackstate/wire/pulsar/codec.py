@@ -27,7 +27,7 @@ from ackstate.wire.pulsar.range_list import RangeRows, decode_range_list, encode
 from ackstate.wire.pulsar.range_words import WORD_COUNT_MAX, bitmap_of_words, words_of
 from ackstate.wire.pulsar.records import NO_LEDGER, CursorInfo, PositionInfo
 from ackstate.wire.pulsar.resolve import resolve
-from ackstate.wire.pulsar.scan import CURSOR_INFO, POSITION_INFO, RefusedError, locate
+from ackstate.wire.pulsar.scan import CURSOR_INFO, POSITION_INFO, InvalidRecordError, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,15 +39,15 @@ _Message = TypeVar("_Message", PositionInfoMessage, ManagedCursorInfo)
 COMPRESSION_THRESHOLD_BYTES = 16_384
 
 
-class _Layout(NamedTuple):
+class _RecordLayout(NamedTuple):
     """Where in a record the list of ranges stands: behind its single numbers, which it may have or not."""
 
     number_tags: bytes
     ranges_tag: int
 
 
-_POSITION_INFO = _Layout(b"\x08\x10", 0x1A)
-_CURSOR_INFO = _Layout(b"\x08\x10\x18", 0x22)
+_POSITION_INFO = _RecordLayout(b"\x08\x10", 0x1A)
+_CURSOR_INFO = _RecordLayout(b"\x08\x10\x18", 0x22)
 
 
 def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
@@ -99,7 +99,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> Posit
             _decoded_properties(message),
             _unknown(message),
         )
-    except RefusedError as refused:
+    except InvalidRecordError as refused:
         raise locate(record, POSITION_INFO, refused) from None
 
 
@@ -164,7 +164,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
         message, rows = _parsed(record, ManagedCursorInfo, _CURSOR_INFO)
         if message.cursors_ledger_id < NO_LEDGER:
             found = message.cursors_ledger_id
-            raise RefusedError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
+            raise InvalidRecordError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
         term = message.ackstate_term if message.HasField("ackstate_term") else None
         return CursorInfo(
             message.cursors_ledger_id,
@@ -177,7 +177,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
             _unknown(message),
             term,
         )
-    except RefusedError as refused:
+    except InvalidRecordError as refused:
         raise locate(record, CURSOR_INFO, refused) from None
 
 
@@ -211,7 +211,7 @@ def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, 
     return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
 
 
-def _parsed(record: bytes, message_type: type[_Message], layout: _Layout) -> tuple[_Message, RangeRows]:
+def _parsed(record: bytes, message_type: type[_Message], layout: _RecordLayout) -> tuple[_Message, RangeRows]:
     """Return the record, and those of its ranges that were taken out of it because they could be read faster."""
     begin = _end_of_numbers(record, layout.number_tags)
     rows, end = decode_range_list(record, begin, tag=layout.ranges_tag)
@@ -219,9 +219,9 @@ def _parsed(record: bytes, message_type: type[_Message], layout: _Layout) -> tup
     try:
         message.ParseFromString(record[:begin] + record[end:])
     except DecodeError as error:
-        raise RefusedError(None, expected="a record that protobuf can read", found=error) from None
+        raise InvalidRecordError(None, expected="a record that protobuf can read", found=error) from None
     if not message.IsInitialized():
-        raise RefusedError(None, expected="all required fields", found="a part of them")
+        raise InvalidRecordError(None, expected="all required fields", found="a part of them")
     left = RangeRows(*np.array([*map(_ends, message.individual_deleted_messages)], np.int64).reshape(-1, 4).T)
     return message, RangeRows.joined((rows, left)) if len(left[0]) else rows
 
@@ -257,11 +257,11 @@ def _deleted_of_words(lists: Iterable[LongListMap]) -> DeletedRanges:
     for index, each in enumerate(lists):
         if each.key < 0 or each.key in ledger_ids:
             expected = "a ledger id of 0 or more, each once"
-            raise RefusedError("individual_deleted_message_ranges", index, expected=expected, found=each.key)
+            raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found=each.key)
         ledger_ids.add(each.key)
         if len(each.values) > WORD_COUNT_MAX and any(each.values[WORD_COUNT_MAX:]):
             expected = f"entries up to {ENTRY_ID_MAX}"
-            raise RefusedError("individual_deleted_message_ranges", index, expected=expected, found="higher ones")
+            raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found="higher ones")
         deleted.add_entries(each.key, bitmap_of_words(each.values[:WORD_COUNT_MAX]))
     return deleted
 
@@ -272,7 +272,7 @@ def _batch(message: PositionInfoMessage | ManagedCursorInfo) -> BatchIndexes:
     for index, each in enumerate(message.batched_entry_deletion_index_info):
         position = _checked_position(each.position.ledger_id, each.position.entry_id, field, index, entry_id_min=0)
         if not any(each.delete_set):
-            raise RefusedError(field, index, expected="an index that is not acked", found=f"none of {position}")
+            raise InvalidRecordError(field, index, expected="an index that is not acked", found=f"none of {position}")
         batch.discard(position)  # Of a position that comes twice, the last counts.
         batch.ack(position, each.delete_set)
     return batch
@@ -285,7 +285,7 @@ def _decoded_properties(message: PositionInfoMessage | ManagedCursorInfo) -> dic
 def _text(text: str) -> str:
     # What is not UTF-8 the runtime hands out as bytes.
     if not isinstance(text, str):
-        raise RefusedError(None, expected="text in UTF-8", found=text)
+        raise InvalidRecordError(None, expected="text in UTF-8", found=text)
     return text
 
 
@@ -293,7 +293,7 @@ def _mark_delete(message: ManagedCursorInfo) -> Position | None:
     ledger, entry = message.HasField("mark_delete_ledger_id"), message.HasField("mark_delete_entry_id")
     if ledger != entry:
         name = "mark_delete_ledger_id" if ledger else "mark_delete_entry_id"
-        raise RefusedError(name, _LAST, expected="both ids of the mark-delete position", found="one of them")
+        raise InvalidRecordError(name, _LAST, expected="both ids of the mark-delete position", found="one of them")
     if not ledger:
         return None
     return _checked_position(message.mark_delete_ledger_id, message.mark_delete_entry_id, "mark_delete_ledger_id")
@@ -304,7 +304,7 @@ def _checked_position(
 ) -> Position:
     if not (0 <= ledger_id <= LEDGER_ID_MAX and entry_id_min <= entry_id <= ENTRY_ID_MAX):
         expected = f"a ledger id of 0 or more and an entry id of {entry_id_min} to {ENTRY_ID_MAX}"
-        raise RefusedError(field, index, expected=expected, found=f"{ledger_id}:{entry_id}")
+        raise InvalidRecordError(field, index, expected=expected, found=f"{ledger_id}:{entry_id}")
     return Position(ledger_id, entry_id)
 
 

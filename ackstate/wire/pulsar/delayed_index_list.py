@@ -72,7 +72,7 @@ class DelayedIndexes(NamedTuple):
     entry_ids: Int64s
 
 
-class _Sizes(NamedTuple):
+class _VarintSizes(NamedTuple):
     """How many bytes numbers take as varints, for each number, at least and at most."""
 
     each: Int64s
@@ -127,15 +127,15 @@ def _encode_stretch(indexes: DelayedIndexes) -> bytes:
     return matrix.tobytes() if is_even else matrix[kept].tobytes()
 
 
-def _sizes(numbers: Int64s) -> _Sizes:
+def _sizes(numbers: Int64s) -> _VarintSizes:
     least, most = varint_bytes(int(numbers.min())), varint_bytes(int(numbers.max()))
     each = np.full(len(numbers), least)
     for size in range(least, most):
         each += numbers >= 1 << 7 * size
-    return _Sizes(each, least, most)
+    return _VarintSizes(each, least, most)
 
 
-def _put_varints(columns: _Bytes, kept: _Bools, numbers: Int64s, sizes: _Sizes) -> None:
+def _put_varints(columns: _Bytes, kept: _Bools, numbers: Int64s, sizes: _VarintSizes) -> None:
     """Write numbers into columns, one for each byte, and tell which of those bytes a number does not have."""
     for index, column in enumerate(columns):
         digits = (numbers >> 7 * index).astype(np.uint8) & 0x7F

@@ -63,7 +63,7 @@ class RangeRows(NamedTuple):
         return cls(*(joined or [np.empty(0, np.int64)] * 4))
 
 
-class _Sizes(NamedTuple):
+class _ElementSizes(NamedTuple):
     """Of the numbers of an element, in bytes."""
 
     ledger: int
@@ -71,7 +71,7 @@ class _Sizes(NamedTuple):
     upper: int
 
 
-class _Layout(NamedTuple):
+class _ElementLayout(NamedTuple):
     """What all elements have in common whose numbers are of the same sizes.
 
     Attributes:
@@ -140,7 +140,7 @@ def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, 
 
 
 @lru_cache(maxsize=512)
-def _layout(tag: int, sizes: _Sizes) -> _Layout:
+def _layout(tag: int, sizes: _ElementSizes) -> _ElementLayout:
     ledger, lower, upper = sizes
     size = 10 + 2 * ledger + lower + upper
     begin = bytes([tag, size - 2, 0x0A, 2 + ledger + lower, 0x08])
@@ -152,7 +152,9 @@ def _layout(tag: int, sizes: _Sizes) -> _Layout:
     mask += [b"\xff" * 3, b"\x80" * ledger, b"\xff", b"\x80" * upper]
     ledgers = slice(5, 5 + ledger), slice(size - 1 - upper - ledger, size - 1 - upper)
     lower_at = 6 + ledger
-    return _Layout(b"".join(row), b"".join(mask), ledgers, slice(lower_at, lower_at + lower), slice(size - upper, size))
+    return _ElementLayout(
+        b"".join(row), b"".join(mask), ledgers, slice(lower_at, lower_at + lower), slice(size - upper, size)
+    )
 
 
 def _zero(size: int) -> bytes:
@@ -181,7 +183,7 @@ def _encode_stretch(tag: int, ledger_id: int, lowers: _UInt32s, uppers: _UInt32s
     """Write ranges of one ledger whose numbers are all of the same sizes."""
     lower = int(lowers[0])
     lower_size = len(_MINUS_ONE) if lower == _MINUS_ONE_UNSIGNED else varint_bytes(lower)
-    layout = _layout(tag, _Sizes(varint_bytes(ledger_id), lower_size, varint_bytes(int(uppers[0]))))
+    layout = _layout(tag, _ElementSizes(varint_bytes(ledger_id), lower_size, varint_bytes(int(uppers[0]))))
     row = bytearray(layout.row)
     row[layout.ledgers[0]] = row[layout.ledgers[1]] = varint(ledger_id)
     record = row * len(lowers)
@@ -198,7 +200,7 @@ def _put_varints(columns: _Bytes, numbers: _UInt32s) -> None:
         column[:] = digits if index == len(columns) - 1 else digits | 0x80
 
 
-def _sizes_at(data: bytes, at: int) -> _Sizes | None:
+def _sizes_at(data: bytes, at: int) -> _ElementSizes | None:
     """Return the sizes that the element at `at` has if it is one, or None if it cannot be."""
     if len(data) - at < 14:
         return None
@@ -208,10 +210,10 @@ def _sizes_at(data: bytes, at: int) -> _Sizes | None:
     lower = data[at + 3] - 2 - ledger
     upper = data[at + 1] + 2 - (10 + 2 * ledger + lower)
     usual = (lower in _ENTRY_SIZES or lower == len(_MINUS_ONE)) and upper in _ENTRY_SIZES
-    return _Sizes(ledger, lower, upper) if usual else None
+    return _ElementSizes(ledger, lower, upper) if usual else None
 
 
-def _decode_stretch(data: bytes, begin: int, tag: int, sizes: _Sizes) -> tuple[list[RangeRows], int]:
+def _decode_stretch(data: bytes, begin: int, tag: int, sizes: _ElementSizes) -> tuple[list[RangeRows], int]:
     """Read the elements from `begin` on that are laid out alike; return them and how many bytes they take."""
     layout = _layout(tag, sizes)
     size = len(layout.row)
@@ -228,14 +230,14 @@ def _decode_stretch(data: bytes, begin: int, tag: int, sizes: _Sizes) -> tuple[l
     return parts, at - begin
 
 
-def _count_alike(piece: _Bytes, layout: _Layout, count: int) -> int:
+def _count_alike(piece: _Bytes, layout: _ElementLayout, count: int) -> int:
     fixed = piece & np.frombuffer(layout.mask * count, np.uint8)
     differs = fixed != np.frombuffer(layout.row * count, np.uint8)
     first = int(differs.argmax())
     return first // len(layout.row) if differs[first] else count
 
 
-def _take_rows(columns: _Bytes, layout: _Layout, sizes: _Sizes) -> RangeRows:
+def _take_rows(columns: _Bytes, layout: _ElementLayout, sizes: _ElementSizes) -> RangeRows:
     lower_ledger, upper_ledger = (_take_varints(columns[ledger]) for ledger in layout.ledgers)
     if sizes.lower == len(_MINUS_ONE):
         lower_entry = np.full(columns.shape[1], -1, np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of_runs
 from ackstate.position import ENTRY_ID_MAX
-from ackstate.wire.pulsar.scan import RefusedError
+from ackstate.wire.pulsar.scan import InvalidRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _check_ids(rows: RangeRows) -> None:
     if bad.any():
         index = int(bad.argmax())
         text = "({}:{}..{}:{}]".format(*(int(column[index]) for column in rows))
-        raise RefusedError(RANGES, index, expected="a range (ledger:entry..ledger:entry] that rises", found=text)
+        raise InvalidRecordError(RANGES, index, expected="a range (ledger:entry..ledger:entry] that rises", found=text)
 
 
 def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> None:
@@ -94,7 +94,7 @@ def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> 
     if over.any():
         index = int(over.argmax())
         expected = f"ranges over at most {spanned_max} times 65536 entries of no known ledger"
-        raise RefusedError(RANGES, index, expected=expected, found=f"{int(spanned.sum())} times")
+        raise InvalidRecordError(RANGES, index, expected=expected, found=f"{int(spanned.sum())} times")
 
 
 def _spanned(first: Int64s, last: Int64s) -> Int64s:

@@ -22,7 +22,7 @@ _VARINT_BYTES_MAX = 10
 _TAG_BYTES_MAX = 5
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """What a field holds that is not a message."""
 
     INT = "int"
@@ -30,62 +30,66 @@ class Kind(Enum):
     TEXT = "text"
 
 
-class Field(NamedTuple):
+class FieldSchema(NamedTuple):
     """One field of a message, as the schema has it."""
 
     name: str
-    kind: Kind | Schema
+    kind: FieldKind | MessageSchema
     required: bool = True
 
 
-class Schema(NamedTuple):
+class MessageSchema(NamedTuple):
     """A message: field number -> field."""
 
     name: str
-    fields: Mapping[int, Field]
+    fields: Mapping[int, FieldSchema]
 
 
-def _schema(name: str, *fields: Field) -> Schema:
+def _schema(name: str, *fields: FieldSchema) -> MessageSchema:
     """Number the fields from 1."""
-    return Schema(name, dict(enumerate(fields, 1)))
+    return MessageSchema(name, dict(enumerate(fields, 1)))
 
 
-_POSITION = _schema("position", Field("ledger_id", Kind.INT), Field("entry_id", Kind.INT))
-_RANGE = _schema("range", Field("lower_endpoint", _POSITION), Field("upper_endpoint", _POSITION))
-_RANGES = Field("individual_deleted_messages", _RANGE, required=False)
-_LONG_PROPERTY = _schema("property", Field("name", Kind.TEXT), Field("value", Kind.INT))
-_PROPERTIES = Field("properties", _LONG_PROPERTY, required=False)
-_STRING_PROPERTY = _schema("cursor property", Field("name", Kind.TEXT), Field("value", Kind.TEXT))
-_BATCH_INDEXES = _schema("batch index", Field("position", _POSITION), Field("delete_set", Kind.INTS, required=False))
-_BATCH = Field("batched_entry_deletion_index_info", _BATCH_INDEXES, required=False)
-_WORDS = _schema("words", Field("key", Kind.INT), Field("values", Kind.INTS, required=False))
+_POSITION = _schema("position", FieldSchema("ledger_id", FieldKind.INT), FieldSchema("entry_id", FieldKind.INT))
+_RANGE = _schema("range", FieldSchema("lower_endpoint", _POSITION), FieldSchema("upper_endpoint", _POSITION))
+_RANGES = FieldSchema("individual_deleted_messages", _RANGE, required=False)
+_LONG_PROPERTY = _schema("property", FieldSchema("name", FieldKind.TEXT), FieldSchema("value", FieldKind.INT))
+_PROPERTIES = FieldSchema("properties", _LONG_PROPERTY, required=False)
+_STRING_PROPERTY = _schema("cursor property", FieldSchema("name", FieldKind.TEXT), FieldSchema("value", FieldKind.TEXT))
+_BATCH_INDEXES = _schema(
+    "batch index", FieldSchema("position", _POSITION), FieldSchema("delete_set", FieldKind.INTS, required=False)
+)
+_BATCH = FieldSchema("batched_entry_deletion_index_info", _BATCH_INDEXES, required=False)
+_WORDS = _schema("words", FieldSchema("key", FieldKind.INT), FieldSchema("values", FieldKind.INTS, required=False))
 
 POSITION_INFO = _schema(
     "position info",
-    Field("ledger_id", Kind.INT),
-    Field("entry_id", Kind.INT),
+    FieldSchema("ledger_id", FieldKind.INT),
+    FieldSchema("entry_id", FieldKind.INT),
     _RANGES,
     _PROPERTIES,
     _BATCH,
-    Field("individual_deleted_message_ranges", _WORDS, required=False),
+    FieldSchema("individual_deleted_message_ranges", _WORDS, required=False),
 )
 CURSOR_INFO = _schema(
     "cursor info",
-    Field("cursors_ledger_id", Kind.INT),
-    Field("mark_delete_ledger_id", Kind.INT, required=False),
-    Field("mark_delete_entry_id", Kind.INT, required=False),
+    FieldSchema("cursors_ledger_id", FieldKind.INT),
+    FieldSchema("mark_delete_ledger_id", FieldKind.INT, required=False),
+    FieldSchema("mark_delete_entry_id", FieldKind.INT, required=False),
     _RANGES,
     _PROPERTIES,
-    Field("last_active", Kind.INT, required=False),
+    FieldSchema("last_active", FieldKind.INT, required=False),
     _BATCH,
-    Field("cursor_properties", _STRING_PROPERTY, required=False),
+    FieldSchema("cursor_properties", _STRING_PROPERTY, required=False),
 )
 COMPRESSION_METADATA = _schema(
-    "compression metadata", Field("compression_type", Kind.INT), Field("uncompressed_size", Kind.INT)
+    "compression metadata",
+    FieldSchema("compression_type", FieldKind.INT),
+    FieldSchema("uncompressed_size", FieldKind.INT),
 )
 
 
-class RefusedError(Exception):
+class InvalidRecordError(Exception):
     """Inside this package only: a record says something impossible.
 
     Args:
@@ -127,7 +131,7 @@ class _Token(NamedTuple):
     end: int
 
 
-def locate(data: bytes, schema: Schema, refused: RefusedError) -> CorruptStateError:
+def locate(data: bytes, schema: MessageSchema, refused: InvalidRecordError) -> CorruptStateError:
     """Turn a refusal into the error that says where.
 
     Complexity: O(len(data)), in Python.
@@ -151,14 +155,14 @@ class Scanner:
         self.data = data
         self.what = what
 
-    def message(self, schema: Schema, begin: int, end: int) -> Found:
+    def message(self, schema: MessageSchema, begin: int, end: int) -> Found:
         """Walk over one message, from `begin` up to and without `end`, and return its single fields."""
         found = Found({})
         self._read(schema, begin, end, found)
         self._check_required(schema, found, end)
         return found
 
-    def element_offset(self, schema: Schema, name: str, index: int) -> int:
+    def element_offset(self, schema: MessageSchema, name: str, index: int) -> int:
         """Return where the index-th element of a field of the record stands, or its last if it has fewer."""
         offset = 0
         for token in self._tokens(0, len(self.data)):
@@ -170,22 +174,22 @@ class Scanner:
                 index -= 1
         return offset
 
-    def _read(self, schema: Schema, begin: int, end: int, found: Found) -> None:
+    def _read(self, schema: MessageSchema, begin: int, end: int, found: Found) -> None:
         for token in self._tokens(begin, end):
             field = schema.fields.get(token.number)
             if field is None or not _fits(field.kind, token.wire):
                 continue
-            if isinstance(field.kind, Schema):
+            if isinstance(field.kind, MessageSchema):
                 self._read_message(field, field.kind, token, found)
-            elif field.kind is Kind.INT:
+            elif field.kind is FieldKind.INT:
                 found.values[field.name] = (token.offset, self._int(token))
-            elif field.kind is Kind.TEXT:
+            elif field.kind is FieldKind.TEXT:
                 self._check_text(field, token)
                 found.values[field.name] = (token.offset, 0)
             elif token.wire == Wire.BYTES:
                 self._check_packed(token)
 
-    def _read_message(self, field: Field, schema: Schema, token: _Token, found: Found) -> None:
+    def _read_message(self, field: FieldSchema, schema: MessageSchema, token: _Token, found: Found) -> None:
         if not field.required:
             self.message(schema, token.begin, token.end)
             return
@@ -194,16 +198,16 @@ class Scanner:
         assert isinstance(merged, Found)
         self._read(schema, token.begin, token.end, merged)
 
-    def _check_required(self, schema: Schema, found: Found, end: int) -> None:
+    def _check_required(self, schema: MessageSchema, found: Found, end: int) -> None:
         for number, field in schema.fields.items():
             if field.required and field.name not in found.values:
                 self._refuse(end, f"field {number} ({field.name}) of a {schema.name}", "the end of it")
-            if field.required and isinstance(field.kind, Schema):
+            if field.required and isinstance(field.kind, MessageSchema):
                 _, inner = found.values[field.name]
                 assert isinstance(inner, Found)
                 self._check_required(field.kind, inner, end)
 
-    def _check_text(self, field: Field, token: _Token) -> None:
+    def _check_text(self, field: FieldSchema, token: _Token) -> None:
         text = self.data[token.begin : token.end]
         try:
             text.decode()
@@ -282,8 +286,8 @@ class Scanner:
         raise CorruptStateError(self.what, offset=offset, expected=expected, found=found)
 
 
-def _fits(kind: Kind | Schema, wire: int) -> bool:
+def _fits(kind: FieldKind | MessageSchema, wire: int) -> bool:
     """Tell whether a field of a kind is read from a wire type; if not, it counts as unknown."""
-    if kind is Kind.INT:
+    if kind is FieldKind.INT:
         return wire == Wire.VARINT
-    return wire == Wire.BYTES or (kind is Kind.INTS and wire == Wire.VARINT)
+    return wire == Wire.BYTES or (kind is FieldKind.INTS and wire == Wire.VARINT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.layers.kills import SHRINK_TRIES, KillPlan, Kills
-from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.subject_launch import subject_launch
 
 if TYPE_CHECKING:

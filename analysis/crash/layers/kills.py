@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill, check_beginning
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
+from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
+from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, Sigkill, check_beginning
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.layer import RunOutcome
-    from ackstate.analysis.crash.lives import Crash
+    from ackstate.analysis.crash.process_runs import Crash
     from ackstate.analysis.crash.subject_launch import Launch
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
@@ -40,9 +40,9 @@ class KillPlan:
     """How lives are killed.
 
     Attributes:
-        run_name: As of `LivesLayer`.
+        run_name: As of `ProcessLayer`.
         make_crash: Returns what kills the lives of a run, from its chance.
-        early_s: As of `LivesSettings`.
+        early_s: As of `CrashTiming`.
         shares: Each life is asked the most divided by one of these.
     """
 
@@ -53,7 +53,7 @@ class KillPlan:
 
 
 # Short lives make many kills, long ones a large state.
-AT_RANDOM_MOMENTS = KillPlan("kills", lambda _: Sigkill(), LivesSettings().early_s, (1, 2, 4, 8))
+AT_RANDOM_MOMENTS = KillPlan("kills", lambda _: Sigkill(), CrashTiming().early_s, (1, 2, 4, 8))
 
 
 @final
@@ -85,35 +85,35 @@ class Kills:
         self._recording = recording
         self._parent = directory
         self.size = size
-        self._settings = LivesSettings(early_s=plan.early_s, patience_s=patience_s)
+        self._settings = CrashTiming(early_s=plan.early_s, patience_s=patience_s)
         self.shrink_tries, self.shrink_seconds = shrink_tries, _SHRINK_S
         self._plan = plan
 
     @property
     def run_name(self) -> str:
-        """See `LivesLayer`."""
+        """See `ProcessLayer`."""
         return self._plan.run_name
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
 
         Raises:
-            SubjectError, OSError: As `runs_of_lives`.
+            SubjectError, OSError: As `process_layer_runs`.
         """
-        return runs_of_lives(self, first_seed, self._recording)
+        return process_layer_runs(self, first_seed, self._recording)
 
     def check_beginning(self) -> None:
-        """See `LivesLayer`."""
+        """See `ProcessLayer`."""
         for launch in self._launches:
             with scratch_directory(self.run_name, self._parent) as directory:
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def lived(self, seed: int, size: RunSize) -> Lives:
-        """See `LivesLayer`."""
+    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
+        """See `ProcessLayer`."""
         launch = self._launches[seed % len(self._launches)]
         chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
         with scratch_directory(self.run_name, self._parent) as directory:
-            lives = Lives(launch, directory, seed, self._plan.make_crash(chance), self._settings)
+            lives = ProcessRuns(launch, directory, seed, self._plan.make_crash(chance), self._settings)
             return live_through(
                 lives,
                 size.lives,

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER
-from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
-from ackstate.analysis.crash.lives import Lives, LivesSettings, check_beginning
+from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.analysis.crash.runs_of_lives import RunSize, live_through, runs_of_lives
+from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
+from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, check_beginning
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -84,7 +84,7 @@ class PowerCuts:
         self._recording = recording
         self._mount_options = mount_options
         self.size = size
-        self._settings = LivesSettings(early_s=_EARLY_S, patience_s=patience_s)
+        self._settings = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
 
     run_name = "power-cuts"
     shrink_tries, shrink_seconds = 24, 15.0
@@ -94,7 +94,7 @@ class PowerCuts:
 
         Raises:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
-            SubjectError, OSError: As `runs_of_lives`.
+            SubjectError, OSError: As `process_layer_runs`.
         """
         yield from with_private_mounts(partial(self._runs, first_seed))
 
@@ -102,11 +102,11 @@ class PowerCuts:
         """Yield the runs in a process of their own, whose forked children have the names noted that they make."""
         if shim := loaded():
             disks = Path(tempfile.gettempdir()).resolve()
-            os.register_at_fork(after_in_child=partial(shim.arm, disks, Fault(NEVER, Action.FAIL)))
-        yield from runs_of_lives(self, first_seed, self._recording)
+            os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
+        yield from process_layer_runs(self, first_seed, self._recording)
 
     def check_beginning(self) -> None:
-        """See `LivesLayer`."""
+        """See `ProcessLayer`."""
         with LoopDisk() as disk:
             disk.cut_power()
             disk.power_on()
@@ -115,8 +115,8 @@ class PowerCuts:
                 directory.mkdir()
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
-    def lived(self, seed: int, size: RunSize) -> Lives:
-        """See `LivesLayer`."""
+    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
+        """See `ProcessLayer`."""
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
         launch = self._launches[seed % len(self._launches)]
         with LoopDisk(chance.choice(self._mount_options)) as disk:
@@ -124,7 +124,7 @@ class PowerCuts:
             directory.mkdir()
             # That it has a directory at all is nothing that the subject should have to see to.
             sync_path(disk.directory)
-            lives = Lives(launch, directory, seed, PowerCut(disk, chance), self._settings)
+            lives = ProcessRuns(launch, directory, seed, PowerCut(disk, chance), self._settings)
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
 

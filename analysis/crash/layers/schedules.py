@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.layer import RunOutcome, quiet
-from ackstate.analysis.crash.model.schedule import Schedule
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.analysis.crash.model.story import failure_of, told
 from ackstate.analysis.crash.promises import Promise
 
@@ -38,7 +38,7 @@ def schedules(first_seed: int) -> Iterator[RunOutcome]:
 
 def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = _SHRINK_SECONDS) -> RunOutcome:
     """Run the schedule of a seed, in the settings that it draws or in others, and judge it."""
-    schedule = Schedule(seed, settings)
+    schedule = BrokerSimulation(seed, settings)
     failure = failure_of(schedule, range(schedule.event_count()))
     counts = (
         dict.fromkeys(FEATURES, 0) | schedule.counts | {"steps": schedule.step_count, "faults": schedule.fault_count}

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
-from ackstate.analysis.crash.life import Life
+from ackstate.analysis.crash.process_layer import RunSize, shorter_run
+from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.stopped_publisher import StoppedPublisher, difference
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
@@ -152,7 +152,7 @@ class _Story:
             ledger_retry_ms=1,
         )
         self._entry_ids = (entry_id for entry_id in range(LEDGERS[_LEDGER_ID]) if self.chance.random() < 0.8)
-        self._life = Life(LEDGERS)
+        self._life = ProcessRun(LEDGERS)
         self._published: dict[Position, bytes] = {}
         self._steps = [f"{self._config.format.name} cursor on {self._root}"]
         self._owner = self._open()
@@ -199,7 +199,7 @@ class _Story:
             self._break(Promise.I10, "a new cursor, although its receipts were durable")
         self._owner = again
         # What is known is what survives from here on; what was asked and came to nothing may be asked anew.
-        self._life = Life(LEDGERS, known.acked)
+        self._life = ProcessRun(LEDGERS, known.acked)
 
     def _stale(self) -> None:
         """Another owner takes over; the old one does not know it."""
@@ -288,7 +288,7 @@ class _Story:
         self._stack.callback(store.close)
         return _Owner(store, self._config, self._life_now, self._entry_ids, self._published)
 
-    def _life_now(self) -> Life:
+    def _life_now(self) -> ProcessRun:
         return self._life
 
     def _pause(self, longest_s: float) -> None:
@@ -306,7 +306,7 @@ class _Owner:
         self,
         store: Store,
         config: CursorConfig,
-        life: Callable[[], Life],
+        life: Callable[[], ProcessRun],
         entry_ids: Iterator[int],
         published: dict[Position, bytes],
     ) -> None:

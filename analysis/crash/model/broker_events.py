@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.crash.model import client_events
 from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
 from ackstate.analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
-from ackstate.analysis.crash.model.side import Waiter
+from ackstate.analysis.crash.model.simulated_subscription import Waiter
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
@@ -19,25 +19,25 @@ from ackstate.cursor.stores.memory import FaultKind, MemoryDisk, MemoryStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from ackstate.analysis.crash.model.schedule import Schedule
-    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.cursor.config import CursorConfig
 
 
-def persist(schedule: Schedule, side: SimulatedSubscription) -> None:
+def persist(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Write what waits while others use the subscription."""
     schedule.note("persist")
     schedule.interleave([side], lambda: side.cursor.persist(now_ms=schedule.now_ms))
 
 
-def promote(schedule: Schedule, side: SimulatedSubscription) -> None:
+def promote(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Write what is too young, too, while others use the subscription."""
     left = schedule.random.choice((0, 0, 100, 500))
     schedule.note(f"promote until {left} bytes are left")
     schedule.interleave([side], lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
 
 
-def persist_in_vain(schedule: Schedule, side: SimulatedSubscription) -> None:
+def persist_in_vain(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Persist, and again what that has held back or cut off: no write succeeds, and acks move the mark-delete."""
     # What a whole state was to displace counts as lost though no ledger was made for it: no set here is told of that.
     if not schedule.settings.fault_share or (side.config.format is Format.PULSAR and side.is_limited):
@@ -62,7 +62,7 @@ def persist_in_vain(schedule: Schedule, side: SimulatedSubscription) -> None:
         schedule.meanwhile = before
 
 
-def tick(schedule: Schedule, side: SimulatedSubscription) -> None:
+def tick(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Write if it is time to, while others use the subscription."""
     schedule.note("tick")
     is_over = schedule.now_ms - side.persisted_ms >= side.config.flush_interval_ms
@@ -72,7 +72,7 @@ def tick(schedule: Schedule, side: SimulatedSubscription) -> None:
     hold(Promise.I15, has_written or not is_due, "the flush interval is over, and what waits was not written")
 
 
-def persist_together(schedule: Schedule, side: SimulatedSubscription) -> None:
+def persist_together(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack something and write what waits of all subscriptions, while others use them: new ledgers, then one sync."""
     if len(schedule.sides) == 1:
         persist(schedule, side)
@@ -83,7 +83,7 @@ def persist_together(schedule: Schedule, side: SimulatedSubscription) -> None:
         _persist_all(schedule)
 
 
-def _persist_all(schedule: Schedule) -> None:
+def _persist_all(schedule: BrokerSimulation) -> None:
     sides = schedule.random.sample(schedule.sides, len(schedule.sides))
     schedule.note(f"persist all: {' '.join(each.name for each in sides)}")
     cursors = [each.cursor for each in sides]
@@ -99,7 +99,7 @@ def _persist_all(schedule: Schedule) -> None:
             raise outcome
 
 
-def set_cursor_properties(schedule: Schedule, side: SimulatedSubscription) -> None:
+def set_cursor_properties(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Attach something to the cursor."""
     properties = {"number": str(schedule.random.randrange(10))}
     schedule.note(f"cursor properties {properties}")
@@ -115,21 +115,21 @@ def set_cursor_properties(schedule: Schedule, side: SimulatedSubscription) -> No
     hold(Promise.I6, side.written.cursor_properties == properties, "cursor properties that were set are not there")
 
 
-def go_on_before(schedule: Schedule, side: SimulatedSubscription) -> None:
+def go_on_before(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let an owner from before a crash do what it would do."""
     schedule.go_on_before()
     if side.earlier is not None:
         side.earlier.go_on(side)
 
 
-def wait(schedule: Schedule, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
+def wait(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
     """Let time pass."""
     passed_ms = schedule.random.choice((10, 100, 1_000, 3_000))
     schedule.note(f"wait {passed_ms} ms")
     schedule.now_ms += passed_ms
 
 
-def change_limits(schedule: Schedule, side: SimulatedSubscription) -> None:
+def change_limits(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Put other limits in force; the release ratio stays, by which it is judged who is kept back for nothing."""
     limits = drawn_limits(schedule.random)
     ratio = side.limits.unpersisted_release_ratio
@@ -139,7 +139,7 @@ def change_limits(schedule: Schedule, side: SimulatedSubscription) -> None:
     side.forgive()
 
 
-def change_broker_limit(schedule: Schedule, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
+def change_broker_limit(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
     """Change the limit that all subscriptions share."""
     if schedule.broker is not None:
         schedule.broker_max = schedule.random.choice((6, 12, 30))
@@ -147,21 +147,21 @@ def change_broker_limit(schedule: Schedule, side: SimulatedSubscription) -> None
         schedule.broker.change_limit(schedule.broker_max)
 
 
-def break_ledgers(schedule: Schedule, side: SimulatedSubscription) -> None:
+def break_ledgers(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let no ledger be written from now on."""
     if schedule.settings.fault_share:
         schedule.note("ledgers break")
         side.store.break_ledgers()
 
 
-def mend_ledgers(schedule: Schedule, side: SimulatedSubscription) -> None:
+def mend_ledgers(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let ledgers be written again."""
     if side.store.has_broken_ledgers:
         schedule.note("ledgers are mended")
         side.store.mend_ledgers()
 
 
-def crash(schedule: Schedule, side: SimulatedSubscription) -> None:
+def crash(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """The whole broker dies and is started again, at times with other settings; it may die once more meanwhile."""
     schedule.note("crash")
     is_second = schedule.random.random() < 0.25
@@ -179,13 +179,13 @@ def crash(schedule: Schedule, side: SimulatedSubscription) -> None:
         _crash_again(schedule)
 
 
-def note_known(schedule: Schedule, side: SimulatedSubscription) -> None:
+def note_known(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Note what a subscription has come back with."""
     known = sorted(side.model.acked)
     schedule.note(f"{side.name} knows" if known else f"{side.name} knows nothing", known)
 
 
-def _crash_again(schedule: Schedule) -> None:
+def _crash_again(schedule: BrokerSimulation) -> None:
     schedule.open_broker()
     for each in schedule.sides:
         schedule.crash_count += 1
@@ -198,7 +198,7 @@ def _crash_again(schedule: Schedule) -> None:
         hold(Promise.I5, is_same or gives_up, found)
 
 
-def reconfigure(schedule: Schedule, side: SimulatedSubscription) -> None:
+def reconfigure(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Choose other settings for the next time that a subscription is opened, where the schedule does so."""
     if not schedule.settings.reconfigures or schedule.random.random() < 0.6:
         return
@@ -216,7 +216,7 @@ def _limits_text(side: SimulatedSubscription) -> str:
     return f"limits: {limits.max_unpersisted_ack_record_bytes} bytes, {limits.max_unacked_ranges} ranges"
 
 
-def reopen(schedule: Schedule, side: SimulatedSubscription, *, config: CursorConfig | None = None) -> None:
+def reopen(schedule: BrokerSimulation, side: SimulatedSubscription, *, config: CursorConfig | None = None) -> None:
     """Close one subscription in order; everything is durable then, unless a limit on the durable state cuts."""
     schedule.note("close")
     try:
@@ -235,7 +235,7 @@ def reopen(schedule: Schedule, side: SimulatedSubscription, *, config: CursorCon
         hold(Promise.I2, side.model.acked == acked, "closing lost acks")
 
 
-def seek(schedule: Schedule, side: SimulatedSubscription, number: int | None = None) -> None:
+def seek(schedule: BrokerSimulation, side: SimulatedSubscription, number: int | None = None) -> None:
     """Begin anew at some entry: no ack from before counts after it."""
     if not len(schedule.log):
         return
@@ -258,21 +258,21 @@ def seek(schedule: Schedule, side: SimulatedSubscription, number: int | None = N
     side.begun_anew(number, epoch)
 
 
-def seek_in_vain(schedule: Schedule, side: SimulatedSubscription) -> None:
+def seek_in_vain(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Begin anew at some entry while nothing can be written, or nobody is told that it was."""
     if schedule.settings.fault_share and len(schedule.log):
         schedule.script_faults(side, schedule.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
         seek(schedule, side)
 
 
-def wait_for_gate(schedule: Schedule, side: SimulatedSubscription) -> None:
+def wait_for_gate(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let somebody wait for the gate to open."""
     waiter = Waiter(schedule.random.choice(CONSUMERS))
     side.waiters.append(waiter)
     side.subscription.when_open(waiter, waiter.consumer)
 
 
-def open_damaged_copy(schedule: Schedule, side: SimulatedSubscription) -> None:
+def open_damaged_copy(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """What cannot be read is not taken for absent, and is left as it is."""
     copy, path = MemoryDisk(), side.cursor_path
     copy.ledgers, copy.values = dict(side.disk.ledgers), dict(side.disk.values)

@@ -16,7 +16,7 @@ from ackstate.limits.rules import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
 
 NO_LIMIT = 2**62
 _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)

@@ -17,12 +17,12 @@ from ackstate.cursor.topic.message_log import NO_DELAY, Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.crash.model.schedule import Schedule
-    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.cursor.topic.message_log import MessageLog
 
 
-def publish(schedule: Schedule, side: SimulatedSubscription, count: int | None = None) -> None:  # noqa: ARG001 - as every event
+def publish(schedule: BrokerSimulation, side: SimulatedSubscription, count: int | None = None) -> None:  # noqa: ARG001 - as every event
     """Publish some messages: plain, delayed, batches, with keys."""
     draw, settings = schedule.random, schedule.settings
     count = min(count or draw.choice((1, 3, 10, 20, 20)), settings.count_max)
@@ -36,7 +36,7 @@ def publish(schedule: Schedule, side: SimulatedSubscription, count: int | None =
     append(schedule, messages)
 
 
-def append(schedule: Schedule, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
+def append(schedule: BrokerSimulation, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
     """Publish given messages, to the broker's log or to another opening of it."""
     first = len(schedule.log)
     schedule.log.append((log or schedule.message_log).publish(messages), messages)
@@ -53,7 +53,7 @@ def append(schedule: Schedule, messages: Sequence[Message], *, log: MessageLog |
 
 
 def dispatch(
-    schedule: Schedule, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
+    schedule: BrokerSimulation, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
 ) -> int:
     """Send to a consumer what it may have, and return how many entries those are."""
     consumer = consumer or schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
@@ -80,7 +80,7 @@ def dispatch(
     return len(sent)
 
 
-def fall_behind(schedule: Schedule, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
+def fall_behind(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
     """Delayed messages that all readers have passed fall due, and only the first subscription looks."""
     settings = schedule.settings
     if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(schedule.sides) == 1:
@@ -93,7 +93,7 @@ def fall_behind(schedule: Schedule, side: SimulatedSubscription) -> None:  # noq
 
 
 def ack_some(
-    schedule: Schedule, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
+    schedule: BrokerSimulation, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
 ) -> None:
     """Ack some of what is on its way, in one order or another."""
     numbers = list(side.model.in_flight)
@@ -113,13 +113,13 @@ def ack_some(
             ack(schedule, side, number)
 
 
-def ack_lowest(schedule: Schedule, side: SimulatedSubscription) -> None:
+def ack_lowest(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack what follows the mark-delete position for as long as it is on its way, so that this moves."""
     while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
         ack(schedule, side, number)
 
 
-def ack(schedule: Schedule, side: SimulatedSubscription, number: int) -> None:
+def ack(schedule: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
     """Ack one entry."""
     was_covered = checks.is_covered(side, number)
     try:
@@ -131,7 +131,7 @@ def ack(schedule: Schedule, side: SimulatedSubscription, number: int) -> None:
         side.took(receipt, [number])
 
 
-def ack_part(schedule: Schedule, side: SimulatedSubscription, number: int) -> None:
+def ack_part(schedule: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
     """Ack some messages of a batch."""
     model = side.model
     known = model.unacked_of_batch.get(number) or set(range(schedule.log.message_count(number)))
@@ -147,7 +147,7 @@ def ack_part(schedule: Schedule, side: SimulatedSubscription, number: int) -> No
         side.took_part(receipt, number, left)
 
 
-def ack_late(schedule: Schedule, side: SimulatedSubscription) -> None:
+def ack_late(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack what is not on its way: given back, or sent before a crash."""
     model, draw = side.model, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(schedule.log)) if n not in model.in_flight]
@@ -159,7 +159,7 @@ def ack_late(schedule: Schedule, side: SimulatedSubscription) -> None:
             ack(schedule, side, number)
 
 
-def ack_cumulative(schedule: Schedule, side: SimulatedSubscription) -> None:
+def ack_cumulative(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack everything up to one entry."""
     first = side.model.first_unacked()
     if first < len(schedule.log):
@@ -167,7 +167,7 @@ def ack_cumulative(schedule: Schedule, side: SimulatedSubscription) -> None:
         ack_up_to(schedule, side, schedule.random.randrange(first, last))
 
 
-def ack_up_to(schedule: Schedule, side: SimulatedSubscription, last: int) -> None:
+def ack_up_to(schedule: BrokerSimulation, side: SimulatedSubscription, last: int) -> None:
     """Ack everything up to an entry, included."""
     properties = {"number": schedule.random.randrange(10)} if schedule.random.random() < 0.5 else None
     receipt = side.subscription.ack_cumulative(
@@ -180,7 +180,7 @@ def ack_up_to(schedule: Schedule, side: SimulatedSubscription, last: int) -> Non
     side.took(receipt, covered)
 
 
-def ack_many(schedule: Schedule, side: SimulatedSubscription) -> None:
+def ack_many(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack what is not on its way in one call, of the cursor itself, which knows no gate."""
     model, log, draw = side.model, schedule.log, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
@@ -199,7 +199,7 @@ def ack_many(schedule: Schedule, side: SimulatedSubscription) -> None:
     _acked_directly(schedule, side)
 
 
-def ack_into_batch(schedule: Schedule, side: SimulatedSubscription) -> None:
+def ack_into_batch(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack everything below a batch, and its first messages, of the cursor itself."""
     model, log = side.model, schedule.log
     first = model.first_unacked()
@@ -219,14 +219,14 @@ def ack_into_batch(schedule: Schedule, side: SimulatedSubscription) -> None:
     _acked_directly(schedule, side)
 
 
-def _acked_directly(schedule: Schedule, side: SimulatedSubscription) -> None:
+def _acked_directly(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let the subscription see what its cursor was told, and what passes its limits stay."""
     side.subscription.skip(0, now_ms=schedule.now_ms)
     side.model.changed()
     side.forgive()
 
 
-def nack(schedule: Schedule, side: SimulatedSubscription) -> None:
+def nack(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Give some messages back, with a delay or without."""
     numbers, draw = list(side.model.in_flight), schedule.random
     delay_ms = draw.choice((0, 0, 100, 2_000))
@@ -234,7 +234,9 @@ def nack(schedule: Schedule, side: SimulatedSubscription) -> None:
     give_back(schedule, side, draw.sample(numbers, count), delay_ms=delay_ms)
 
 
-def give_back(schedule: Schedule, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0) -> None:
+def give_back(
+    schedule: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0
+) -> None:
     """Give messages back that are on their way."""
     for number in numbers:
         position = schedule.log.positions[number]
@@ -244,7 +246,7 @@ def give_back(schedule: Schedule, side: SimulatedSubscription, numbers: Sequence
         schedule.note(f"nack for {delay_ms} ms" if delay_ms else "nack", [number])
 
 
-def close_consumer(schedule: Schedule, side: SimulatedSubscription) -> None:
+def close_consumer(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Let a consumer go; it comes again with the next dispatch."""
     consumer = schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
     held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
@@ -256,7 +258,7 @@ def close_consumer(schedule: Schedule, side: SimulatedSubscription) -> None:
     schedule.note(f"{consumer} goes, and gives back", held)
 
 
-def skip(schedule: Schedule, side: SimulatedSubscription) -> None:
+def skip(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack the next so many entries."""
     model = side.model
     count = schedule.random.choice((0, 1, 5, 20))
@@ -268,14 +270,14 @@ def skip(schedule: Schedule, side: SimulatedSubscription) -> None:
         side.took(receipt, covered)
 
 
-def clear_backlog(schedule: Schedule, side: SimulatedSubscription) -> None:
+def clear_backlog(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Ack everything."""
     schedule.note("clear the backlog")
     receipt = side.subscription.clear_backlog(now_ms=schedule.now_ms)
     side.took(receipt, range(len(schedule.log)))
 
 
-def work_meanwhile(schedule: Schedule, side: SimulatedSubscription) -> None:
+def work_meanwhile(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Do what another thread does while a persist writes."""
     settings = schedule.settings
     for _ in range(schedule.random.randrange(4)):
@@ -292,7 +294,7 @@ def work_meanwhile(schedule: Schedule, side: SimulatedSubscription) -> None:
             dispatch(schedule, side)
 
 
-def drain(schedule: Schedule) -> None:
+def drain(schedule: BrokerSimulation) -> None:
     """Let consumers ack all they get until nothing is left.
 
     Raises:
@@ -311,11 +313,11 @@ def drain(schedule: Schedule) -> None:
         schedule.now_ms += 5_000
 
 
-def _progress(schedule: Schedule) -> list[tuple[int, int]]:
+def _progress(schedule: BrokerSimulation) -> list[tuple[int, int]]:
     return [(len(side.model.acked), len(side.model.durable)) for side in schedule.sides]
 
 
-def _drain_once(schedule: Schedule, side: SimulatedSubscription) -> None:
+def _drain_once(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     for consumer in CONSUMERS[: schedule.settings.consumer_count]:
         dispatch(schedule, side, consumer, 50)
         for number in list(side.model.in_flight):

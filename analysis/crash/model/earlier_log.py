@@ -12,7 +12,7 @@ from ackstate.errors import CursorFencedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import MemoryDisk
 
@@ -26,7 +26,7 @@ class EarlierLog:
         race_count_max: How often the earlier owner may publish at most while the next one opens the log.
     """
 
-    def __init__(self, schedule: Schedule, *, race_count_max: int) -> None:
+    def __init__(self, schedule: BrokerSimulation, *, race_count_max: int) -> None:
         self._schedule = schedule
         self._log = schedule.message_log
         # Its own, so that what the other events do stays what it is.
@@ -72,7 +72,7 @@ class EarlierLog:
         return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
 
 
-def open_log(schedule: Schedule, store: Store, *, rival: EarlierLog | None) -> MessageLog:
+def open_log(schedule: BrokerSimulation, store: Store, *, rival: EarlierLog | None) -> MessageLog:
     """Open a topic's log, and see that it has every message whose position a producer received.
 
     Args:

@@ -12,7 +12,7 @@ from ackstate.errors import CursorFencedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import Receipt
 

@@ -7,8 +7,8 @@ from time import process_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.analysis.crash.layer import BrokenPromise
-from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.analysis.crash.promises import PromiseBrokenError
 from ackstate.analysis.crash.shrink import Failing, shortest
 
@@ -21,7 +21,7 @@ _ROUNDS = 2
 _TEXT_MAX = 300
 
 
-class Failure(NamedTuple):
+class ScheduleFailure(NamedTuple):
     """A schedule that breaks a promise.
 
     Attributes:
@@ -39,18 +39,18 @@ class Failure(NamedTuple):
     is_at_end: bool
 
 
-def failure_of(schedule: Schedule, numbers: Sequence[int], *, ends: bool = True) -> Failure | None:
+def failure_of(schedule: BrokerSimulation, numbers: Sequence[int], *, ends: bool = True) -> ScheduleFailure | None:
     """Run a schedule, with its end or without, and return how it broke a promise; None if it broke none."""
     try:
         schedule.run(numbers, ends=ends)
     except PromiseBrokenError as error:
         last = schedule.event_number
         happened = tuple(numbers if last is None else numbers[: list(numbers).index(last) + 1])
-        return Failure(schedule.settings, happened, error, schedule.story(), last is None)
+        return ScheduleFailure(schedule.settings, happened, error, schedule.story(), last is None)
     return None
 
 
-def told(seed: int, failure: Failure, *, seconds_max: float) -> BrokenPromise:
+def told(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> BrokenPromise:
     """Return a failure with the shortest story that is found for it in so many seconds of computing."""
     failure = _shortest(seed, failure, seconds_max=seconds_max)
     found = failure.error.found
@@ -62,20 +62,20 @@ def told(seed: int, failure: Failure, *, seconds_max: float) -> BrokenPromise:
     )
 
 
-def _shortest(seed: int, failure: Failure, *, seconds_max: float) -> Failure:
+def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> ScheduleFailure:
     """Leave out events, and settings that differ from the usual ones, as long as the same promise is broken."""
     until = process_time() + seconds_max
     promise, ends = failure.error.promise, failure.is_at_end
 
-    def again(settings: Settings, numbers: Sequence[int]) -> Failure | None:
-        found = failure_of(Schedule(seed, settings), numbers, ends=ends)
+    def again(settings: Settings, numbers: Sequence[int]) -> ScheduleFailure | None:
+        found = failure_of(BrokerSimulation(seed, settings), numbers, ends=ends)
         return found if found is not None and found.error.promise is promise else None
 
-    def with_numbers(numbers: tuple[int, ...]) -> Failing[int, Failure] | None:
+    def with_numbers(numbers: tuple[int, ...]) -> Failing[int, ScheduleFailure] | None:
         found = again(failure.settings, numbers)
         return None if found is None else Failing(found.numbers, found)
 
-    def with_settings(differing: tuple[_Setting, ...]) -> Failing[_Setting, Failure] | None:
+    def with_settings(differing: tuple[_Setting, ...]) -> Failing[_Setting, ScheduleFailure] | None:
         try:
             found = again(_settings(differing), failure.numbers)
         except ValueError:  # Some settings need others.

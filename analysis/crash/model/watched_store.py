@@ -11,7 +11,7 @@ from ackstate.cursor.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.analysis.crash.model.side import SimulatedSubscription
+    from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
     from ackstate.cursor.stores.memory import MemoryDisk
 
 

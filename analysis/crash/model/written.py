@@ -35,7 +35,7 @@ BYTES_MIN = 10_000
 """If the metadata store may be given less than so many bytes, a state here may be too large for it."""
 
 
-class Instant(NamedTuple):
+class AckSnapshot(NamedTuple):
     """What was acked at one instant, how many entries lay at or below the mark-delete position, and its properties.
 
     And of each partly acked batch, the messages that were not acked.
@@ -140,7 +140,12 @@ class Written:
         self._mark_delete, self._range_count = held.mark_delete, range_count
 
     def check_persist(
-        self, found: StoredCursor, held: Held, result: PersistResult, instants: Sequence[Instant], config: CursorConfig
+        self,
+        found: StoredCursor,
+        held: Held,
+        result: PersistResult,
+        instants: Sequence[AckSnapshot],
+        config: CursorConfig,
     ) -> None:
         """See that a persist that completed wrote what the sets say.
 
@@ -170,7 +175,7 @@ class Written:
         hold(Promise.I11, owned == named, f"ledgers {owned} are kept, the record names {named}")
 
     def _check_instant(
-        self, held: Held, result: PersistResult, instants: Sequence[Instant], *, has_young: bool
+        self, held: Held, result: PersistResult, instants: Sequence[AckSnapshot], *, has_young: bool
     ) -> None:
         floor, log = self._log.count_up_to(held.mark_delete), self._log
         left_out = result.messages_held_back + result.messages_cut
@@ -226,7 +231,7 @@ class Written:
         )
         return ranges if is_list else len(above)
 
-    def _check_cut(self, result: PersistResult, instants: Sequence[Instant], config: CursorConfig) -> None:
+    def _check_cut(self, result: PersistResult, instants: Sequence[AckSnapshot], config: CursorConfig) -> None:
         """Nothing is cut where all has room."""
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         if not result.messages_cut or (
@@ -292,6 +297,8 @@ def held_of(log: NumberedLog, content: CursorState) -> Held:
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 
-def instant_of(model: AckModel) -> Instant:
+def instant_of(model: AckModel) -> AckSnapshot:
     """Return what is acked now."""
-    return Instant(model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch))
+    return AckSnapshot(
+        model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch)
+    )

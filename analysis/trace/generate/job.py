@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.generate.outages import Outage
-    from ackstate.analysis.trace.generate.plan import Piece
+    from ackstate.analysis.trace.generate.plan import RowGroupPlan
     from ackstate.analysis.trace.generate.series import SubscriptionSeries
     from ackstate.analysis.trace.new_files import NewFiles
     from ackstate.analysis.trace.rows import Events
@@ -120,7 +120,9 @@ def _make(
     yield pa.RecordBatch.from_pydict({name: [count] for name, count in made._asdict().items()})
 
 
-def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece], file: Location) -> GeneratedFile:
+def write_pieces(
+    plan: TracePlan, outages: list[Outage], pieces: Iterable[RowGroupPlan], file: Location
+) -> GeneratedFile:
     """Write neighbouring pieces into one Parquet file, a row group each and one for what their topic publishes.
 
     Memory: a piece, whatever their number.
@@ -142,14 +144,14 @@ def write_pieces(plan: TracePlan, outages: list[Outage], pieces: Iterable[Piece]
     return GeneratedFile(events, published, 1, file.stat().st_size) if writer else GeneratedFile(0, 0, 0, 0)
 
 
-def _own_chunks(plan: TracePlan, series: SubscriptionSeries, piece: Piece) -> _Chunks:
+def _own_chunks(plan: TracePlan, series: SubscriptionSeries, piece: RowGroupPlan) -> _Chunks:
     end = min((piece.number + 1) * PIECE_EVENTS, plan.events_of(piece.subscription))
     topic = _topic_name(plan.topic_of(piece.subscription))
     events = series.cut_into(_bounds(piece.number * PIECE_EVENTS, end))
     return _Chunks(topic, f"subscription-{piece.subscription:05}", piece.number * PIECE_CHUNKS, events)
 
 
-def _topic_chunks(plan: TracePlan, series: SubscriptionSeries, piece: Piece) -> Iterator[_Chunks]:
+def _topic_chunks(plan: TracePlan, series: SubscriptionSeries, piece: RowGroupPlan) -> Iterator[_Chunks]:
     """Yield this piece's part of what its topic publishes, if it is of the topic's first subscription."""
     topic = plan.topic_of(piece.subscription)
     if piece.subscription != topic:

@@ -28,7 +28,7 @@ _YEAR_S = 365 * 86_400
 _UNEQUAL_NS = NS_PER_S // 2
 
 
-class Piece(NamedTuple):
+class RowGroupPlan(NamedTuple):
     """Neighbouring chunks of one subscription, which fill a row group; the last piece may be shorter.
 
     Attributes:
@@ -133,13 +133,13 @@ class TracePlan:
         """How many pieces there are."""
         return self._pieces_before(self.subscriptions)
 
-    def piece(self, index: int) -> Piece:
+    def piece(self, index: int) -> RowGroupPlan:
         """Return a piece by its index; a subscription's are neighbours."""
         low, high = 0, self.subscriptions
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._pieces_before(middle) <= index else (low, middle)
-        return Piece(low, index - self._pieces_before(low))
+        return RowGroupPlan(low, index - self._pieces_before(low))
 
     def pieces_of(self, subscription: int) -> int:
         """Count a subscription's pieces."""

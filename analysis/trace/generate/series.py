@@ -35,7 +35,7 @@ _NEVER = 2**55
 _CRASH_EVENTS, _LOST_EVENTS = 2, 3
 
 
-class _Runs(NamedTuple):
+class _EntryRuns(NamedTuple):
     """Events of runs of entries: the slot, first entry and how many, both counted over all ledgers, and the number."""
 
     slots: Int64s
@@ -199,28 +199,28 @@ class SubscriptionSeries:
         """Return ms since the epoch; at an outage, of the recovery."""
         return wall_ms(at_ns, self.outages_ns)
 
-    def _delivered(self, first: int, end: int) -> _Runs:
+    def _delivered(self, first: int, end: int) -> _EntryRuns:
         slots, blocks, classes = self._deliveries.between(first, end)
         size = self.workload.block
         if self.workload.is_in_runs:
             begins, ends = (self._run_begin(which) for which in (blocks, blocks + 1))
-            return _Runs(slots, begins, ends - begins, np.zeros_like(slots))
+            return _EntryRuns(slots, begins, ends - begins, np.zeros_like(slots))
         source = blocks - self._delayed[classes]
         if self.workload.delay_ms:
             offsets = self.classes.offset_of(source, classes)
         else:
             # In the order of the log: what is a class's turn elsewhere is an entry's here.
             offsets, classes = classes, self.classes.class_of(source, classes)
-        return _Runs(slots, source * size + offsets, 1, self._consumer(source, classes))
+        return _EntryRuns(slots, source * size + offsets, 1, self._consumer(source, classes))
 
-    def _acked(self, first: int, end: int) -> _Runs:
+    def _acked(self, first: int, end: int) -> _EntryRuns:
         slots, blocks, classes = self._acks.between(first, end)
         source = blocks - self._held[classes]
         if self._is_acked_in_order:
             offsets, classes = classes, self.classes.class_of(source, classes)
         else:
             offsets = self.classes.offset_of(source, classes)
-        return _Runs(slots, source * self.workload.block + offsets, 1, self._consumer(source, classes))
+        return _EntryRuns(slots, source * self.workload.block + offsets, 1, self._consumer(source, classes))
 
     def _consumer(self, blocks: Int64s, classes: Int64s) -> Int64s:
         consumers = self.workload.consumers
@@ -278,5 +278,5 @@ class TopicSeries:
         return columns_of(wall_ms(at_ns, series.outages_ns), kinds, entries, np.full(len(entries), self._at_once), due)
 
 
-def _same(value: Int64s | int, runs: _Runs) -> Int64s:
+def _same(value: Int64s | int, runs: _EntryRuns) -> Int64s:
     return np.broadcast_to(np.asarray(value, np.int64), runs.slots.shape)

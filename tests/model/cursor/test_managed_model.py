@@ -17,8 +17,8 @@ import ackstate.cursor.state.unpersisted_acks
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.model.numbered_log import words_of
-from ackstate.analysis.crash.model.schedule import Schedule, judged
 from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.model.simulation import BrokerSimulation, judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarget
 from ackstate.cursor.journal.journal import Journal
@@ -79,7 +79,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     def begin(self, config, *, entries_per_ledger_max=100):
         # Without a limit of the gate, which may exclude more than the cursor's settings do.
-        self.schedule = Schedule(
+        self.schedule = BrokerSimulation(
             0,
             Settings(
                 config=config,

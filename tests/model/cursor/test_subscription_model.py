@@ -12,8 +12,8 @@ import pytest
 
 from ackstate.analysis.crash.model.checks import uses
 from ackstate.analysis.crash.model.client_events import ack, append, dispatch
-from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Tracker
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Deliveries
@@ -26,9 +26,9 @@ from schedule_stories import Story
 
 def run(seed, **settings):
     """Run the schedule of a seed, which seldom crashes: what fails is what `Schedule(seed, settings).run()` repeats."""
-    settings = replace(Schedule(seed).settings, crash_weight=1, reconfigures=False, **settings)
+    settings = replace(BrokerSimulation(seed).settings, crash_weight=1, reconfigures=False, **settings)
     try:
-        Schedule(seed, settings).run(range(70))
+        BrokerSimulation(seed, settings).run(range(70))
     except BaseException as error:
         error.add_note(f"seed {seed}, with {settings.text()}")
         raise

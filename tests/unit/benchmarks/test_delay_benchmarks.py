@@ -17,13 +17,13 @@ from ackstate.delay import InMemoryDelayTracker
 from benchmarks.delay import bench_bucketed, bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
 from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
 from benchmarks.delay.footprint import Ruler, bitmap_bytes, bitmaps_of, growth, in_new_process, owned_bytes
-from benchmarks.delay.isolation import BURDENS, Kind, Topic, Traffic, now_ms
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, SubscriberKind, Topic, now_ms
 from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
 from benchmarks.delay.pictures import PICTURES
 from benchmarks.measurement import RESULTS
 
 SVG = "{http://www.w3.org/2000/svg}"
-SMALL = Traffic(rate=20, publish_ticks=40, delay_ticks=10, ledger_size=200)
+SMALL = DelayedTraffic(rate=20, publish_ticks=40, delay_ticks=10, ledger_size=200)
 
 
 class Rows:
@@ -155,15 +155,15 @@ def test_the_burdens_are_what_they_are_called():
     topic = stepped(Topic(SMALL, healthy=5, burdens=BURDENS), SMALL.ticks)
     every = 40 * 20
     kinds = by_kind(topic)
-    assert [each.kind for each in topic.subscribers].count(Kind.HEALTHY) == 5
-    assert topic.subscribers[0].kind is topic.subscribers[-1].kind is Kind.HEALTHY
-    assert len(kinds[Kind.HEALTHY]._acked) == every
-    assert len(kinds[Kind.STUCK]._acked) == 0
-    assert len(kinds[Kind.SLOW]._acked) == 2 * 100  # at ticks 20 and 40; at 0 nothing was due
-    assert len(kinds[Kind.HOLE]._acked) == every - 1
-    assert len(kinds[Kind.CHURN]._acked) == every
+    assert [each.kind for each in topic.subscribers].count(SubscriberKind.HEALTHY) == 5
+    assert topic.subscribers[0].kind is topic.subscribers[-1].kind is SubscriberKind.HEALTHY
+    assert len(kinds[SubscriberKind.HEALTHY]._acked) == every
+    assert len(kinds[SubscriberKind.STUCK]._acked) == 0
+    assert len(kinds[SubscriberKind.SLOW]._acked) == 2 * 100  # at ticks 20 and 40; at 0 nothing was due
+    assert len(kinds[SubscriberKind.HOLE]._acked) == every - 1
+    assert len(kinds[SubscriberKind.CHURN]._acked) == every
     assert len(topic.index) == 0
-    stuck = kinds[Kind.STUCK].view
+    stuck = kinds[SubscriberKind.STUCK].view
     assert len(stuck.scheduled_messages(every + 1, now_ms=now_ms(SMALL.ticks))) == every
 
 
@@ -189,7 +189,13 @@ def test_the_proposal_keeps_all_for_one_that_is_stuck_and_trackers_only_the_stuc
     assert len(proposed._manager) == 40 * 20
     trackers = stepped(TrackersTopic(SMALL, healthy=3), SMALL.ticks)
     counts = dict(zip(trackers._kinds, (each.delayed_message_count for each in trackers._trackers), strict=True))
-    assert counts == {Kind.HEALTHY: 0, Kind.STUCK: 800, Kind.SLOW: 600, Kind.HOLE: 0, Kind.CHURN: 0}
+    assert counts == {
+        SubscriberKind.HEALTHY: 0,
+        SubscriberKind.STUCK: 800,
+        SubscriberKind.SLOW: 600,
+        SubscriberKind.HOLE: 0,
+        SubscriberKind.CHURN: 0,
+    }
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import pytest
 from ackstate import Position
 from ackstate.limits import GateLimits
 from ackstate.limits.rules import Accounting
-from benchmarks.bench_overshoot import ALTERNATING, DELAYED, RANGES, Backlog, Run
+from benchmarks.bench_overshoot import ALTERNATING, DELAYED, RANGES, Backlog, LimitRun
 from benchmarks.bench_subscription import SameMessageLog, above_holes, send, send_and_ack
-from benchmarks.overshoot_plot import Curve, Panel, drawn
+from benchmarks.overshoot_plot import LimitPanel, UsageCurve, drawn
 
 # Ten messages a second of which five are acked, 2 s later; the limit is 20 ranges.
 SMALL = replace(
@@ -25,7 +25,7 @@ SMALL = replace(
 
 
 def run(accounting, workload=ALTERNATING):
-    return Run(Backlog(delays_even=workload.delays_even), SMALL, workload, interval_s=10).outcome(accounting)
+    return LimitRun(Backlog(delays_even=workload.delays_even), SMALL, workload, interval_s=10).outcome(accounting)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_the_log_of_one_message_deals_out_keys_in_turn():
 
 
 def test_a_curve_is_drawn_to_scale_of_the_highest():
-    panel = Panel("<t>", "1 message/s", 10, (Curve("estimate", [0, 20]), Curve("exact", [0, 10])))
+    panel = LimitPanel("<t>", "1 message/s", 10, (UsageCurve("estimate", [0, 20]), UsageCurve("exact", [0, 10])))
     root = ET.fromstring(drawn([panel]))
     svg = "{http://www.w3.org/2000/svg}"
     lines = {line.get("class"): line.get("points") for line in root.iter(f"{svg}polyline")}

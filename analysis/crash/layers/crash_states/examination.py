@@ -16,7 +16,7 @@ from ackstate.analysis.crash.layers.crash_states.moments import broken_by_error,
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
 from ackstate.analysis.crash.layers.crash_states.recovery import Recoveries
 from ackstate.analysis.crash.layers.crash_states.sqlite import examine_sqlite
-from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure, outcome
+from ackstate.analysis.crash.layers.crash_states.story import Examined, WorkloadFailure, outcome
 from ackstate.analysis.crash.layers.crash_states.workload import draw_workload
 from ackstate.analysis.crash.simulated_crash import DiskHistory
 from ackstate.analysis.crash.simulated_disk import CallKind, SimulatedDisk
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layer import RunOutcome
     from ackstate.analysis.crash.layers.crash_states.moments import Moment
-    from ackstate.analysis.crash.layers.crash_states.recovery import Recovered
+    from ackstate.analysis.crash.layers.crash_states.recovery import RecoveredDisk
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Broken
     from ackstate.analysis.crash.simulated_crash import CrashState
@@ -96,7 +96,7 @@ def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -
         execution.run()
     except Exception as error:  # On a disk without faults nothing may escape.
         failure = _failure(broken_by_error(error), execution.step, disk, len(disk.calls), None)
-    judging = _Judging(disk, execution.moments, Recoveries(workload, open_store))
+    judging = _CrashStateJudge(disk, execution.moments, Recoveries(workload, open_store))
     failure = judging.first_failure() or failure
     counts = execution.counts + Counter(judging.counts()) + Counter(store_compactions=_compaction_count(disk))
     return Examined(judging.cycles, counts, failure)
@@ -109,7 +109,7 @@ def _compaction_count(disk: SimulatedDisk) -> int:
 
 
 @final
-class _Judging:
+class _CrashStateJudge:
     """Judges every crash state of a disk."""
 
     def __init__(self, disk: SimulatedDisk, moments: Sequence[Moment], recoveries: Recoveries) -> None:
@@ -134,7 +134,7 @@ class _Judging:
             "states_of_recoveries": counts.states_of_recoveries,
         }
 
-    def first_failure(self) -> Failure | None:
+    def first_failure(self) -> WorkloadFailure | None:
         """Judge the states after each call, and return the first that breaks a promise."""
         history = DiskHistory(self._disk.start)
         for made in range(len(self._disk.calls) + 1):
@@ -144,7 +144,7 @@ class _Judging:
                 return failure
         return None
 
-    def _failure_after(self, made: int, history: DiskHistory) -> Failure | None:
+    def _failure_after(self, made: int, history: DiskHistory) -> WorkloadFailure | None:
         is_worst, clean = True, set()
         for state in history.states():
             self._judged += 1
@@ -159,7 +159,9 @@ class _Judging:
             is_worst = False
         return None
 
-    def _failure_in(self, recovered: Recovered, made: int, state: CrashState, *, is_worst: bool) -> Failure | None:
+    def _failure_in(
+        self, recovered: RecoveredDisk, made: int, state: CrashState, *, is_worst: bool
+    ) -> WorkloadFailure | None:
         moments = self._moments[made]
         if recovered.broken is not None:
             return _failure(recovered.broken, moments[-1].step if moments else 0, self._disk, made, state)
@@ -170,8 +172,8 @@ class _Judging:
         return None
 
 
-def _failure(broken: Broken, step: int, disk: SimulatedDisk, made: int, state: CrashState | None) -> Failure:
+def _failure(broken: Broken, step: int, disk: SimulatedDisk, made: int, state: CrashState | None) -> WorkloadFailure:
     # What was done long before has no part in it.
     told = [f"disk: {call}" for call in disk.calls[max(0, made - _CALLS_TOLD) : made]]
     told += [f"the power goes: {state}"] if state is not None else []
-    return Failure(broken, step, (*told, f"recovery: {broken.found}"))
+    return WorkloadFailure(broken, step, (*told, f"recovery: {broken.found}"))

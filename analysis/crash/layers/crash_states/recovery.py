@@ -40,7 +40,7 @@ Files = tuple[tuple[str, bytes], ...]
 Content = tuple[tuple["Versioned | None", tuple[tuple[int, int], ...]], ...]
 
 
-class Recovered(NamedTuple):
+class RecoveredDisk(NamedTuple):
     """What came of opening one disk.
 
     Attributes:
@@ -63,8 +63,8 @@ class Counts:
 
 @dataclass(slots=True)
 class _Memory:
-    of_files: dict[Files, Recovered] = field(default_factory=dict)
-    of_content: dict[object, Recovered] = field(default_factory=dict)
+    of_files: dict[Files, RecoveredDisk] = field(default_factory=dict)
+    of_content: dict[object, RecoveredDisk] = field(default_factory=dict)
 
 
 @final
@@ -82,7 +82,7 @@ class Recoveries:
         self._deep, self._shallow = _Memory(), _Memory()
         self.counts = Counts()
 
-    def recover(self, files: Files) -> Recovered:
+    def recover(self, files: Files) -> RecoveredDisk:
         """Return what comes of opening a disk that holds some files, and of crashes while it is opened."""
         found = self._deep.of_files.get(files)
         if found is None:
@@ -90,7 +90,7 @@ class Recoveries:
             found = self._deep.of_files[files] = self._opened(files, self._deep)
         return found
 
-    def _recover_again(self, files: Files) -> Recovered:
+    def _recover_again(self, files: Files) -> RecoveredDisk:
         """Return the same for what a crash of a recovery left; crashes of this one are not looked at."""
         found = self._deep.of_files.get(files) or self._shallow.of_files.get(files)
         if found is None:
@@ -98,7 +98,7 @@ class Recoveries:
             found = self._shallow.of_files[files] = self._opened(files, self._shallow)
         return found
 
-    def _opened(self, files: Files, memory: _Memory) -> Recovered:
+    def _opened(self, files: Files, memory: _Memory) -> RecoveredDisk:
         disk = SimulatedDisk.from_state(files)
         # Whatever escapes is a finding: an honest crash is no reason for any error.
         try:
@@ -108,25 +108,25 @@ class Recoveries:
             if found is not None:
                 return found
             self.counts.recoveries += 1
-            recovered = Recovered(open_cursors(store, self._workload))
+            recovered = RecoveredDisk(open_cursors(store, self._workload))
             size = sum(len(content) for _, content in _written(disk))
             live = live_size(store, self._workload.subscriptions)
             leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
-            return Recovered({}, Broken(Promise.I10, f"{type(error).__name__}: {error}"))
+            return RecoveredDisk({}, Broken(Promise.I10, f"{type(error).__name__}: {error}"))
         finally:
             # A disk and the directory that has it open know each other: hundreds of thousands of rings to collect.
             disk.kill()
         if leftover is not None:
-            recovered = Recovered(recovered.views, leftover)
+            recovered = RecoveredDisk(recovered.views, leftover)
         elif size > _BYTES_ALWAYS + _BYTES_PER_LIVE_BYTE * live:
-            recovered = Recovered(recovered.views, Broken(Promise.I11, f"{size} bytes hold {live}"))
+            recovered = RecoveredDisk(recovered.views, Broken(Promise.I11, f"{size} bytes hold {live}"))
         elif memory is self._deep:
-            recovered = Recovered(recovered.views, self._broken_by_a_crash(disk, recovered))
+            recovered = RecoveredDisk(recovered.views, self._broken_by_a_crash(disk, recovered))
         memory.of_content[key] = recovered
         return recovered
 
-    def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: Recovered) -> Broken | None:
+    def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: RecoveredDisk) -> Broken | None:
         """Recover after crashes of a recovery, and after none, and say what is not as the first time."""
         for state in _sample(disk):
             self.counts.states_of_recoveries += 1

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
 from ackstate.analysis.crash.layers.crash_states.moments import broken_by_error, differing, judge
 from ackstate.analysis.crash.layers.crash_states.recovery import broken_by_leftovers, open_cursors
-from ackstate.analysis.crash.layers.crash_states.story import Examined, Failure
+from ackstate.analysis.crash.layers.crash_states.story import Examined, WorkloadFailure
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.stores.sqlite import SqliteStore
@@ -221,22 +221,22 @@ def examine_sqlite(workload: Workload) -> Examined:
                 execution.run()
             except Exception as error:  # On a disk without faults nothing may escape.
                 broken = broken_by_error(error)
-                failure = Failure(broken, execution.step, (f"recovery: {broken.found}",))
-        judging = _Judging(Path(name), workload)
+                failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
+        judging = _SqliteJudge(Path(name), workload)
         failure = judging.first_failure(recorder.copies, execution.moments) or failure
         counts = execution.counts + Counter(sqlite_states=judging.judged, recoveries=judging.recoveries)
         return Examined(judging.judged, counts, failure)
 
 
 @final
-class _Judging:
+class _SqliteJudge:
     def __init__(self, directory: Path, workload: Workload) -> None:
         self._directory = directory
         self._workload = workload
         self._opened: dict[Copy, Mapping[str, State] | Broken] = {}
         self.judged = self.recoveries = 0
 
-    def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> Failure | None:
+    def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> WorkloadFailure | None:
         """Judge what a power cut could leave between two copies, and return the first that breaks a promise."""
         for number in range(1, len(copies)):
             before, after = copies[number - 1], copies[number]
@@ -249,14 +249,14 @@ class _Judging:
                         return failure
         return None
 
-    def _failure_in(self, state: LeftOver, moments: Sequence[Moment], *, is_worst: bool) -> Failure | None:
+    def _failure_in(self, state: LeftOver, moments: Sequence[Moment], *, is_worst: bool) -> WorkloadFailure | None:
         self.judged += 1
         opened = self._open(state.copy)
         for moment in moments:
             broken = opened if isinstance(opened, Broken) else judge(opened, moment, is_worst=is_worst)
             if broken is not None:
                 told = (f"the power goes: {state.lost}", f"recovery: {broken.found}")
-                return Failure(broken, moment.step, told)
+                return WorkloadFailure(broken, moment.step, told)
         return None
 
     def _open(self, copy: Copy) -> Mapping[str, State] | Broken:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.workloads.step import Step
 
 
-class Failure(NamedTuple):
+class WorkloadFailure(NamedTuple):
     """A promise that a workload broke.
 
     Attributes:
@@ -41,7 +41,7 @@ class Examined(NamedTuple):
 
     cycles: int
     counts: Mapping[str, int]
-    failure: Failure | None
+    failure: WorkloadFailure | None
 
 
 def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examined], *, tries: int = 25) -> RunOutcome:
@@ -67,11 +67,11 @@ def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examine
 
 
 def _shortest(
-    workload: Workload, failure: Failure, examine: Callable[[Workload], Examined], *, tries: int
-) -> tuple[Workload, Failure]:
+    workload: Workload, failure: WorkloadFailure, examine: Callable[[Workload], Examined], *, tries: int
+) -> tuple[Workload, WorkloadFailure]:
     """Leave out steps as long as the same promise is broken."""
 
-    def attempt(steps: tuple[Step, ...]) -> Failing[Step, Failure] | None:
+    def attempt(steps: tuple[Step, ...]) -> Failing[Step, WorkloadFailure] | None:
         found = examine(replace(workload, steps=steps)).failure
         is_same = found is not None and found.broken.promise is failure.broken.promise
         return Failing(steps[: found.step], found) if found is not None and is_same else None

@@ -29,7 +29,7 @@ from ackstate.analysis.crash.layers.damage.kinds import Reach, flipped
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.layers.damage.repairs import repaired, what_fails_after, what_it_gave_up
-from ackstate.analysis.crash.layers.damage.story import Opened, Story, open_story, write_story
+from ackstate.analysis.crash.layers.damage.story import OpenedCursor, Story, open_story, write_story
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
@@ -53,7 +53,7 @@ _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
 
 
-class Fate(Enum):
+class Outcome(Enum):
     """What became of a damaged copy; the value is the name of its count."""
 
     REFUSED = "refused"
@@ -195,7 +195,7 @@ def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist
     return GoodStore(files, story, truth)
 
 
-class Judgement(NamedTuple):
+class DamageJudgement(NamedTuple):
     """What one damaged copy showed.
 
     Attributes:
@@ -209,7 +209,7 @@ class Judgement(NamedTuple):
     found: Sequence[Broken] = ()
 
 
-def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
+def judge(medium: Medium, good: GoodStore, damaged: Damage) -> DamageJudgement:
     """Open a damaged copy as a user would; if its cursor is refused, with each repair that is offered, too."""
     try:
         opened, is_reported = _opened(medium, damaged.files)
@@ -217,17 +217,19 @@ def judge(medium: Medium, good: GoodStore, damaged: Damage) -> Judgement:
         return _judge_repairs(medium, good, damaged, error)
     except _REFUSALS as error:
         where = () if str(error) else (_broken(Promise.ERRORS, "an error without a word", medium, good, damaged),)
-        return Judgement({Fate.REFUSED.value: 1}, where)
+        return DamageJudgement({Outcome.REFUSED.value: 1}, where)
     except Exception as error:
-        return Judgement({}, (_broken(Promise.ERRORS, repr(error), medium, good, damaged),))
+        return DamageJudgement({}, (_broken(Promise.ERRORS, repr(error), medium, good, damaged),))
     return _judge_state(opened, medium, good, damaged, is_reported=is_reported)
 
 
-def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool) -> Judgement:
+def _judge_state(
+    opened: OpenedCursor, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool
+) -> DamageJudgement:
     """Compare what the cursor of a damaged copy knows with the truth, or with what may be left of it."""
     found = opened.state
     if found == good.truth:
-        return Judgement({Fate.HARMLESS.value: 1})
+        return DamageJudgement({Outcome.HARMLESS.value: 1})
     # The record keeps its cursor properties where an entry is lost that was written before them.
     ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "names": (), "is_new": False}
     newest_first = list(dict.fromkeys(state._replace(**ignored) for state in reversed(good.story.states)))
@@ -235,15 +237,15 @@ def _judge_state(opened: Opened, medium: Medium, good: GoodStore, damaged: Damag
     reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
     excused = newest_first[: min(len(newest_first), 1 + reach)]
     if not oracle.judge(found._replace(**ignored), [good.story.expected(state) for state in excused]):
-        return Judgement({(Fate.REPORTED if is_reported else Fate.BORDER_CUT).value: 1})
+        return DamageJudgement({(Outcome.REPORTED if is_reported else Outcome.BORDER_CUT).value: 1})
     broken = oracle.judge(found, [good.story.expected(good.truth)])
-    return Judgement({}, oracle.told(broken, _story(medium, good, damaged)), broken)
+    return DamageJudgement({}, oracle.told(broken, _story(medium, good, damaged)), broken)
 
 
-def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> Judgement:
+def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> DamageJudgement:
     told: list[BrokenPromise] = []
     found: list[Broken] = []
-    counts = Counter({Fate.REFUSED.value: 1})
+    counts = Counter({Outcome.REFUSED.value: 1})
     for repair in error.repairs:
         try:
             with _no_longer_than(_HANGS_AFTER_S):
@@ -260,10 +262,10 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
             told.append(_broken(broken.promise, f"{broken.found} with {repair.name}", medium, good, damaged))
         if wrong:
             told.append(_broken(Promise.REPAIRS, f"{repair.name}: {wrong}", medium, good, damaged))
-    return Judgement(counts, tuple(told), found)
+    return DamageJudgement(counts, tuple(told), found)
 
 
-def _opened(medium: Medium, files: Files) -> tuple[Opened, bool]:
+def _opened(medium: Medium, files: Files) -> tuple[OpenedCursor, bool]:
     """Return what the cursor knows, and whether it was said that something was left out."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
         _, opened = open_story(store)

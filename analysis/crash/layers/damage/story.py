@@ -29,7 +29,7 @@ _FALL_BACK_SHARE = 0.2
 _WEIGHTS = {StepKind.ACK: 3, StepKind.ACK_BATCH: 1, StepKind.MARK_DELETE: 1, StepKind.PROPERTIES: 1}
 
 
-class Opened(NamedTuple):
+class OpenedCursor(NamedTuple):
     """A cursor that was opened.
 
     Attributes:
@@ -69,10 +69,10 @@ class Story:
             self.states.append(state)
 
 
-def open_story(store: Store, *, repair: Repair = Repair.NONE) -> tuple[ManagedCursor, Opened]:
+def open_story(store: Store, *, repair: Repair = Repair.NONE) -> tuple[ManagedCursor, OpenedCursor]:
     """Open the story's cursor as a user would."""
     cursor = open_cursor(store, SUBSCRIPTION, repair=repair)
-    return cursor, Opened(state_of(cursor), bool(cursor.recovery_report.discarded_reason))
+    return cursor, OpenedCursor(state_of(cursor), bool(cursor.recovery_report.discarded_reason))
 
 
 def write_story(store: Store, chance: Random, story: Story, *, persist_count: int | None = None) -> None:

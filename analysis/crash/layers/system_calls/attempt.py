@@ -13,7 +13,7 @@ from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.layers.system_calls.program import FaultedProgram
 from ackstate.analysis.crash.layers.system_calls.program_log import ProgramLog
 from ackstate.analysis.crash.layers.system_calls.script import Setting
-from ackstate.analysis.crash.layers.system_calls.shim import Action, Call, Fault, FaultShim
+from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, FaultShim, SystemCall
 from ackstate.analysis.crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
@@ -62,9 +62,9 @@ class SyscallFault(NamedTuple):
         """Whether the program does not outlive it."""
         return self.dies_later > 0 or self.action in {Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER}
 
-    def of(self, at: int) -> Fault:
+    def of(self, at: int) -> CallFault:
         """Return the fault for call `at`, the first of which is 1."""
-        return Fault(at, self.action, self.error, self.lasts, self.dies_later)
+        return CallFault(at, self.action, self.error, self.lasts, self.dies_later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Attempt:
     """
 
     calls: int
-    met: Call | None
+    met: SystemCall | None
     log: ProgramLog
     files_left: int
     bytes_left: int
@@ -127,7 +127,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
         log.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:
         killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
-        _forked(lambda _say: _recover(stage, played.cursor_count), stage, Fault(killed_at, Action.KILL_BEFORE))
+        _forked(lambda _say: _recover(stage, played.cursor_count), stage, CallFault(killed_at, Action.KILL_BEFORE))
     _check_recovery(log, stage, played.cursor_count)
     files = [path for path in directory.rglob("*") if path.is_file()]
     return Attempt(
@@ -139,7 +139,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     )
 
 
-def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: Fault) -> tuple[bytes, int]:
+def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
     """Do something here, where no fault of it kills, in half the time of a fork; return what it said, and 0."""
     lines: list[bytes] = []
     stage.shim.arm(stage.directory, fault)
@@ -150,7 +150,7 @@ def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, f
     return b"".join(lines), 0
 
 
-def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: Fault) -> tuple[bytes, int]:
+def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
     """Do something in a child with a fault, and return all that it said and its wait status."""
     parent_pid, (reader, writer) = os.getpid(), os.pipe()
     pid = os.fork()

@@ -42,7 +42,7 @@ class Action(IntEnum):
     """The process is killed after the call, and never learns how it ended."""
 
 
-class Fault(NamedTuple):
+class CallFault(NamedTuple):
     """What happens to one call.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fault(NamedTuple):
     dies_later: int = 0
 
 
-class Call(NamedTuple):
+class SystemCall(NamedTuple):
     """A system call: its name, without ``p``, ``at`` and ``64``, and the path that it is about."""
 
     name: str
@@ -94,7 +94,7 @@ class FaultShim:
         for each in (library.ackstate_fault_name, library.ackstate_fault_old_name, library.ackstate_fault_name_inode):
             each.argtypes = (ctypes.c_long,)
 
-    def arm(self, directory: Path, fault: Fault) -> None:
+    def arm(self, directory: Path, fault: CallFault) -> None:
         """Count this process's calls from 1, on what lies below a directory that is reached without links.
 
         Raises:
@@ -115,10 +115,10 @@ class FaultShim:
         return int(self._library.ackstate_fault_count())
 
     @property
-    def met(self) -> Call | None:
+    def met(self) -> SystemCall | None:
         """The first call that the fault befell, or None."""
         name, path = self._library.ackstate_fault_call(), self._library.ackstate_fault_path()
-        return Call(name.decode(), os.fsdecode(path)) if name else None
+        return SystemCall(name.decode(), os.fsdecode(path)) if name else None
 
     def lose_unsynced(self, directory: Path, *, shrinks: bool) -> int:
         """Give the files below a directory the names and bytes that a power cut would leave: none without a good sync.

@@ -374,13 +374,13 @@ def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
 @pytest.mark.slow
 def test_every_commit_of_sqlite_is_cut_at_every_border_and_judged(monkeypatch):
     asked = []
-    judge_copy = sqlite._Judging._open
+    judge_copy = sqlite._SqliteJudge._open
 
     def noted(judging, copy):
         asked.append(copy)
         return judge_copy(judging, copy)
 
-    monkeypatch.setattr(sqlite._Judging, "_open", noted)
+    monkeypatch.setattr(sqlite._SqliteJudge, "_open", noted)
     examined = examine_sqlite(Workload(("a",), CursorConfig(), STEPS[:2]))
     assert examined.failure is None
     assert examined.cycles == len(asked)

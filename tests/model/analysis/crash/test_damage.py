@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ackstate.analysis.crash.layers.damage import judgement as layer
-from ackstate.analysis.crash.layers.damage.judgement import Fate, damage, good_store, judge, run
+from ackstate.analysis.crash.layers.damage.judgement import Outcome, damage, good_store, judge, run
 from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
 from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
 from ackstate.analysis.crash.layers.damage.records import RecordMedium
@@ -55,7 +55,7 @@ def test_a_slice_of_the_layer_finds_nothing(monkeypatch):
     assert sum(outcome.cycles for outcome in outcomes) > 1_000
     # Every fate was met, so none of them is waved through.
     met = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
-    assert {fate.value for fate in Fate} | {"repaired"} <= met
+    assert {fate.value for fate in Outcome} | {"repaired"} <= met
     assert {repair.name.lower() for repair in Repair if repair is not Repair.NONE} <= met
     assert {"batches", "deltas", "fallbacks", "mark_deletes", "native_stores", "properties", "pulsar_stores"} <= met
     assert {"snapshots", "whole_states"} <= met

@@ -9,8 +9,8 @@ import pytest
 import ackstate.cursor.journal.native
 import ackstate.cursor.persist.persister
 import ackstate.cursor.topic.message_log
-from ackstate.analysis.crash.model.schedule import judged
-from ackstate.analysis.crash.model.side import _Asked
+from ackstate.analysis.crash.model.simulated_subscription import _Asked
+from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
 from ackstate.cursor.dispatch.dispatcher import Dispatcher

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from ackstate.analysis.crash.layers import schedules
-from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.analysis.crash.promises import Promise
 from museum.exhibits import EXHIBITS
 
@@ -30,11 +30,11 @@ def test_schedules_break_no_promise():
 
 @pytest.mark.slow
 def test_a_seed_says_what_happens():
-    first, again = (Schedule(7) for _ in range(2))
+    first, again = (BrokerSimulation(7) for _ in range(2))
     first.run()
     again.run()
     assert first.story() == again.story()
-    other = Schedule(8)
+    other = BrokerSimulation(8)
     other.run()
     assert other.story() != first.story()
 
@@ -43,12 +43,12 @@ def test_an_event_that_is_left_out_changes_no_other_event():
     """Time passes by what the events draw, each from its own seed."""
     waits = {}
     for number in range(150):
-        schedule = Schedule(3, Settings())
+        schedule = BrokerSimulation(3, Settings())
         schedule.run([number], ends=False)
         waits[number] = schedule.now_ms
     passing = [number for number, passed_ms in waits.items() if passed_ms]
     assert len(passing) > 3
-    schedule = Schedule(3, Settings())
+    schedule = BrokerSimulation(3, Settings())
     schedule.run(passing, ends=False)
     assert schedule.now_ms == sum(waits.values())
 

@@ -24,7 +24,7 @@ from ackstate.analysis.crash.layers.system_calls.layer import (
     small_file_store,
 )
 from ackstate.analysis.crash.layers.system_calls.script import Script
-from ackstate.analysis.crash.layers.system_calls.shim import Action, Fault, loaded
+from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.persist import group_persist
@@ -35,7 +35,7 @@ from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.position import Position
 
 SHIM = loaded()
-NEVER = Fault(1 << 40, Action.FAIL)
+NEVER = CallFault(1 << 40, Action.FAIL)
 
 
 def said_error(call, *arguments):
@@ -66,7 +66,7 @@ def counted(directory):
     ]
     seen = []
     for make in makes:
-        SHIM.arm(directory, Fault(1, Action.FAIL, errno.EIO))
+        SHIM.arm(directory, CallFault(1, Action.FAIL, errno.EIO))
         failed, met = said_error(make), SHIM.met
         SHIM.arm(directory, NEVER)
         make()
@@ -78,7 +78,7 @@ def counted(directory):
 def torn(directory):
     """Let a write store half, and say what it and the next ones say."""
     file = os.open(directory / "short", os.O_RDWR | os.O_CREAT)
-    SHIM.arm(directory, Fault(1, Action.SHORT, errno.ENOSPC))
+    SHIM.arm(directory, CallFault(1, Action.SHORT, errno.ENOSPC))
     said = [said_error(os.write, file, b"0123456789") for _ in range(3)]
     SHIM.disarm()
     return [*said, (directory / "short").read_bytes().decode()]
@@ -86,7 +86,7 @@ def torn(directory):
 
 def lasting(directory):
     """Let three calls in a row fail."""
-    SHIM.arm(directory, Fault(2, Action.FAIL, errno.ENOSPC, lasts=3))
+    SHIM.arm(directory, CallFault(2, Action.FAIL, errno.ENOSPC, lasts=3))
     said = [said_error((directory / str(number)).mkdir) for number in range(6)]
     SHIM.disarm()
     return said
@@ -98,7 +98,7 @@ def killed(directory, action):
     child = os.fork()
     if child == 0:
         file = os.open(path, os.O_RDWR | os.O_CREAT)
-        SHIM.arm(directory, Fault(2, action))
+        SHIM.arm(directory, CallFault(2, action))
         os.write(file, b"0123456789")
         os.write(file, b"abcdefghij")
         os._exit(0)
@@ -109,7 +109,7 @@ def killed(directory, action):
 def reading(directory):
     """Let a read fail; writes do not count then."""
     (directory / "read").write_bytes(b"there")
-    SHIM.arm(directory, Fault(1, Action.FAIL_READ, errno.EIO))
+    SHIM.arm(directory, CallFault(1, Action.FAIL_READ, errno.EIO))
     (directory / "written").write_bytes(b"x")
     file = os.open(directory / "read", os.O_RDONLY)
     said = [said_error(os.pread, file, 5, 0), os.pread(file, 5, 0).decode()]
@@ -121,7 +121,7 @@ def gate(directory, *, rewrites=False, forgets=False):
     """Sync, write on two sectors, fail the sync, write a third, sync; return what a power cut leaves of them."""
     path = directory / "gate"
     file = os.open(path, os.O_RDWR | os.O_CREAT)
-    SHIM.arm(directory, Fault(5, Action.FAIL, errno.EIO))
+    SHIM.arm(directory, CallFault(5, Action.FAIL, errno.EIO))
     os.write(file, b"a" * 512)
     os.fsync(file)
     os.pwrite(file, b"A" * 512, 0)

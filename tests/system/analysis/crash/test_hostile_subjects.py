@@ -12,22 +12,22 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import lives, subject_process
+from ackstate.analysis.crash import process_runs, subject_process
 from ackstate.analysis.crash.conversation import (
     Accepted,
+    AnswersDue,
     AskReport,
     Durable,
     OutOfTurnError,
     Ready,
     Start,
     SubjectError,
-    Turns,
     printable,
 )
 from ackstate.analysis.crash.layers.kills import Kills
-from ackstate.analysis.crash.lives import Lives, LivesSettings, Sigkill
+from ackstate.analysis.crash.process_layer import RunSize
+from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, Sigkill
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
@@ -63,7 +63,7 @@ def python(program):
     ],
 )
 def test_an_answer_that_is_not_due_is_refused(requests, answers):
-    turns = Turns()
+    turns = AnswersDue()
     for request in requests:
         turns.asked(request)
     for answer in answers[:-1]:
@@ -126,10 +126,10 @@ def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
                     held = []
                 case _: held.append(asked["number"])
     """
-    lives = Lives(lambda: python(program), tmp_path, 7, Sigkill(), LivesSettings(patience_s=10))
+    lives = ProcessRuns(lambda: python(program), tmp_path, 7, Sigkill(), CrashTiming(patience_s=10))
     with pytest.MonkeyPatch.context() as patch:
         acks = [Operation(number, OperationKind.ACK, 1, number % 50) for number in range(199)]
-        patch.setattr(Lives, "_operations", lambda *_: [*acks, Operation(199, OperationKind.PERSIST)])
+        patch.setattr(ProcessRuns, "_operations", lambda *_: [*acks, Operation(199, OperationKind.PERSIST)])
         lives.live_once(200)
     assert lives.broken == ()
     assert sum(isinstance(step, Accepted) for _, step in lives._steps) == 200
@@ -137,8 +137,8 @@ def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
 
 def test_two_recoveries_that_differ_are_no_lost_receipts(monkeypatch):
     # Where one is crashed after it forgot, and before it could say what it had found, that is lost.
-    monkeypatch.setattr(lives, "_CRASHED_RECOVERY_SHARE", 0)
-    monkeypatch.setattr(lives, "_EARLY_SHARE", 0)
+    monkeypatch.setattr(process_runs, "_CRASHED_RECOVERY_SHARE", 0)
+    monkeypatch.setattr(process_runs, "_EARLY_SHARE", 0)
 
     class Forgetting(NaiveSubject):
         def recover(self, directory, ledgers):

@@ -8,12 +8,12 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import lives
+from ackstate.analysis.crash import process_runs
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layers.kills import Kills, kills
+from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.subject import OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
@@ -226,8 +226,8 @@ def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted
 @pytest.mark.slow
 def test_a_subject_whose_recoveries_differ_is_found(monkeypatch):
     # Where one is crashed after it forgot, and before it could say what it had found, that counts as lost.
-    monkeypatch.setattr(lives, "_CRASHED_RECOVERY_SHARE", 0)
-    monkeypatch.setattr(lives, "_EARLY_SHARE", 0)
+    monkeypatch.setattr(process_runs, "_CRASHED_RECOVERY_SHARE", 0)
+    monkeypatch.setattr(process_runs, "_EARLY_SHARE", 0)
     (broken,) = outcomes_of(Forgetful, 100)[-1].broken
     assert broken.promise == Promise.I5
     assert broken.story

@@ -20,8 +20,8 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
 from ackstate.analysis.crash.layers.system_calls import shim
 from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
+from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.runs_of_lives import RunSize
 from ackstate.analysis.crash.scratch import fast_parent
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch

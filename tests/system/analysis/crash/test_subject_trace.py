@@ -9,7 +9,7 @@ import pytest
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.conversation import Accepted, Durable
 from ackstate.analysis.crash.layers.kills import Kills
-from ackstate.analysis.crash.runs_of_lives import RunSize
+from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.subject import Operation, OperationKind
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_trace import Lived, SubjectTrace

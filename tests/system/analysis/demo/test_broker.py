@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from ackstate import CursorFencedError
-from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, BrokerSettings
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, DemoSettings
 from ackstate.analysis.demo.recovery import recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording
@@ -22,7 +22,7 @@ from traces import last_state
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = BrokerSettings(seed=3, entries_per_ledger_max=300, flush_interval_ms=60, delay_ms_max=100)
+SETTINGS = DemoSettings(seed=3, entries_per_ledger_max=300, flush_interval_ms=60, delay_ms_max=100)
 
 
 def run(store, directory, *, steps, settings=SETTINGS):
@@ -72,7 +72,7 @@ def test_the_workload_has_what_it_promises(tmp_path):
 
 
 def test_a_crash_at_any_write_leaves_one_of_the_two_right_answers(tmp_path):
-    settings = BrokerSettings(seed=5, messages_per_second=1_000, flush_interval_ms=20, delay_ms_max=20)
+    settings = DemoSettings(seed=5, messages_per_second=1_000, flush_interval_ms=20, delay_ms_max=20)
     inside = 0
     for mutation in range(12, 90):  # before that the log and the cursors are created
         for kind in (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER):

@@ -12,7 +12,7 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.parts import RESULT_KEY
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.estimate.trace_source import LocalSource
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.spark.source import SparkSource
@@ -36,7 +36,7 @@ def events_of(seed):
 
 def curve(events, policy, begin_ms, end_ms):
     replay = SubscriptionReplay([policy], {3: 1 + max(event.last_entry for event in events)})
-    chunk = Chunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in Chunk._fields))
+    chunk = EventChunk(*(np.array([getattr(event, name) for event in events], np.int64) for name in EventChunk._fields))
     points = [*replay.take(chunk), *replay.end(end_ms)]
     last = {
         ts_ms: value for each in points for ts_ms, value in zip(each.ts_ms.tolist(), each.value.tolist(), strict=True)

@@ -15,7 +15,7 @@ from ackstate.analysis.crash.scratch import fast_parent, scratch_prefix
 from ackstate.analysis.replay.policy import Policy
 from benchmarks.calibration.__main__ import main
 from benchmarks.calibration.blocked import blocked
-from benchmarks.calibration.prediction import Prediction, expected_by_spark
+from benchmarks.calibration.prediction import TracePrediction, expected_by_spark
 from command_line import Outcome, assert_one_line
 
 ROOT = Path(__file__).parents[4]
@@ -38,7 +38,7 @@ def test_spark_keeps_apart_what_has_the_same_name(spark):
     policies = [Policy.from_mapping(each) for each in (rare, rare | {"flush_interval_ms": 300})]
     replayed = [(blocked(policy, 1), policy) for policy in policies]
     assert len({workload.topic for workload, _ in replayed}) == 1
-    plain = [Prediction(*each, ()).expected for each in replayed]
+    plain = [TracePrediction(*each, ()).expected for each in replayed]
     assert expected_by_spark(spark, replayed) == pytest.approx(plain)
 
 
@@ -100,7 +100,7 @@ def test_without_java_nobody_is_killed(capsys, monkeypatch):
         raise SparkUnavailableError("planted: no Java")
 
     monkeypatch.setattr("benchmarks.calibration.__main__._session", refuse)
-    monkeypatch.setattr("benchmarks.calibration.run.Life", None)
+    monkeypatch.setattr("benchmarks.calibration.run.WorkerProcess", None)
     assert_one_line(run(capsys, *SMALL), "planted: no Java")
 
 

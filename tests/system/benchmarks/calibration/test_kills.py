@@ -14,7 +14,7 @@ from ackstate.cursor.store import StoreError
 from benchmarks.calibration.player import StoreKind
 from benchmarks.calibration.points import BLOCKED, Point, grid
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration
-from benchmarks.calibration.run import Plan, cut_points, kill_point, kill_points
+from benchmarks.calibration.run import CalibrationPlan, cut_points, kill_point, kill_points
 
 HOLES = {"flush_interval_ms": 100, "range_count_max": 5}
 
@@ -29,7 +29,7 @@ def calibrated(found):
 
 @pytest.mark.slow
 def test_every_kill_brings_back_what_the_trace_says():
-    points = list(kill_points(Plan(points=6, kills=1, power_cuts=0), lambda what, share: None))
+    points = list(kill_points(CalibrationPlan(points=6, kills=1, power_cuts=0), lambda what, share: None))
     assert {each.shape for each in points} >= {"in_order", "key_shared", BLOCKED}
     assert [death.when for death in points[0].kills] == [MOMENT, EVENT, PERSIST]
     assert sum(death.observed for each in points for death in each.kills) > 100
@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("real", "wrong"), WRONG.values(), ids=WRONG)
 def test_an_estimate_with_a_wrong_setting_is_found_out(tmp_path, real, wrong):
-    plan = Plan(kills=1, assumed={key: str(value) for key, value in wrong.items()})
+    plan = CalibrationPlan(kills=1, assumed={key: str(value) for key, value in wrong.items()})
     found = kill_point(point("many_consumers", **real), plan, tmp_path)
     assert found.unequal
     assert not calibrated([found]).holds
@@ -71,7 +71,7 @@ def test_a_cursor_that_stops_persisting_half_way_is_found_out(tmp_path, monkeypa
         return honest(self, now_ms=now_ms) if now_ms < middle_ms else None
 
     monkeypatch.setattr(ManagedCursor, "tick", planted)
-    found = kill_point(point(flush_interval_ms=100), Plan(kills=4), tmp_path)
+    found = kill_point(point(flush_interval_ms=100), CalibrationPlan(kills=4), tmp_path)
     late = [death for death in found.kills if traffic.begin_ms + death.at_ms > middle_ms + 200]
     assert late
     assert all(death.observed > max(death.predicted) for death in late)
@@ -81,7 +81,7 @@ def test_a_cursor_that_stops_persisting_half_way_is_found_out(tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_recovery_that_invents_an_ack_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(ManagedCursor, "is_acked", lambda self, position: True)
-    found = kill_point(point(), Plan(kills=1), tmp_path)
+    found = kill_point(point(), CalibrationPlan(kills=1), tmp_path)
     assert all(death.invented for death in found.kills)
     assert not calibrated([found]).holds
 
@@ -89,7 +89,7 @@ def test_a_recovery_that_invents_an_ack_is_found_out(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.root
 def test_power_cuts_bring_back_at_most_that(power_can_be_cut):
-    cuts = cut_points(Plan(points=2, power_cuts=2), lambda what, share: None)
+    cuts = cut_points(CalibrationPlan(points=2, power_cuts=2), lambda what, share: None)
     assert [len(each) for each in cuts] == [2, 2]
     assert all(death.is_within for each in cuts for death in each)
 
@@ -101,7 +101,7 @@ def test_a_store_that_syncs_nothing_is_found_out_by_power_cuts(power_can_be_cut,
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     monkeypatch.setattr("benchmarks.calibration.run.grid", lambda count, seed: [point(store=StoreKind.FILE)])
-    (cuts,) = cut_points(Plan(points=1, power_cuts=6), lambda what, share: None)
+    (cuts,) = cut_points(CalibrationPlan(points=1, power_cuts=6), lambda what, share: None)
     assert any(not death.is_within for death in cuts)
 
 
@@ -115,7 +115,7 @@ def test_without_a_disk_of_our_own_the_power_is_not_cut(monkeypatch):
 
     monkeypatch.setattr(LoopDisk, "__init__", refuse)
     monkeypatch.setattr("benchmarks.calibration.run.with_private_mounts", lambda make: make())
-    found = calibrate(Plan(points=1, kills=1, power_cuts=1), lambda what, share: None)
+    found = calibrate(CalibrationPlan(points=1, kills=1, power_cuts=1), lambda what, share: None)
     assert (found.skipped, found.power_cuts, found.holds) == ("power cuts need a planted disk", [], True)
 
 
@@ -138,7 +138,7 @@ def test_a_process_that_is_sent_something_else_than_its_trace_says_ends_the_cali
     planted = replace(blocking, policy=Policy.from_mapping({"max_unpersisted_ack_record_bytes": 4_096}))
     planted.__dict__["workload"] = blocking.workload
     with pytest.raises(CalibrationError, match="expected None to be next"):
-        kill_point(planted, Plan(kills=1), tmp_path)
+        kill_point(planted, CalibrationPlan(kills=1), tmp_path)
 
 
 def test_a_store_that_cannot_be_written_at_all_is_no_calibration(tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_store_that_cannot_be_written_at_all_is_no_calibration(tmp_path, monke
 
     monkeypatch.setattr("benchmarks.calibration.run.open_store", refuse)
     with pytest.raises(Exception, match=r"ended before it was killed: .*planted"):
-        kill_point(point(), Plan(kills=1), tmp_path)
+        kill_point(point(), CalibrationPlan(kills=1), tmp_path)
 
 
 def test_the_grid_has_fifty_points_of_every_kind():

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from benchmarks.calibration.processes import Life, apart, uninterrupted
+from benchmarks.calibration.processes import WorkerProcess, apart, uninterrupted
 from benchmarks.calibration.workload import CalibrationError
 
 
@@ -16,7 +16,7 @@ def test_a_killed_process_is_gone_and_what_it_said_is_known():
         say(b"a")
         say(b"b")
 
-    with Life(work) as life:
+    with WorkerProcess(work) as life:
         life.wait_for(b"b")
         assert life.kill() == b"ab"
         with pytest.raises(ChildProcessError):
@@ -25,7 +25,7 @@ def test_a_killed_process_is_gone_and_what_it_said_is_known():
 
 
 def test_what_is_said_later_is_not_said_yet():
-    with Life(lambda say: say(b"a")) as life:
+    with WorkerProcess(lambda say: say(b"a")) as life:
         life.wait_for(b"a")
         assert life.said() == b"a"
 
@@ -34,18 +34,21 @@ def test_a_failure_before_its_death_is_told():
     def work(say):
         raise ValueError("planted")
 
-    with Life(work) as life, pytest.raises(CalibrationError, match="ValueError: planted"):
+    with WorkerProcess(work) as life, pytest.raises(CalibrationError, match="ValueError: planted"):
         life.wait_for(b"a")
 
 
 def test_a_process_that_ends_before_its_death_is_told():
-    with Life(lambda say: os._exit(0)) as life, pytest.raises(CalibrationError, match="ended before it was killed"):
+    with (
+        WorkerProcess(lambda say: os._exit(0)) as life,
+        pytest.raises(CalibrationError, match="ended before it was killed"),
+    ):
         life.wait_for(b"a")
 
 
 def test_a_silent_process_is_given_up(monkeypatch):
     monkeypatch.setattr("benchmarks.calibration.processes.PATIENCE_S", 0.01)
-    with Life(lambda say: None) as life, pytest.raises(CalibrationError, match="said nothing"):
+    with WorkerProcess(lambda say: None) as life, pytest.raises(CalibrationError, match="said nothing"):
         life.wait_for(b"a")
 
 
@@ -54,7 +57,7 @@ def test_ctrl_c_is_not_for_it():
         os.kill(os.getpid(), signal.SIGINT)
         say(b"a")
 
-    with Life(work) as life:
+    with WorkerProcess(work) as life:
         life.wait_for(b"a")
 
 

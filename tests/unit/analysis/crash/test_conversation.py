@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AskReport,
+    ConversationFailure,
     Durable,
-    Failure,
     Ready,
     Recover,
     Start,
@@ -22,7 +22,7 @@ from ackstate.analysis.crash.conversation import (
     request_line,
     tell,
 )
-from ackstate.analysis.crash.life import Life
+from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 
 REQUESTS = {
@@ -40,7 +40,7 @@ ANSWERS = {
     '{"durable":[0,1]}': Durable((0, 1)),
     '{"acked":[[1,0,10],[4,3,4]],"redelivery_if_crashed":null}': Report([EntryRun(1, 0, 10), EntryRun(4, 3, 4)]),
     '{"acked":[],"redelivery_if_crashed":2}': Report([], 2),
-    '{"error":"disk \\u00fc"}': Failure("disk ü"),
+    '{"error":"disk \\u00fc"}': ConversationFailure("disk ü"),
 }
 
 
@@ -122,7 +122,7 @@ def test_anything_else_raises_our_own_error_and_no_other(fields):
 
 @pytest.mark.parametrize("answer", [Accepted(1), Durable((0, 1))])
 def test_a_claim_about_what_was_never_asked_is_refused(answer):
-    life = Life({1: 10})
+    life = ProcessRun({1: 10})
     life.asked(Operation(0, OperationKind.ACK, 1, 7))
     with pytest.raises(SubjectError, match="there was no operation 1: 1 were asked for"):
         tell(life, answer)

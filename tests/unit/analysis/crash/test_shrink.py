@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.crash.layer import BrokenPromise
-from ackstate.analysis.crash.model.schedule import Schedule
 from ackstate.analysis.crash.model.settings import Settings
-from ackstate.analysis.crash.model.story import Failure, failure_of, told
+from ackstate.analysis.crash.model.simulation import BrokerSimulation
+from ackstate.analysis.crash.model.story import ScheduleFailure, failure_of, told
+from ackstate.analysis.crash.process_layer import RunSize, shorter_run
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.crash.runs_of_lives import RunSize, shorter_run
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
@@ -84,10 +84,10 @@ def test_a_setting_that_another_one_needs_stays_with_it(monkeypatch):
         if schedule.settings.config.format is Format.PULSAR and 5 in numbers:
             raise PromiseBrokenError(Promise.I9, "of two instants")
 
-    monkeypatch.setattr(Schedule, "run", run)
-    monkeypatch.setattr(Schedule, "story", lambda _: ("it happens",))
-    failure = failure_of(Schedule(1, Settings(config=config, consumer_count=1)), range(20))
-    assert isinstance(failure, Failure)
+    monkeypatch.setattr(BrokerSimulation, "run", run)
+    monkeypatch.setattr(BrokerSimulation, "story", lambda _: ("it happens",))
+    failure = failure_of(BrokerSimulation(1, Settings(config=config, consumer_count=1)), range(20))
+    assert isinstance(failure, ScheduleFailure)
     story = told(1, failure, seconds_max=5).story
     assert story[0] == "seed 1, events 5"
     assert "format=PULSAR" in story[1]

@@ -12,7 +12,7 @@ from ackstate.analysis.trace.generate import series as series_module
 from ackstate.analysis.trace.generate.clock import Arrivals
 from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
 from ackstate.analysis.trace.generate.outages import RECOVERY_MS
-from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, Piece, TracePlan
+from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, RowGroupPlan, TracePlan
 from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.generate.turns import Classes, Turns
 from ackstate.analysis.trace.parquet import check_trace, trace_files
@@ -270,7 +270,7 @@ def test_arrivals_rise_at_their_rate(rate):
 
 def test_pieces_are_counted_without_being_listed():
     plan = plan_of(events=10 * PIECE_EVENTS + 7, subscriptions=4, topics=3, hot_share=0.7)
-    listed = [Piece(name, number) for name in range(4) for number in range(plan.pieces_of(name))]
+    listed = [RowGroupPlan(name, number) for name in range(4) for number in range(plan.pieces_of(name))]
     assert [plan.piece(index) for index in range(plan.piece_count)] == listed
     assert sum(map(plan.events_of, range(4))) == plan.events
     assert plan.events_of(0) == round(0.7 * plan.events)

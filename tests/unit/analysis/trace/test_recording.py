@@ -12,7 +12,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
-from ackstate.analysis.replay.acked import Chunk
+from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
@@ -51,7 +51,7 @@ def folded(events, *, chunk=7):
     fold, found = RedeliveryFold(), []
     columns = np.array([event[:5] for event in events], np.int64)
     for begin in range(0, len(columns), chunk):
-        found += fold.fold(Chunk(*columns[begin : begin + chunk].T)).redelivery.tolist()
+        found += fold.fold(EventChunk(*columns[begin : begin + chunk].T)).redelivery.tolist()
     return found
 
 

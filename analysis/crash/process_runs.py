@@ -26,9 +26,9 @@ from ackstate.analysis.crash.conversation import (
     tell,
 )
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
-from ackstate.analysis.crash.life import Life
-from ackstate.analysis.crash.lives_story import complaint, ledgers, told
 from ackstate.analysis.crash.oracle import State
+from ackstate.analysis.crash.process_run import ProcessRun
+from ackstate.analysis.crash.process_story import complaint, ledgers, told
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -95,7 +95,7 @@ class Sigkill:
 
 
 @dataclass(frozen=True, slots=True)
-class LivesSettings:
+class CrashTiming:
     """When the crashes come.
 
     Attributes:
@@ -110,7 +110,7 @@ class LivesSettings:
     patience_s: float = PATIENCE_S
 
 
-class _Moment(NamedTuple):
+class _CrashMoment(NamedTuple):
     """When to crash: after so many answers, then perhaps a durable one, and then a little later.
 
     Right after it has said that something is durable, a subject that says so too early has most to lose.
@@ -122,7 +122,7 @@ class _Moment(NamedTuple):
 
 
 @final
-class Lives:
+class ProcessRuns:
     """The lives of one subscription in one directory, one after the other, decided by a seed.
 
     Whoever opens the directory judges the life before: a process that recovers and no more, or the next life.
@@ -135,13 +135,13 @@ class Lives:
         settings: When.
     """
 
-    def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: LivesSettings) -> None:
+    def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: CrashTiming) -> None:
         self._launch, self._directory, self._seed = launch, directory, seed
         self._crash, self._settings = crash, settings
         self._log = consumers.ledgers(_chance("log", seed))
         self._number = self._crashes = 0
         self._is_open = False
-        self._life = Life(self._log)
+        self._life = ProcessRun(self._log)
         # By any life.
         self._ever_asked: AckedSet = self._life.expected.asked
         # What was asked and said in the life that nobody has judged yet.
@@ -193,7 +193,7 @@ class Lives:
             return
         moment = _moment(chance, length, delay_mean_s=self._settings.delay_mean_s)
         if self._settings.early_s is None:
-            moment = _Moment(sys.maxsize, is_after_durable=False, delay_s=0.0)
+            moment = _CrashMoment(sys.maxsize, is_after_durable=False, delay_s=0.0)
         ahead = 1 if chance.random() < _ONE_AT_A_TIME_SHARE else _SENT_AHEAD
         is_quiet = self._talk(process, self._operations(length), moment, ahead=ahead)
         if is_quiet and chance.random() < _QUIET_REPORT_SHARE:
@@ -261,7 +261,7 @@ class Lives:
             self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
         holds = f"it is open, and holds {acked}"
         self._judge(report, holds)
-        self._life, self._steps, self._story = Life(self._log, acked), [], [holds]
+        self._life, self._steps, self._story = ProcessRun(self._log, acked), [], [holds]
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
 
@@ -285,7 +285,9 @@ class Lives:
         steps = [*consumers.steps(chance, self._log, length=length - 1, known=known), Step(StepKind.PERSIST)]
         return [Operation(number, OperationKind[step.kind.name], *step.position) for number, step in enumerate(steps)]
 
-    def _talk(self, process: SubjectProcess, operations: Sequence[Operation], moment: _Moment, *, ahead: int) -> bool:
+    def _talk(
+        self, process: SubjectProcess, operations: Sequence[Operation], moment: _CrashMoment, *, ahead: int
+    ) -> bool:
         """Ask until the moment has come, or everything was answered; tell whether that is so.
 
         Args:
@@ -371,9 +373,9 @@ def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATI
             process.wait_for(Accepted, patience_s=patience_s)
 
 
-def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _Moment:
+def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _CrashMoment:
     is_after_durable = chance.random() < _AFTER_DURABLE_SHARE
-    return _Moment(
+    return _CrashMoment(
         chance.randint(1, length), is_after_durable, chance.choice((0.0, chance.expovariate(1 / delay_mean_s)))
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
-    from ackstate.analysis.crash.lives import Lives
+    from ackstate.analysis.crash.process_runs import ProcessRuns
 
 _RECOVERED_TWICE_SHARE = 0.3
 
@@ -29,7 +29,7 @@ class RunSize(NamedTuple):
     operations: int
 
 
-class LivesLayer(Protocol):
+class ProcessLayer(Protocol):
     """A layer whose runs are lives."""
 
     @property
@@ -60,12 +60,12 @@ class LivesLayer(Protocol):
         """No repeat begins later."""
         ...
 
-    def lived(self, seed: int, size: RunSize) -> Lives:
+    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
         """Return the lives of a seed's run of a size, over."""
         ...
 
 
-def runs_of_lives(layer: LivesLayer, first_seed: int, recording: Path | None) -> Iterator[RunOutcome]:
+def process_layer_runs(layer: ProcessLayer, first_seed: int, recording: Path | None) -> Iterator[RunOutcome]:
     """Yield the runs of a layer for ever, as `Layer`.
 
     Args:
@@ -88,7 +88,7 @@ def runs_of_lives(layer: LivesLayer, first_seed: int, recording: Path | None) ->
             yield replace(outcome, broken=_shortened(layer, outcome)) if outcome.broken else outcome
 
 
-def _shortened(layer: LivesLayer, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
+def _shortened(layer: ProcessLayer, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
     return shorter_run(
         outcome.broken,
         layer.size,
@@ -98,7 +98,7 @@ def _shortened(layer: LivesLayer, outcome: RunOutcome) -> tuple[BrokenPromise, .
     )
 
 
-def live_through(lives: Lives, life_count: int, *, length: Callable[[], int], chance: Random) -> Lives:
+def live_through(lives: ProcessRuns, life_count: int, *, length: Callable[[], int], chance: Random) -> ProcessRuns:
     """Go through so many lives, or fewer if a promise is broken, and return them.
 
     A process that recovers and no more judges the last of them, and others by chance.

@@ -19,7 +19,7 @@ from ackstate.analysis.crash.model.earlier_log import EarlierLog, open_log
 from ackstate.analysis.crash.model.events import EVENTS
 from ackstate.analysis.crash.model.numbered_log import NumberedLog
 from ackstate.analysis.crash.model.settings import TICK_MS, Settings, Tracker, drawn
-from ackstate.analysis.crash.model.side import SimulatedSubscription
+from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
 from ackstate.analysis.crash.model.watched_store import WatchedStore
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
@@ -48,7 +48,7 @@ _BUCKETS = DelayConfig(
 
 
 @final
-class Schedule:
+class BrokerSimulation:
     """One broker, from one seed; `run` lets it work, or somebody else calls the events by name.
 
     Args:
@@ -76,7 +76,7 @@ class Schedule:
         self.event_number: int | None = None
         self.crash_count = self.fault_count = self.step_count = 0
         self.counts: Counter[str] = Counter()
-        self.meanwhile: Callable[[Schedule, SimulatedSubscription], None] = work_meanwhile
+        self.meanwhile: Callable[[BrokerSimulation, SimulatedSubscription], None] = work_meanwhile
         self.meanwhile_share = 0.5
         self.broker_max = self.settings.broker_max
         self.log = NumberedLog()
@@ -348,7 +348,7 @@ class _Line:
         """Whether something came of it."""
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
 
-    def text(self, schedule: Schedule) -> str:
+    def text(self, schedule: BrokerSimulation) -> str:
         """Return it as a reader wants it: neighbours of one kind together."""
         merged: list[tuple[str, list[int] | None]] = []
         for what, numbers in self.notes:

@@ -11,7 +11,7 @@ from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.model.receipts import Receipts
 from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
 from ackstate.analysis.crash.model.work import Work
-from ackstate.analysis.crash.model.written import BYTES_MIN, Instant, Written, held_of, instant_of
+from ackstate.analysis.crash.model.written import BYTES_MIN, AckSnapshot, Written, held_of, instant_of
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
 from ackstate.cursor.journal.format import Format
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
-    from ackstate.analysis.crash.model.schedule import Schedule
+    from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.analysis.crash.model.written import Held
     from ackstate.cursor.dispatch.delivery import Delivery
     from ackstate.cursor.journal.format import CursorState
@@ -70,7 +70,7 @@ class SimulatedSubscription(PersistWatcher):
         excluded: What the last persist excluded; None if that is not known.
     """
 
-    def __init__(self, schedule: Schedule, name: str) -> None:
+    def __init__(self, schedule: BrokerSimulation, name: str) -> None:
         self.schedule, self.name = schedule, name
         self.model = AckModel(schedule.log)
         self.disk = schedule.cursor_disk
@@ -87,7 +87,7 @@ class SimulatedSubscription(PersistWatcher):
         self.waiters: list[Waiter] = []
         self.allowed: dict[Rule | str, int] = {}
         self.excluded: Excluded | None = Excluded()
-        self.instants: list[Instant] = []
+        self.instants: list[AckSnapshot] = []
         self.open()
 
     def open(self, faults: Sequence[Fault] = ()) -> None:
@@ -426,7 +426,7 @@ class Waiter:
 class _Asked:
     """Tells a delay view what its subscription says, and counts how often it had to ask for what it missed."""
 
-    def __init__(self, subscription: AckedAndSent, schedule: Schedule) -> None:
+    def __init__(self, subscription: AckedAndSent, schedule: BrokerSimulation) -> None:
         self._subscription, self._schedule = subscription, schedule
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:

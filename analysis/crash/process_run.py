@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Life:
+class ProcessRun:
     """One life of a subject, from its start to its crash, as seen from outside.
 
     Args:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.crash.acked_set import Numbering
-from ackstate.analysis.crash.life import Life
 from ackstate.analysis.crash.oracle import counts, told
+from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 
@@ -15,7 +15,7 @@ LOG = {3: 10, 5: 0, 6: 10}
 
 def lived(*entry_ids, known=()):
     """A life that was asked to ack some entries of ledger 3, in this order."""
-    life = Life(LOG, Numbering(LOG).runs([(3, entry_id, entry_id + 1) for entry_id in known]))
+    life = ProcessRun(LOG, Numbering(LOG).runs([(3, entry_id, entry_id + 1) for entry_id in known]))
     for number, entry_id in enumerate(entry_ids):
         life.asked(Operation(number, OperationKind.ACK, 3, entry_id))
     return life
@@ -144,7 +144,7 @@ def test_without_a_gauge_none_can_be_wrong():
 
 
 def test_a_mark_delete_covers_lower_ledgers():
-    life = Life(LOG)
+    life = ProcessRun(LOG)
     life.asked(Operation(0, OperationKind.MARK_DELETE, 6, 1))
     life.durable([0])
     assert life.judge(Report([])) == ((Promise.I2, "lost: 3:[0, 10) 6:[0, 2)", 12),)
