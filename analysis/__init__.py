@@ -1,4 +1,4 @@
-"""From traces to answers: record, crash, estimate with Spark, report. The only package that knows Spark."""
+"""Record traces, crash cursors, estimate redelivery with Spark, and report. The only package that uses Spark."""
 
 from ackstate.checkout import alias
 

@@ -1,6 +1,6 @@
-"""A client of the REST server's delayed-delivery policies, which reads the same options and names as `pulsar-admin`.
+"""Reads and changes the delayed-delivery policies of the REST server, with the options and names of `pulsar-admin`.
 
-Needs httpx, of the extra `admin`. It and whatever else takes long to import is imported when a request is sent: the
+Needs httpx, of the extra `admin`. httpx and other slow imports are deferred until a request is sent, because the
 command line imports this module for each `--help`.
 """
 
@@ -36,7 +36,7 @@ _PAUSES_S = (0.01, 0.02, 0.04, 0.08)
 
 
 class AdminError(AckStateError):
-    """The server refused, or could not be asked. The text is what `pulsar-admin` would write, maybe several lines."""
+    """The server refused or could not be reached. The text is that of `pulsar-admin`, possibly several lines."""
 
 
 class Origin(NamedTuple):
@@ -51,25 +51,25 @@ def origin_of(url: str) -> Origin:
     """Return the origin of a URL of http or https; the host in lower case, without the brackets of IPv6.
 
     Raises:
-        ValueError: It has no host, or a port that is none.
+        ValueError: It has no host, or an invalid port.
     """
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname or parts.port == 0:
-        raise ValueError(f"{url!r} is no URL of a server")
+        raise ValueError(f"the URL of the server must have a host and a valid port, got {url!r}")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 
 @dataclass(frozen=True, slots=True)
 class AdminServer:
-    """Where the server is, and how requests are sent to it.
+    """The address of the server, and how requests are sent to it.
 
     Attributes:
         url: Of http or https, maybe with a path, without a query and a user.
         token: Sent as a bearer token; empty for none. Never shown.
         timeout_s: Limit of a whole exchange, from the look-up of the name to the last byte of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
-        allow_insecure: Take any certificate.
-        answer_bytes_max: A longer answer is refused; None for a limit that suits what is read.
+        allow_insecure: Accept any certificate.
+        answer_bytes_max: A longer answer is refused; None for a limit that suits the resource.
 
     Raises:
         AdminError: The URL or the token is malformed.
@@ -87,7 +87,7 @@ class AdminServer:
             # Not shown: it may hold a password.
             raise AdminError("the URL of the server has a user or password: use --auth-params or --token-file instead")
         if not self.url.isprintable() or not _is_server(self.url):
-            raise AdminError(f"{self.url!r} is no URL of a server such as {DEFAULT_ADMIN_URL}")
+            raise AdminError(f"the URL of the server must look like {DEFAULT_ADMIN_URL}, got {self.url!r}")
         if self.token and not _TOKEN.fullmatch(self.token):
             raise AdminError("the token has a character that no token has")
 
@@ -106,8 +106,8 @@ class AdminServer:
     ) -> Any:
         """Send one request and return the JSON of the answer, None when it is empty.
 
-        A POST or a DELETE that met another writer is sent again, a few times: an update names what it changes and no
-        more, so that the other one's is kept, and to do it twice is to do it once. A redirection is not followed.
+        A POST or a DELETE that conflicts with another writer is sent again, a few times. Repeating is safe: an update
+        names only the fields it changes, so the other writer's fields stay. A redirection is not followed.
 
         Args:
             method: The verb.
@@ -116,7 +116,7 @@ class AdminServer:
             body: Sent as JSON; without it nothing is sent.
 
         Raises:
-            AdminError: No answer came in time, or one that is no success or no JSON.
+            AdminError: No answer arrived in time, or it reports a failure or is not JSON.
         """
         with self.exchanges() as exchanges:
             for pause_s in (*_PAUSES_S, None):
@@ -127,7 +127,7 @@ class AdminServer:
         return _content(answer)
 
     def exchanges(self) -> HttpExchanges:
-        """Return what keeps connections; close it.
+        """Return the connection pool; the caller closes it.
 
         Raises:
             AdminError: httpx is missing.
@@ -146,17 +146,17 @@ class AdminServer:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> Answer:
-        """Send one request and return what was answered, whatever its status.
+        """Send one request and return the answer, with any status.
 
         Args:
-            exchanges: Of `exchanges`, of this server or of another of the same trust.
+            exchanges: From `exchanges` of this server, or of another with the same trusted certificates.
             method: The verb.
             path: As of `call`.
             query: As of `call`.
             body: As of `call`.
 
         Raises:
-            AdminError: No whole answer came in time, or one that exceeds a limit, or the certificates cannot be read.
+            AdminError: No complete answer arrived in time, it exceeds a limit, or the certificates cannot be read.
         """
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         deadline_s = time.monotonic() + self.timeout_s
@@ -170,7 +170,7 @@ class AdminServer:
             raise AdminError(f"Error connecting to: {self.url}: {error}") from None
 
     def _trust(self) -> ssl.SSLContext | bool:
-        """Return the certificates to trust; reading the system's takes 30 ms, which http does not need."""
+        """Return the certificates to trust; for http none, because reading the system's takes 30 ms."""
         if self.allow_insecure:
             return False
         import ssl  # noqa: PLC0415
@@ -183,7 +183,7 @@ class AdminServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The options of `pulsar-admin` that come before the command, as given; None is not given."""
+    """The options of `pulsar-admin` that precede the command; None if an option was not given."""
 
     admin_url: str | None = None
     auth_plugin: str | None = None
@@ -193,7 +193,7 @@ class ServerOptions:
     tls_trust_cert_path: str | None = None
 
     def server(self, client_conf: str = "") -> AdminServer:
-        """Return the server that the options name, and a `client.conf` where they do not.
+        """Return the server named by the options, or else by a `client.conf`.
 
         Args:
             client_conf: Path of Pulsar's file; empty for none.
@@ -237,7 +237,7 @@ def topic_path(topic: str) -> str:
         topic: `persistent://tenant/namespace/topic`, `tenant/namespace/topic`, or `topic` in public/default.
 
     Raises:
-        AdminError: It is none of these, is not persistent, or has a cluster in its name, as Pulsar's first topics.
+        AdminError: It has none of these forms, is not persistent, or names a cluster, as topics of Pulsar 1 did.
     """
     domain, separator, rest = topic.partition("://")
     if separator and domain != "persistent":
@@ -262,7 +262,7 @@ def _is_server(url: str) -> bool:
 
 
 def _is_entity(name: str) -> bool:
-    """Names of dots alone would be steps in a path."""
+    """Return whether a name is valid; "." and ".." would be steps in a path."""
     return _ENTITY.fullmatch(name) is not None and name not in {".", ".."}
 
 
@@ -309,7 +309,7 @@ def _token_of_file(uri: str) -> str:
 
 
 def _token_of_json(text: str) -> str:
-    # What is not JSON is not shown: it may be a token all the same.
+    # Text that is not JSON is not shown: it may be a token.
     try:
         token = json.loads(text)["token"]
     except (ValueError, KeyError, RecursionError):
@@ -318,7 +318,7 @@ def _token_of_json(text: str) -> str:
 
 
 def _content(response: Answer) -> Any:
-    """Return the JSON of an answer, raising `AdminError` if it is none or the status is no success."""
+    """Return the JSON of an answer; raise `AdminError` if it is not JSON or the status is not a success."""
     try:
         content = json.loads(response.content) if response.content else None
         readable = True
@@ -333,6 +333,6 @@ def _content(response: Answer) -> Any:
 
 
 def reason_of(answer: Any) -> str:
-    """Return the reason that a server gave with a refusal, empty if it gave none."""
+    """Return the server's reason for a refusal, empty if there is none."""
     reason = answer.get("reason") if isinstance(answer, dict) else None
     return printable(reason) if isinstance(reason, str) else ""

@@ -19,7 +19,7 @@ EXAMPLES: Final = "500ms, 5s, 1m or 1h"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Duration:
-    """A whole number of milliseconds, from 0 to 2**63 - 1, whose text is what a user would write."""
+    """A whole number of milliseconds, from 0 to 2**63 - 1, whose text is a user's spelling."""
 
     ms: int
 
@@ -35,7 +35,7 @@ class Duration:
             plain_unit: The unit of a number without one; empty to require a unit.
 
         Raises:
-            ValueError: It is no such text, not whole milliseconds, or more than 2**63 - 1 of them.
+            ValueError: The text is not a duration, not whole milliseconds, or more than 2**63 - 1 of them.
         """
         found = _TEXT.fullmatch(text.strip().lower())
         unit_ms = _UNITS_MS.get(found[3] or plain_unit) if found else None
@@ -48,11 +48,11 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        """The same in seconds."""
+        """The duration in seconds."""
         return self.ms / 1_000
 
     def in_whole(self, unit: str) -> int:
-        """Return it in `ms` or `s`.
+        """Return the duration in `ms` or `s`.
 
         Raises:
             ValueError: It is not a whole number of them.
@@ -63,6 +63,6 @@ class Duration:
         return count
 
     def __str__(self) -> str:
-        """Return it in the largest unit, up to days, of which it is a whole number."""
+        """Return the duration in the largest unit, up to days, that divides it."""
         unit = next(unit for unit in _SHOWN_UNITS if self.ms % _UNITS_MS[unit] == 0) if self.ms else "s"
         return f"{self.ms // _UNITS_MS[unit]}{unit}"

@@ -1,4 +1,4 @@
-"""Pages for people: one HTML file that needs nothing else, not even a network."""
+"""Renders a page for people as one HTML file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# A table of more columns does not fit on a telephone.
+# A table with more columns does not fit on a phone.
 _NARROW_COLUMNS = 5
 
-# The policy forbids every request, so that the page cannot even try one. Plotly writes its colours into the elements;
-# text and grid follow the colour scheme all the same, because an important rule beats them. Paper is white.
+# The policy forbids every request, so the page cannot even try one. Plotly writes its colours into the elements; text
+# and grid still follow the colour scheme, because an important rule overrides them. Paper is white.
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -77,16 +77,16 @@ def document(title: str, body: str, *, scripts: str, style: str = "") -> str:
     Args:
         title: As text.
         body: As HTML.
-        scripts: What of it may run, as the policy's ``script-src`` says it.
+        scripts: The scripts that may run, as ``script-src`` of the policy.
         style: CSS beside that of all pages.
     """
     return _PAGE.substitute(title=escape(title), body=body, scripts=scripts, style=style)
 
 
 def section(title: str, identity: str, content: str, *, notes: Sequence[str] = ()) -> str:
-    """Return a section; what of its content is too wide scrolls."""
+    """Return a section; content that is too wide scrolls."""
     told = "".join(f"\n<p>{escape(note)}</p>" for note in notes)
-    # What scrolls must be reachable by keyboard.
+    # A scrolling element must be reachable by keyboard.
     return (
         f'<section id="{identity}">\n<h2>{escape(title)}</h2>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{content}</div>{told}\n</section>'
@@ -96,7 +96,7 @@ def section(title: str, identity: str, content: str, *, notes: Sequence[str] = (
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, failing: Sequence[int] = ()) -> str:
     """Return a table; the rows whose index is in `failing` stand out.
 
-    Each cell knows its column, because on a narrow page the rows of a wide table become lists.
+    Each cell names its column, because on a narrow page the rows of a wide table become lists.
     """
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = []
@@ -112,7 +112,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, failing: S
 
 
 def printable(text: str) -> str:
-    r"""Return a name that a stranger chose with what cannot be seen, or turns text around, spelled out.
+    r"""Return an untrusted name with invisible and bidirectional characters escaped.
 
     >>> printable("orders"), printable("a" + chr(0x202E) + "b" + chr(10))
     ('orders', 'a\\u202eb\\n')

@@ -28,7 +28,7 @@ _PLAIN_ENCODINGS = {"", "identity"}
 
 
 class ExchangeError(AckStateError):
-    """There was no whole answer. The text is one line, and does not have the URL."""
+    """There was no complete answer. The text is one line, without the URL."""
 
 
 class AnswerTooLongError(ExchangeError):
@@ -61,10 +61,10 @@ class Answer(NamedTuple):
     """The answer of a server, of any status.
 
     Attributes:
-        status: Of HTTP.
-        phrase: The words behind the status.
-        location: Where it redirects to, as it said it; None if it said nothing.
-        content: The whole content; empty with an encoding if the status is no success.
+        status: The HTTP status.
+        phrase: The reason phrase behind the status.
+        location: The target of a redirection, as received; None if there is none.
+        content: The whole content; empty with an encoding if the status is not a success.
     """
 
     status: int
@@ -80,7 +80,7 @@ class Answer(NamedTuple):
 
 @final
 class HttpExchanges:
-    """Keeps connections while it is open. Threads may share it.
+    """A pool of connections. Threads may share it.
 
     Args:
         trust: Returns the certificates to trust, or False to take any; called once, before the first request by https.
@@ -142,13 +142,13 @@ class HttpExchanges:
                 raise AnswerTooLongError("the answer of the server did not end in time") from None
             raise ExchangeError("timed out") from None
         except (self._httpx.HTTPError, self._httpx.InvalidURL, UnicodeError) as error:
-            # A name of a host that no encoding has is a `UnicodeError`.
+            # A host name that cannot be encoded is a `UnicodeError`.
             raise ExchangeError(_why(error)) from None
 
     def _client(self, url: str) -> httpx.AsyncClient:
         is_encrypted = url.startswith("https:")
         if is_encrypted not in self._clients:
-            # Proxies, `.netrc` and certificates of the environment are left out, as Pulsar's client does.
+            # Proxies, `.netrc` and certificates of the environment are ignored, as in Pulsar's client.
             self._clients[is_encrypted] = self._httpx.AsyncClient(
                 timeout=None,
                 trust_env=False,
@@ -174,10 +174,10 @@ async def _whole(response: httpx.Response, bytes_max: int) -> Answer:
 
 
 def _why(error: BaseException) -> str:
-    """Return the first reason that an error names: the library's own words may say no more than that it failed."""
+    """Return the first cause of an error: the library's own message may only report that it failed."""
     for each in _causes(error):
         if isinstance(each, OSError) and each.errno is not None:
-            # The loop's own words of a refused connection are not the system's.
+            # The event loop words a refused connection differently from the system.
             is_connection = isinstance(each, ConnectionError)
             return f"[Errno {each.errno}] {os.strerror(each.errno)}" if is_connection else _one_line(str(each))
     return _one_line(str(error)) or type(error).__name__
@@ -193,5 +193,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _one_line(text: str) -> str:
-    """Return text in which a server cannot steer a terminal."""
+    """Return text with control characters escaped, so that a server cannot control a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -29,7 +29,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
 _HOST_AND_PORT = re.compile(r"([^:]+):(\d+)")
 _CONNECT_SECONDS = 5.0
 _COPY_BYTES = 8 << 20
-# What the client of S3 says of an answer, or of there being none.
+# Messages of the S3 client.
 _S3_ERROR = re.compile(r"AWS Error (\w+)(?: \([^)]*\))? during \w+ operation: (.*)")
 _S3_REASONS = {
     "ACCESS_DENIED": (errno.EACCES, "access denied: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
@@ -40,11 +40,11 @@ _S3_REASONS = {
 
 
 class LocationError(AckStateError):
-    """A URL that names no location here, or whose store needs something that is not installed."""
+    """A URL that is not supported, or whose store needs a package that is not installed."""
 
 
 class LocationStatus(NamedTuple):
-    """What a store says of a location.
+    """The status of a location in a store.
 
     Attributes:
         is_dir: Whether it is a directory.
@@ -64,10 +64,10 @@ class StorePath:
     closed; a file of HDFS appears, empty, when it is opened.
 
     Attributes:
-        scheme: Of `SCHEMES`, but not ``file``.
+        scheme: One of `SCHEMES`, except ``file``.
         authority: Bucket, name node or container and account.
         parts: Names from the root down; none for the root.
-        listed: What a listing said of it; asked for again if None.
+        listed: The status from a listing; None to request it.
     """
 
     scheme: str
@@ -109,11 +109,11 @@ class StorePath:
         return self
 
     def is_symlink(self) -> bool:
-        """Return False: a link is followed, where there are any."""
+        """Return False: links are followed, if the store has any."""
         return False
 
     def exists(self) -> bool:
-        """Return whether there is a file or directory; asked now, whatever a listing said."""
+        """Return whether there is a file or directory; checked now, even if a listing reported it."""
         return replace(self, listed=None)._status() is not None
 
     def is_dir(self) -> bool:
@@ -127,27 +127,27 @@ class StorePath:
         return status is not None and not status.is_dir
 
     def stat(self) -> LocationStatus:
-        """Return what the store says of it; raises FileNotFoundError if nothing is there."""
+        """Return the status; raise FileNotFoundError if nothing is there."""
         status = self._status()
         if status is None:
             raise FileNotFoundError(errno.ENOENT, "no such file or directory", str(self))
         return status
 
     def iterdir(self) -> Iterator[StorePath]:
-        """Yield what is in the directory, in any order."""
+        """Yield the entries of the directory, in any order."""
         return self._entries(is_recursive=False)
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
-        """Yield what is in the directory with a name as `fnmatch` matches it; nothing if there is no directory."""
+        """Yield the entries of the directory whose names match an `fnmatch` pattern; none if there is no directory."""
         return (each for each in self.iterdir() if fnmatchcase(each.name, pattern)) if self.is_dir() else iter(())
 
     def rglob(self, pattern: str) -> Iterator[StorePath]:
-        """Yield what is anywhere below the directory, likewise."""
+        """Yield matching entries anywhere below the directory; none if there is no directory."""
         entries = self._entries(is_recursive=True) if self.is_dir() else iter(())
         return (each for each in entries if fnmatchcase(each.name, pattern))
 
     def open(self, mode: Literal["rb", "wb"] = "rb") -> Any:
-        """Open the file, as `pyarrow.NativeFile`; one that is written replaces what is there."""
+        """Open the file, as `pyarrow.NativeFile`; writing replaces an existing file."""
         with self.reasons():
             system, path = self._place()
             return system.open_input_file(path) if mode == "rb" else system.open_output_stream(path)
@@ -159,19 +159,19 @@ class StorePath:
         return data.decode(encoding)
 
     def put(self, file: Path) -> None:
-        """Copy a local file there, whole or not at all; one that is there is replaced."""
+        """Copy a local file there atomically, replacing an existing one."""
         self._put(file, overwrite=True)
 
     def put_new(self, file: Path) -> None:
         """Copy a local file there, unless there is one already.
 
-        On HDFS that is one step. Object stores are asked first: of two that do so at the same moment, the later stays.
+        On HDFS that is one step. Object stores are checked first: if two writers do so at once, the later file stays.
 
         Raises:
-            FileExistsError: There is one.
+            FileExistsError: The file exists.
         """
         if self.exists():
-            raise FileExistsError(errno.EEXIST, "it is there already", str(self))
+            raise FileExistsError(errno.EEXIST, "it already exists", str(self))
         self._put(file, overwrite=False)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
@@ -181,20 +181,20 @@ class StorePath:
             system.delete_file(path)
 
     def rmtree(self) -> None:
-        """Delete the directory and all below it; nothing if it is not there."""
+        """Delete the directory and all below it; no-op if it does not exist."""
         with self.reasons(), suppress(FileNotFoundError):
             system, path = self._place()
             system.delete_dir(path)
 
     def named(self, error: Exception) -> OSError:
-        """Return an error of a client of a store as an OSError with the URL, unless it has one, and a reason."""
+        """Convert an error of a store's client into an OSError with a reason, and the URL unless it names a file."""
         if isinstance(error, OSError) and error.filename:
             return error
         return _os_error(error, str(self))
 
     @contextmanager
     def reasons(self) -> Iterator[None]:
-        """Turn what a client of a store raises into an OSError with the URL and a reason."""
+        """Convert errors of a store's client into OSErrors with the URL and a reason."""
         try:
             yield
         except (OSError, RuntimeError, ValueError) as error:
@@ -220,7 +220,7 @@ class StorePath:
                 yield StorePath(self.scheme, self.authority, (self / below).parts, _status_of(info))
 
     def _put(self, file: Path, *, overwrite: bool) -> None:
-        """Copy a file; where it would be seen before it is whole, under another name that is then changed."""
+        """Copy a file; if it would be visible before it is complete, copy it under another name and rename it."""
         if self.scheme != "hdfs":
             self._copy(file)
             return
@@ -249,7 +249,7 @@ Location: TypeAlias = Path | StorePath
 
 
 def location(text: str) -> Location:
-    """Return the location that a text names: a URL if it begins as one (``s3a://``), else a local path.
+    """Return the location that a text names: a URL if it starts with a scheme (``s3a://``), else a local path.
 
     A URL is taken as Hadoop takes it: ``%20`` in it is three characters of a name. ``file:///x`` is a local path.
 
@@ -258,7 +258,7 @@ def location(text: str) -> Location:
             or with a query. The message has no password.
     """
     if not text:
-        raise LocationError("it is empty")
+        raise LocationError("must not be empty")
     url = _URL.fullmatch(text)
     if url is None:
         return Path(text)
@@ -268,9 +268,9 @@ def location(text: str) -> Location:
         raise LocationError(f"unknown scheme {scheme!r}, known: {known}{did_you_mean(scheme, SCHEMES)}")
     user, at, host = authority.rpartition("@")
     if at and (scheme not in _AZURE or ":" in user):
-        raise LocationError(f"{scheme}://...@{host}{path}: a URL with a user or a password: they go elsewhere")
+        raise LocationError(f"{scheme}://...@{host}{path}: a URL must not have a user or a password")
     if any(sign in path for sign in "?#") or not path.isprintable():
-        raise LocationError(f"{scheme}://{authority}{path!r}: a URL with a query, or a name that is no plain text")
+        raise LocationError(f"{scheme}://{authority}{path!r}: a URL must not have a query or control characters")
     if scheme == "file":
         if authority not in {"", "localhost"} or not path:
             raise LocationError(f"{text}: a local file is file:///PATH")
@@ -294,7 +294,7 @@ def spark_url(place: Location) -> str:
 
 
 def remove_tree(directory: Location) -> None:
-    """Delete a directory and all below it; nothing if it is not there."""
+    """Delete a directory and all below it; no-op if it does not exist."""
     if isinstance(directory, StorePath):
         directory.rmtree()
     else:
@@ -326,9 +326,9 @@ def _hdfs(authority: str) -> Any:
     address = _HOST_AND_PORT.fullmatch(authority)
     if address is None:
         return PyFileSystem(FSSpecHandler(HdfsFileSystem(authority, skip_instance_cache=True)))
-    # The client would try for three minutes.
+    # The client would otherwise retry for three minutes.
     socket.create_connection((address[1], int(address[2])), timeout=_CONNECT_SECONDS).close()
-    # fsspec's cache is emptied in a forked process, where the threads are missing that a client waits for when it ends.
+    # fsspec's cache is cleared in a forked process: it lacks the threads that a client joins when it closes.
     client = HdfsFileSystem(address[1], int(address[2]), skip_instance_cache=True)
     return PyFileSystem(FSSpecHandler(client))
 
@@ -356,7 +356,7 @@ def _os_error(error: Exception, url: str) -> OSError:
 
 
 def _number_of(error: Exception) -> int:
-    """Return the number of an error, which may have only a class."""
+    """Return the errno of an error, derived from its class if it has none."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     numbers = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}

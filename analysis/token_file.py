@@ -17,7 +17,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def open_token_file(path: Path) -> BinaryIO:
     """Open a token file to read it; log a warning if anyone but its owner may read or change it.
 
-    A pipe, which a shell makes of ``<(command)``, is read without a warning.
+    A pipe, as a shell creates for ``<(command)``, is read without a warning.
 
     Raises:
         OSError: It cannot be opened.

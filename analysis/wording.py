@@ -1,4 +1,4 @@
-"""Numbers and names as they stand in sentences."""
+"""Formats numbers and names for sentences."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return text in which a name cannot steer a terminal."""
+    """Return text with control characters escaped, so that a name cannot control a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -97,6 +97,6 @@ def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> No
 
 
 def _clock() -> Callable[[], int]:
-    """Return a clock in ms since the epoch that never steps back while this process lives."""
+    """Return a clock in ms since the epoch that never goes backwards."""
     offset_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000

@@ -1,4 +1,4 @@
-"""Run an `ackstate` command in a process that dies with the one that started it.
+"""Run an `ackstate` command in a process that is killed when its parent dies.
 
 python -P -m ackstate.analysis.cli.child PARENT_PID COMMAND...
 """

@@ -1,4 +1,4 @@
-"""Standard output holds the answer of a command, standard error its progress and its complaints."""
+"""Writes answers to standard output, and progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _STEPS = "ackstate.analysis"
 
 
 def progress(*, auto_refresh: bool = True) -> Progress:
-    """Return what shows progress on standard error; only a terminal shows it.
+    """Return a progress display on standard error, shown only on a terminal.
 
     Args:
-        auto_refresh: As in Rich: whether a thread keeps it moving. A process that forks must have no such thread.
+        auto_refresh: As in Rich: whether a thread refreshes it. A process that forks must not have such a thread.
     """
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
@@ -41,7 +41,7 @@ def progress(*, auto_refresh: bool = True) -> Progress:
 
 
 def show(*parts: Table | str) -> None:
-    """Write tables and lines to standard output; no cell is ever cut, and where no terminal reads, none is wrapped."""
+    """Write tables and lines to standard output; no cell is ever cut, and none is wrapped unless a terminal reads."""
     screen = Console()
     width = screen.width
     if not screen.is_terminal:
@@ -65,7 +65,7 @@ def write_json(value: dict[str, Any]) -> None:
 
 
 def write(text: str) -> None:
-    """Write to standard output now, so that a failure is noticed while it can be reported.
+    """Write to standard output and flush, so that a failure can still be reported.
 
     Raises:
         AckStateError: It cannot be written.
@@ -76,7 +76,7 @@ def write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer would fail once more, with a traceback, when the interpreter ends.
+        # Text left in the buffer would fail once more, with a traceback, when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise AckStateError(f"standard output: {os_error_text(error)}") from error
 
@@ -91,7 +91,7 @@ def complain(message: str) -> None:
 def steps_shown() -> Iterator[None]:
     """Write, while the block runs, a line to standard error after each step of a command, with the seconds it took.
 
-    The steps are what `ackstate.analysis` logs as information. The first one began with the process.
+    The steps are what `ackstate.analysis` logs as information. The first step starts with the process.
     """
     logger, handler = logging.getLogger(_STEPS), _Steps()
     logger.addHandler(handler)
@@ -120,7 +120,7 @@ class _Steps(logging.Handler):
 
 
 def _process_begun_s() -> float:
-    """Return when this process began, on the monotonic clock; where the system does not tell, that is now."""
+    """Return when this process began, on the monotonic clock; now if the system does not report it."""
     try:
         words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")

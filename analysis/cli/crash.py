@@ -55,7 +55,7 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A layer: whether it crashes subjects, and whether it crashes ours as one of them."""
+    """A layer, and whether it can crash a user's subject or our own cursor as a subject."""
 
     title: str
     make: Callable[[_Options], Layer]
@@ -133,8 +133,8 @@ def _chosen(text: str | None, options: _Options) -> list[str]:
     """Return the layers that a name, a range or ``all`` stands for; by default all that fit the other options.
 
     Raises:
-        BadParameter: There is no such layer.
-        ValueError: A layer cannot do what the other options require.
+        BadParameter: The layer is unknown.
+        ValueError: A layer does not support the other options.
     """
     if text is None:
         return [name for name in _LAYERS if name != "ZK" and _LAYERS[name].is_default(options)]
@@ -169,7 +169,7 @@ def crash(
             "By default L0..L5; with --subject those that crash any subject, L2..L4.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the first run; 1 by default.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the first run; 1 by default.")] = None,
     budget: Annotated[Duration, duration_option(least="1ms", help="For each layer: 500ms, 60s, 5m, 2h.")] = Duration(
         10_000
     ),
@@ -187,7 +187,7 @@ def crash(
             metavar="SHARE",
             callback=_share,
             help="L2 to L4: the share of acks before a persist that need a receipt, or nothing was tested. "
-            "Lower it for a subject that holds acks back.",
+            "Lower it for a subject that delays acks.",
         ),
     ] = RECEIPTS_MIN,
     trace: Annotated[
@@ -198,20 +198,20 @@ def crash(
     ] = None,
     totals: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and go on from its seeds."),
+        typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and continue from its seeds."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Crash our cursor, or yours, in every way that a layer knows, and judge what each recovery holds.
+    """Crash our cursor, or yours, in every way that a layer supports, and check each recovery.
 
-    A failure is printed as a seed and the shortest story that was found;
-    the same layer with that seed begins with it. docs/crash-testing.md
-    tells how to test your own.
+    A failure is printed as a seed and the shortest failing story. The same
+    layer with that seed reproduces it. docs/crash-testing.md describes how to
+    test your own cursor.
 
-    Exit status: 0 every promise held; 1 a promise was broken; 2 it could
-    not be done, or nothing was tested: no run was completed, no layer can
-    run here, or the subject gave too few receipts. One layer of several
-    that cannot run here is skipped, with the reason.
+    Exit status: 0 every promise held; 1 a promise was broken; 2 the command
+    failed, or nothing was tested: no run was completed, no layer can run
+    here, or the subject gave too few receipts. If only some of the layers
+    cannot run here, they are skipped, with the reason.
     """
     options = _Options(subject, trace)
     names = _chosen(layer, options)
@@ -230,7 +230,7 @@ def crash(
         except (KeyboardInterrupt, AckStateError, OSError) as error:
             for line in getattr(error, "complaint", ()):
                 typer.echo(f"| {line}", err=True)
-            # Failures found until then are reported all the same.
+            # Failures until then are still reported.
             if not campaign.found:
                 raise
             ending = error
@@ -248,7 +248,7 @@ def _report(campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
 
 
 def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
-    """End with the status that fits what was seen: a broken promise outweighs all else."""
+    """Exit with the status of the campaign: a broken promise outweighs everything else."""
     seen = campaign.seen.values()
     if any(each.has_failed for each in seen):
         if ending is not None:
@@ -265,11 +265,11 @@ def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None)
 
 @dataclass(frozen=True, slots=True)
 class _Campaign:
-    """The layers that were chosen, run one after the other.
+    """Runs the chosen layers one after the other.
 
     Attributes:
-        found: Totals of the layers that were begun.
-        seen: What this campaign saw of them.
+        found: Totals of the layers that were started.
+        seen: Results of this campaign by layer.
     """
 
     layers: dict[str, Layer]
@@ -283,16 +283,16 @@ class _Campaign:
         """Run each layer for its budget.
 
         Args:
-            seed: Of the first run.
-            check: Called after each run; what it raises ends the campaign.
+            seed: Seed of the first run.
+            check: Called after each run; an exception from it ends the campaign.
         """
         kept = read_totals(self.totals_file, subject=self.subject) if self.totals_file is not None else {}
         known = sorted(kept.keys() & self.layers.keys())
         if known and seed is not None:
-            raise CampaignError(f"{self.totals_file} goes on from its own seeds for {', '.join(known)}: omit --seed")
+            raise CampaignError(f"{self.totals_file} has its own next seeds for {', '.join(known)}: omit --seed")
         for name in self.layers:
             kept.setdefault(name, Totals(1 if seed is None else seed))
-        # Hours of runs are not to end where they cannot be written.
+        # Fail now rather than after hours of runs if the totals cannot be written.
         self._keep(kept)
         with console.progress(auto_refresh=False) as progress:
             for name, layer in self.layers.items():
@@ -307,7 +307,7 @@ class _Campaign:
 
         def watch(totals: Totals, share: float) -> None:
             nonlocal last_kept_s, failures_kept
-            # Whatever ends this process now, a failure is not forgotten.
+            # A failure is stored at once, in case this process is killed.
             if time.monotonic() - last_kept_s > _KEEP_EVERY_S or totals.failed_runs > failures_kept:
                 self._keep(kept)
                 last_kept_s, failures_kept = time.monotonic(), totals.failed_runs
@@ -317,7 +317,7 @@ class _Campaign:
         try:
             run_layer(layer, kept[name], self.budget, seen=seen, watch=watch)
         except BaseException:
-            # A layer that could not even begin has nothing to report.
+            # A layer that could not start has nothing to report.
             if not (seen.has_failed or seen.counts or seen.runs):
                 del self.found[name], self.seen[name]
             raise

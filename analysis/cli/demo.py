@@ -38,9 +38,9 @@ def demo(
 
     A broker with three subscriptions runs until SIGKILL at a seeded moment. A
     second process recovers the cursors from the same directory. Observed is
-    the number of acked messages that are redelivered, by set difference.
-    Predicted is what Spark computes from the trace for a crash at that
-    instant. They must be equal.
+    The observed number is the set difference: acked messages that are redelivered.
+    The predicted number is computed by Spark from the trace, for a crash at that
+    instant. Both must be equal.
 
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them.
@@ -84,7 +84,7 @@ def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: 
 
             runs.append(main_job.run(spark, out, each, lives_ms=lives_ms, progress=show))
             if len(settings) > 1:
-                # Above the bar; where there is none, its console is quiet.
+                # Printed above the bar; without a bar its console is quiet.
                 lines = Console(stderr=True) if progress.disable else progress.console
                 lines.print(tables.repeat_line(runs[-1]), highlight=False, soft_wrap=True)
     return runs

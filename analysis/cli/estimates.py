@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger(__name__)
-# Of columns times policies. To bring rows together takes Spark three seconds, in which a worker replays more than this.
+# Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
 _ONE_TASK_BYTES_MAX = 2**21
 
 
 class EngineChoice(Enum):
-    """Where a trace is replayed."""
+    """The engine that replays a trace."""
 
     SPARK = "spark"
     LOCAL = "local"
@@ -47,7 +47,7 @@ MasterOption: TypeAlias = Annotated[
 ]
 
 EngineOption: TypeAlias = Annotated[
-    EngineChoice | None, typer.Option(help="Where it runs: spark, or local, which is this process, without Java.")
+    EngineChoice | None, typer.Option(help="spark, or local: in this process, without Java.")
 ]
 
 
@@ -55,15 +55,15 @@ VerboseOption: TypeAlias = Annotated[
     bool, typer.Option("--verbose", callback=_show_steps, help="Show on standard error how long each step took.")
 ]
 Session: TypeAlias = "Callable[[], SparkSession] | None"
-"""Waits for Spark and returns its session; None if a trace is replayed without Spark."""
+"""Waits for Spark and returns its session; None to replay a trace without Spark."""
 
 
 @contextmanager
 def starting(engine: EngineChoice | None, master: str | None) -> Iterator[Session]:
-    """Start the engine in the background; the block imports and checks what else there is to check.
+    """Start the engine in the background, while the block imports modules and checks its inputs.
 
     Raises:
-        typer.BadParameter: There is a master, and the engine is not Spark.
+        typer.BadParameter: A master is given, but the engine is not Spark.
         AckStateError: As `ackstate.analysis.spark.session.starting_session`.
     """
     _LOG.info("command line read")
@@ -90,12 +90,12 @@ def estimated(
     report: ReportFiles | None = None,
     baseline: str = "",
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
-    """Estimate a grid, and write a report if one is wanted; return the rows of `estimates` too.
+    """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
-    Policies that cannot be replayed are left out, and `SweepResult.refused` names them, if there are others.
+    Policies that cannot be replayed are excluded and listed in `SweepResult.refused`, unless none is left.
 
     Raises:
-        TraceError: The trace is none, or empty of subscriptions.
+        TraceError: The trace is invalid, or has no subscriptions.
         PolicyError: None of the policies can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
@@ -133,12 +133,12 @@ def estimated(
 
 @contextmanager
 def started(session: Session, progress: Progress, size_bytes: int | None = None) -> Iterator[Runs]:
-    """Wait for the engine, and show how far it is while the block runs.
+    """Wait for the engine, and show its progress while the block runs.
 
     Args:
-        session: As of `starting`.
-        progress: Where it is shown.
-        size_bytes: What a trace takes, times the policies; None if there are several.
+        session: See `starting`.
+        progress: The display.
+        size_bytes: Bytes of the trace times the number of policies; None if there are several.
     """
     from ackstate.analysis.estimate.trace_source import LocalEngine
 

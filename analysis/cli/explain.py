@@ -1,6 +1,6 @@
-"""`ackstate explain`: which unacked messages hold a cursor's ranges apart, and what would acking them free?
+"""`ackstate explain` lists the unacked messages that split a cursor's ranges, and the space that acking them frees.
 
-Of a store alone, as `ackstate inspect`; `docs/operations.md` describes the JSON.
+It reads a store alone, as `ackstate inspect`; `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def explain(
     store: StoreArgument,
     topic: TopicOption = None,
     subscription: SubscriptionOption = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many holes of each cursor.")] = 10,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N holes of each cursor.")] = 10,
     now_ms: Annotated[
         int | None,
         typer.Option(metavar="MS", min=0, max=_TIME_MS_MAX, help="Milliseconds since 1970, instead of now."),
@@ -49,12 +49,12 @@ def explain(
     json: JsonOption = False,
     copy_bytes_max: CopyBytesOption = None,
 ) -> None:
-    """Print the ack holes of each cursor: why, and what acking them frees. Change nothing.
+    """Print the ack holes of each cursor: why they exist, and what acking them frees. Change nothing.
 
-    The hole that holds back the mark-delete position comes first, then those that
-    cost most.
+    The hole that holds back the mark-delete position comes first, then the
+    holes that cost most.
 
-    Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
+    Exit status: 0, 1 if a cursor cannot be opened, 2 if the store cannot be read.
     """
     from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
     from ackstate.cursor.inspect.stored_holes import explain_holes
@@ -67,7 +67,7 @@ def explain(
             cursor = inspect_cursor(opened, name)
             held = None
             if cursor.content is not None and not cursor.problems:
-                # Read after the state, so that it is not behind it in a live store.
+                # Read after the state, so that in a live store the log is not older than the state.
                 log = MessageLog.find(opened, topic=name.topic)
                 held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
             explained.append((cursor, held))

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
-    """Check every cursor of a store, change nothing, and say what each repair would do.
+    """Check every cursor of a store, change nothing, and print what each repair would do.
 
-    A store that is open in a live process is refused. Torn tails and what a
-    crash left over are notes: the next open does without them.
+    A store that is open in a live process is refused. Torn tails and other
+    leftovers of a crash are notes: the next open discards them.
 
-    Exit status: 0 all cursors open, 1 some do not, 2 could not look.
+    Exit status: 0 all cursors open, 1 some do not, 2 the store cannot be read.
     """
     from ackstate.cursor.inspect.store import inspect_store
 
@@ -48,7 +48,7 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
 
 
 def _store_notes(store: Store) -> list[Note]:
-    """Return what there is to know of a store as a whole."""
+    """Return the notes about the store as a whole."""
     from ackstate.cursor.inspect.findings import Note
     from ackstate.cursor.stores.file import FileStore
 

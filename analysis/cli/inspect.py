@@ -1,4 +1,4 @@
-"""`ackstate inspect` shows what a store holds of its cursors."""
+"""`ackstate inspect` shows the contents of a store's cursors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.format import CursorState
     from ackstate.deleted_ranges import DeletedRanges, Run
 
-_SHOWN = 20  # ranges and batches, unless all are asked for
+_SHOWN = 20  # ranges and batches, without --all-ranges
 
 
 def inspect(
@@ -42,9 +42,9 @@ def inspect(
     json: JsonOption = False,
     copy_bytes_max: CopyBytesOption = None,
 ) -> None:
-    """Print what a store holds of its cursors: state, ranges, journal records, sizes. Change nothing.
+    """Print the cursors of a store: state, ranges, journal records, sizes. Change nothing.
 
-    Exit status: 0, 1 if a cursor cannot be opened, 2 could not look.
+    Exit status: 0, 1 if a cursor cannot be opened, 2 if the store cannot be read.
     """
     from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
 

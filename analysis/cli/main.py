@@ -1,10 +1,10 @@
-"""The command `ackstate`: its commands, what they have in common, and how they end.
+"""The command `ackstate`: its subcommands, common options and exit statuses.
 
-Exit status: 0 all is well; 1 the answer is bad news (a prediction that did not come true, a lost or an invented ack);
-2 the command could not do its work, and one line on standard error says why; 130 interrupted. `namespaces` and `topics`
-end as `pulsar-admin` does: 0 it is done, 1 it is not.
+Exit status: 0 success; 1 bad news (a prediction that did not come true, a lost or an invented ack); 2 the command
+failed, with the reason in one line on standard error; 130 interrupted. `namespaces` and `topics` exit as `pulsar-admin`
+does: 0 success, 1 failure.
 
-Whatever a command needs beyond the library is imported inside it, so that `broker` and `recover` need no Spark.
+Each command imports its dependencies beyond the library when it runs, so that `broker` and `recover` need no Spark.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ app = typer.Typer(
 if the broker died now.
 
 \b
-Begin with the demo. It kills a live broker, recovers it in a second process,
+Start with the demo. It kills a live broker, recovers it in a second process,
 predicts with Spark what is redelivered, compares, and writes a report:
   ackstate demo
 
 \b
 The same by hand. A broker acks and persists until SIGKILL; a second process
 recovers it and lists the acked messages that are redelivered; Spark computes
-their number for every instant of the recording, the crash among them:
+their number for every instant of the recording, including the crash:
   ackstate broker DIR & sleep 5; kill -9 $!
   ackstate recover DIR
   ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
@@ -67,7 +67,7 @@ Our cursor, or yours, under failing writes, SIGKILL, power cuts and bad media:
   ackstate crash --budget 10s
 
 \b
-What a store holds, and whether every cursor in it would open:
+Show the contents of a store, and check that every cursor in it opens:
   ackstate fsck DIR/store
   ackstate inspect DIR/store
   ackstate explain DIR/store
@@ -79,15 +79,15 @@ delay or the maximum of its namespace by another, but not switch it off:
   ackstate namespaces set-delayed-delivery public/default -e --maxDelay 1h
 
 \b
-Exit status: 0 all is well, 1 bad news (a prediction that did not come true, a
-lost or invented ack), 2 it could not be done and one line says why. For
-namespaces and topics as for pulsar-admin: 0 it is done, 1 it is not.
+Exit status: 0 success, 1 bad news (a prediction that did not come true, a
+lost or invented ack), 2 failure, with the reason in one line. For
+namespaces and topics as for pulsar-admin: 0 success, 1 failure.
 """,
 )
 
-# Typer brings a Click of its own in some releases and uses the installed one in others; this is the base of its errors.
+# Some releases of Typer bundle Click, others use the installed one; this is the base class of its errors.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
-# What the extra `spark` brings.
+# Packages of the extra `spark`.
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
 _WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
@@ -101,7 +101,7 @@ def _print_version(is_wanted: bool) -> None:
     try:
         write(f"ackstate {version('ackstate')}\n")
     except PackageNotFoundError:
-        raise AckStateError("ackstate is not installed, and so has no version") from None
+        raise AckStateError("ackstate is not installed, so its version is unknown") from None
     raise typer.Exit
 
 
@@ -128,7 +128,7 @@ def _common_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Note where the server of `namespaces` and `topics` is, for when one of them runs."""
+    """Store the server options for `namespaces` and `topics`."""
     context.obj = ServerOptions(
         admin_url=admin_url,
         auth_plugin=auth_plugin,
@@ -140,26 +140,24 @@ def _common_options(
 
 
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
-_redelivery_help = "What a crash would have redelivered, at every instant."
+_redelivery_help = "Redelivery of a crash at every instant."
 app.command("redelivery", cls=CommandWithOldOptions, short_help=_redelivery_help)(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
 app.command("package", hidden=True)(spark_package)  # the old name
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
-app.command("recover", short_help="Recover what a dead broker left.")(recover)
+app.command("recover", short_help="Recover the cursors of a dead broker.")(recover)
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
-_sweep_help = "Which settings reduce redelivery, and at what price."
+_sweep_help = "Compare settings: redelivery against its price."
 app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
 app.command("fsck", short_help="Check a store, and show what a repair would do.")(fsck)
-app.command("inspect", short_help="Show what a store holds of its cursors.")(inspect)
+app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
-_pulsar = typer.Typer(cls=CommandGroup, help="What real Pulsar brokers redelivered, and what they would redeliver now.")
+_pulsar = typer.Typer(cls=CommandGroup, help="Redelivery of real Pulsar brokers: recorded runs, and live ones.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
-_pulsar.command("snapshot", short_help="What would be redelivered if the broker of live subscriptions died now.")(
-    snapshot
-)
-app.add_typer(_pulsar, name="pulsar", short_help="What Pulsar brokers redelivered, or would now.")
+_pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
+app.add_typer(_pulsar, name="pulsar", short_help="Redelivery of Pulsar brokers, recorded or live.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
 _trace.command("convert", short_help="Convert recordings, or logs of other brokers, into a trace.")(trace.convert)
@@ -183,13 +181,13 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
 
     Args:
         commands: The command line.
-        words: What the user gave.
-        name: The command, as the user calls it.
+        words: The arguments.
+        name: The name of the command.
     """
     if isinstance(sys.stdout, TextIOWrapper):
-        # A path may have bytes that are no text, and a terminal may have no lines for tables.
+        # A path may contain bytes that are not text, and a terminal may lack box-drawing characters.
         sys.stdout.reconfigure(errors="replace")
-    # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless somebody handles it.
+    # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
     warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
     logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
@@ -224,14 +222,14 @@ def _status(command: Callable[[], Any]) -> int:
             raise
         complain(explanation)
         return 2
-    # Typer turns Ctrl-C into this status and says nothing.
+    # Typer turns Ctrl-C into this status and prints nothing.
     if status == _INTERRUPTED:
         complain("interrupted")
     return status or 0
 
 
 def _explanation(error: Exception) -> str:
-    """Say what is wrong with what the user gave or has; nothing for a bug, which may show its traceback."""
+    """Return the text of an error that the user can fix; re-raise a bug, with its traceback."""
     match error:
         case _ClickError():
             return _usage_error(error)

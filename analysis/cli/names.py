@@ -1,4 +1,4 @@
-"""Names on the command line: an unknown one is answered with the one that is most like it, an old one still works."""
+"""Names on the command line: unknown names get a suggestion, old names still work."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typer.core import TyperCommand, TyperGroup
 from ackstate.spelling import did_you_mean
 
 RENAMED_OPTIONS: Final = {"--trace-json": "--trace-summary", "--broker-runs": "--recorded-runs"}
-"""Old name -> name; the old one is in no help, and goes with the next release."""
+"""Old name -> name; the old name is not in the help, and will be removed with the next release."""
 
 
 class CommandGroup(TyperGroup):
     """A group of commands that suggests a command for an unknown one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the first word names."""
+        """Return the command named by the first word."""
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             self.refuse(ctx, args[0])
         return super().resolve_command(ctx, args)
 
     def refuse(self, ctx: Any, name: str) -> None:
-        """End with an error about an unknown command."""
+        """Raise an error about an unknown command."""
         ctx.fail(f"unknown command {name!r}{did_you_mean(name, self.shown_names())}")
 
     def shown_names(self) -> list[str]:
-        """Return the names of the commands that the help shows."""
+        """Return the names of the commands shown in the help."""
         return [name for name, command in self.commands.items() if not command.hidden]
 
 
 class CommandWithOldOptions(TyperCommand):
-    """A command that takes options by their old names, too."""
+    """A command that also accepts options by their old names."""
 
     renamed: ClassVar[Mapping[str, str]] = RENAMED_OPTIONS
 

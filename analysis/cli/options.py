@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ackstate.analysis.durations import Duration
 from ackstate.analysis.location import Location, LocationError, location
 
 NUMBER_MAX = 10**15
-"""What clocks and counters of 64 bits hold, added up as often as need be."""
+"""A limit for numbers whose sums must fit 64-bit counters."""
 LONGEST = f"{NUMBER_MAX}ms"
-"""Of a duration, likewise."""
+"""The same limit for a duration."""
 
 
 def path_argument(text: str) -> Path:
@@ -24,12 +24,12 @@ def path_argument(text: str) -> Path:
         typer.BadParameter: It is empty.
     """
     if not str(text):
-        raise typer.BadParameter("it is empty")
+        raise typer.BadParameter("must not be empty")
     return Path(text)
 
 
 def location_argument(text: str) -> Location:
-    """Return the local path, or what is behind the URL, that a user named.
+    """Return the local path, or the location of the URL, that a user named.
 
     Raises:
         typer.BadParameter: It is empty, or a URL that cannot be used.
@@ -41,12 +41,12 @@ def location_argument(text: str) -> Location:
 
 
 def between(lowest: float, highest: float) -> Callable[[float], float]:
-    """Return a check of an option's value, both ends included; Typer's own fills the help with its bounds."""
+    """Return a check of an option's value, both ends included; Typer's own clutters the help with its bounds."""
 
     def check(number: float) -> float:
         # Written so that it holds for nan as well.
         if not lowest <= number <= highest:
-            raise typer.BadParameter(f"{number} is not from {lowest} to {highest}")
+            raise typer.BadParameter(f"must be from {lowest} to {highest}, got {number}")
         return number
 
     return check
@@ -63,8 +63,8 @@ def duration_option(
     """Return an option whose parameter is a `Duration`.
 
     Args:
-        names: As of `typer.Option`.
-        help: The same.
+        names: As in `typer.Option`.
+        help: As in `typer.Option`.
         plain_unit: The unit of a number without one; empty to require a unit.
         least: The shortest duration.
         most: The longest; empty for any.
@@ -108,13 +108,13 @@ def key_value_pairs(texts: Sequence[str]) -> dict[str, str]:
     """Split settings given as ``key=value``.
 
     Raises:
-        typer.BadParameter: A text is no such setting, or a key is there twice.
+        typer.BadParameter: A text is not a setting, or a key is given twice.
     """
     pairs: dict[str, str] = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip() or not value.strip():
-            raise typer.BadParameter(f"a setting is key=value, found {text!r}")
+            raise typer.BadParameter(f"a setting must be key=value, got {text!r}")
         if key.strip() in pairs:
             raise typer.BadParameter(f"the setting {key.strip()} is given twice")
         pairs[key.strip()] = value

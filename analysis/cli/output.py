@@ -1,4 +1,4 @@
-"""What `ackstate sweep` and `ackstate redelivery` write: estimates in a format for programs, a report for people."""
+"""The output of `ackstate sweep` and `ackstate redelivery`: estimates in a format for programs, a report for people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.inputs import ReportInputs
 
-# Where `make calibrate` leaves it.
+# `make calibrate` writes it there.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ ReportOption = Annotated[
 ]
 CalibrationOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that is there."),
+    typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that exists."),
 ]
 RecordedRunsOption = Annotated[
     Path | None,
@@ -48,20 +48,20 @@ RecordedRunsOption = Annotated[
 TraceSummaryOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", parser=path_argument, help="For the report: what trace convert or generate --json printed."
+        metavar="FILE", parser=path_argument, help="For the report: output of trace convert or generate, --json."
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """A report that is wanted.
+    """A requested report.
 
     Attributes:
-        report: Where.
-        calibration: What it shows beside the trace, as the next two; see `ackstate.analysis.report.inputs`.
-        recorded_runs: The same.
-        trace_summary: The same.
+        report: The file to write.
+        calibration: An input beside the trace, as the next two; see `ackstate.analysis.report.inputs`.
+        recorded_runs: See `calibration`.
+        trace_summary: See `calibration`.
     """
 
     report: Location
@@ -78,10 +78,10 @@ class ReportFiles:
         recorded_runs: Path | None,
         trace_summary: Path | None,
     ) -> ReportFiles | None:
-        """Return the report, or None if there is to be none.
+        """Return the report, None if none is requested.
 
         Raises:
-            typer.BadParameter: There is something to show and no report, or no directory for it.
+            typer.BadParameter: An input of the report is given without a report, or its directory does not exist.
         """
         if report is None:
             if any(each is not None for each in (calibration, recorded_runs, trace_summary)):
@@ -101,7 +101,7 @@ class ReportFiles:
         )
 
     def write(self, contents: Contents) -> None:
-        """Write the report, whole or not at all."""
+        """Write the report atomically."""
         from ackstate.analysis.report.page import render
 
         write_atomically(self.report, render(contents))
@@ -109,12 +109,12 @@ class ReportFiles:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where the estimates go.
+    """The destination of the estimates.
 
     Attributes:
-        form: Of `FORMATS`; None if they are shown.
-        out: A file in that format; None likewise.
-        report: The report, if one is wanted.
+        form: One of `FORMATS`; None to show them.
+        out: The file in that format; None to show them.
+        report: The report, if one is requested.
     """
 
     form: str | None
@@ -132,7 +132,7 @@ class Output:
         recorded_runs: Path | None,
         trace_summary: Path | None,
     ) -> Output:
-        """Return where they go.
+        """Return the destination that the options name.
 
         Raises:
             typer.BadParameter: The options do not go together.
@@ -140,10 +140,10 @@ class Output:
         if (form is None) != (out is None):
             raise typer.BadParameter("--format and --out go together")
         if form is not None and form not in FORMATS:
-            raise typer.BadParameter(f"--format is one of {', '.join(FORMATS)}, found {form!r}")
+            raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
         if form == "html":
             if report is not None:
-                raise typer.BadParameter("--format html is what --report is: give one of them")
+                raise typer.BadParameter("--format html means --report: give one of them")
             form, out, report = None, None, out
         if out is not None:
             _check_place(out)
@@ -153,12 +153,12 @@ class Output:
         return cls(form, out, files)
 
     def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:
-        """Show the estimates, or write them complete or not at all, and name the files; the report is written already.
+        """Show the estimates, or write them atomically and print the names of the files; the report is already written.
 
         Args:
             result: The estimates.
-            parts: What a terminal shows.
-            answer: What is printed instead, as JSON; None to print no JSON.
+            parts: Tables and lines for a terminal.
+            answer: Printed instead, as JSON; None to print no JSON.
         """
         if self.out is None:
             console.show(*parts) if answer is None else console.write_json(answer)
@@ -181,14 +181,14 @@ class Output:
 
 
 def command() -> str:
-    """Return what was typed."""
+    """Return the command line of this process."""
     return shlex.join(["ackstate", *sys.argv[1:]])
 
 
 def _check_place(file: Location) -> None:
-    """Make sure, before Spark starts, that a file can be made there."""
+    """Check, before Spark starts, that a file can be created there."""
     if file.is_dir() or (isinstance(file, Path) and not file.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{file}: what is written is a file in a directory that is there")
+        raise typer.BadParameter(f"{file}: the output must be a file in an existing directory")
 
 
 def _write_table(result: SweepResult, out: Location, *, is_parquet: bool) -> None:

@@ -1,8 +1,8 @@
 """`ackstate namespaces`, `topics` and `topicPolicies`: delayed-delivery policies by the commands of `pulsar-admin`.
 
 Words, flags, output and exit status are those of `pulsar-admin`, so that a script needs only another program name. One
-difference: `set-delayed-delivery` changes what is named and keeps the rest, where `pulsar-admin` sends a whole policy
-and thereby takes back a maximum that it does not repeat.
+difference: `set-delayed-delivery` changes only the fields that are given, where `pulsar-admin` sends a whole policy and
+thereby removes a maximum that is not repeated.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ FixedDelay = Annotated[
     Duration | None,
     duration_option("--fixed-delay", "-fd", plain_unit="s", help="Delay of every message; 0 is none."),
 ]
-Applied = Annotated[bool, typer.Option("--applied", "-ap", help="The policy in force, from any level.")]
+Applied = Annotated[bool, typer.Option("--applied", "-ap", help="The policy in effect, from any level.")]
 Global = Annotated[
-    bool, typer.Option("--global", "-g", help="The policy of all clusters, which `ackstate serve` does not have.")
+    bool, typer.Option("--global", "-g", help="The policy of all clusters, not supported by `ackstate serve`.")
 ]
 
 
 class _PulsarAdminGroup(CommandGroup):
-    """Whatever fails in it is told as `pulsar-admin` tells it, and ends with its exit status, 1."""
+    """A group of commands that reports failures as `pulsar-admin` does, with its exit status 1."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _told_as_pulsar_admin():
@@ -108,7 +108,7 @@ def namespaces() -> typer.Typer:
         """Print the policy of a namespace as JSON, null when none is set."""
         console.write(_pretty(_server(context).call("GET", namespace_path(namespace) + _RESOURCE)))
 
-    @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
+    @group.command("set-delayed-delivery", short_help="Change the given fields of the policy.")
     def set_(
         context: typer.Context,
         namespace: Namespace,
@@ -118,7 +118,7 @@ def namespaces() -> typer.Typer:
         max_delay: MaxDelay = None,
         fixed_delay: FixedDelay = None,
     ) -> None:
-        """Change the policy of a namespace; what is not named keeps its value."""
+        """Change the policy of a namespace; other fields keep their values."""
         path = namespace_path(namespace) + _RESOURCE
         update = _update(enable, disable, time, max_delay, fixed_delay)
         _server(context).call("POST", path, body=update)
@@ -141,7 +141,7 @@ def topics() -> typer.Typer:
         query = {"applied": str(applied).lower()} | _global(is_global)
         console.write(_pretty(_server(context).call("GET", topic_path(topic) + _RESOURCE, query=query)))
 
-    @group.command("set-delayed-delivery", short_help="Change what is named of the policy.")
+    @group.command("set-delayed-delivery", short_help="Change the given fields of the policy.")
     def set_(
         context: typer.Context,
         topic: Topic,
@@ -152,7 +152,7 @@ def topics() -> typer.Typer:
         fixed_delay: FixedDelay = None,
         is_global: Global = False,
     ) -> None:
-        """Change the policy of a topic; what is not named keeps its value."""
+        """Change the policy of a topic; other fields keep their values."""
         path = topic_path(topic) + _RESOURCE
         update = _update(enable, disable, time, max_delay, fixed_delay)
         _server(context).call("POST", path, query=_global(is_global), body=update)
@@ -177,7 +177,7 @@ def _global(is_global: bool) -> dict[str, str]:
 def _update(
     enable: bool, disable: bool, tick_time: Duration | None, max_delay: Duration | None, fixed_delay: Duration | None
 ) -> dict[str, object]:
-    """Return what the user named, and no default: a default would overwrite what the server holds."""
+    """Return the given fields only: a default would overwrite the server's value."""
     if enable == disable:
         raise AdminError("Need to specify either --enable or --disable\n")
     times = {

@@ -34,30 +34,30 @@ def replay(
             "--ledger-creation-ms",
             plain_unit="ms",
             most="10m",
-            help="Longest creation of a cursor ledger, where FILE has no time of it; else learned from each run.",
+            help="Longest creation of a cursor ledger, if FILE lacks it; else learned from each run.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object a run, one a line.")] = False,
 ) -> None:
     """Predict which acked messages killed Pulsar 4.2 brokers delivered again.
 
-    FILE holds what each broker was given until its end: every ACK command
-    with the times of its receipt and its handling. What clocks leave open
-    makes the prediction an interval, and a list of sets.
+    FILE holds the input of each broker until it was killed: every ACK command,
+    with the times of its receipt and its handling. Clock uncertainty makes
+    the prediction an interval, and a list of sets.
 
-    If FILE does not say which acks are cumulative, the answer says so, and
-    covers both readings.
+    If FILE does not mark cumulative acks, the answer covers both readings,
+    with a remark.
 
-    Where FILE says what really came back, the table says whether that was
-    predicted, and the exit status is 1 if a number was not. The prediction
-    never looks at it.
+    If FILE has the messages that were really redelivered, the table shows
+    whether the prediction covers them, and the exit status is 1 if not. The
+    prediction itself never reads them.
     """
     from ackstate.analysis.pulsar.recorded_run import parse_run
     from ackstate.analysis.pulsar.replay import predict
     from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
 
     ledger_creation_ms = None if ledger_creation is None else ledger_creation.ms
-    # All before the first is written: an error in the last line leaves no half of an answer.
+    # All runs are replayed before the first is printed: an error in the last line must not leave half an answer.
     if json:
         predictions = _of_each(
             file, lambda line: predict(parse_run(line), policy, ledger_creation_ms=ledger_creation_ms)

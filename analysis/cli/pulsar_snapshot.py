@@ -1,4 +1,4 @@
-"""`ackstate pulsar snapshot` tells what comes back if a live broker dies now. `docs/operations.md` has the JSON."""
+"""`ackstate pulsar snapshot` estimates redelivery if a live broker dies now. `docs/operations.md` has the JSON."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _Answer = TypeVar("_Answer")
 _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 
 _AT_ONCE = 8  # requests under way
-_CHECK_S = 0.5  # by then a write is done that was under way at the look that is judged
-_REASONS_MAX = 20  # subscriptions of which people are told why
+_CHECK_S = 0.5  # a write that was in progress at the judged look is done by then
+_REASONS_MAX = 20  # subscriptions shown with reasons
 _CLOSE_PERCENT = 80
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
 
@@ -69,16 +69,17 @@ def snapshot(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what comes back of each subscription if its broker dies now, and how close each limit is.
+    """Estimate redelivery of each subscription if its broker dies now, and how close each limit is.
 
     Reads internalStats, stats and settings over the admin interface; changes
-    nothing. What is durable is not told there, so the answer is an interval
-    of acked entries with the reason for each end. A + behind it: it is a
-    lower bound, as acked messages of partly acked batches come on top.
+    nothing. These do not show what is durable, so the answer is an interval
+    of acked entries, with the reason for each end. A + marks a lower bound:
+    acked messages of partly acked batches are added to it.
 
-    A second look (--again) narrows it if three writes lie in between: about
-    4s under traffic, at one write a second. When quiet it must be longer
-    than a flush and two writes: 65s. A shorter one narrows nothing.
+    A second look (--again) narrows the interval if three writes happen in
+    between: about 4s under traffic, at one write per second. On a quiet topic
+    it must be longer than a flush and two writes: 65s. A shorter one narrows
+    nothing.
 
     Exit status: 0, 1 if some topics could not be read, 2 if none could.
     """
@@ -109,7 +110,7 @@ def snapshot(
 
 
 def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], dict[str, str]]:
-    """Return what was found, and why of each other topic there is nothing."""
+    """Return the judged subscriptions, and the reason for each topic without any."""
     from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
 
     topics = source.topics()
@@ -117,7 +118,7 @@ def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement],
     with console.progress() as progress:
         settings = _of_all(topics, source.settings, progress, "settings of topics")
         looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
-    # The last of several looks shows only whether a write was under way at the one before it.
+    # The last look shows only whether a write was in progress at the look before it.
     now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
     found: list[Judgement] = []
     missing: dict[str, AckStateError] = {}
@@ -141,7 +142,7 @@ def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: fl
 
 
 def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
-    """Ask of each topic, several at once, and return the answers and errors."""
+    """Request each topic, several at once, and return the answers and errors."""
     task = progress.add_task(what, total=len(topics))
 
     def asked(topic: str) -> _Answer | AckStateError:
@@ -156,7 +157,7 @@ def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Prog
     try:
         return dict(zip(topics, pool.map(asked, topics), strict=True))
     finally:
-        # After Ctrl-C what has not begun is not begun.
+        # After Ctrl-C no further request starts.
         pool.shutdown(cancel_futures=True)
 
 
@@ -191,7 +192,7 @@ def _recorded(paths: Sequence[Path]) -> Source:
 
 
 def _token(path: Path | None) -> str:
-    """Return what a file holds, blanks around it left out; the text of an error never shows it."""
+    """Return the stripped content of a file; error messages never contain it."""
     if path is None:
         return ""
     with open_token_file(path) as file:
@@ -230,7 +231,7 @@ def _text(found: Sequence[Judgement], missing: dict[str, str], *, top: int | Non
     shown = found[:top]
     yield _table(shown, missing)
     if len(found) > len(shown):
-        yield f"not shown: {counted(len(found) - len(shown), 'cursor')}, of which none redelivers more"
+        yield f"not shown: {counted(len(found) - len(shown), 'cursor')}, none of which redelivers more"
     explained = [each for each in shown if each.messages[1] or each.comes_back is None][:_REASONS_MAX]
     for each in shown:
         yield from _reasons(each, is_explained=each in explained)
@@ -261,7 +262,7 @@ def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
         back = each.comes_back
         entries = _interval(back.low.entries, back.high.entries, is_lower_bound=each.is_lower_bound) if back else "-"
         closest = each.limits[0] if each.limits else None
-        # More ranges than the metadata store takes lose nothing: that limit is not one on holes.
+        # More ranges than the metadata store accepts lose nothing: that limit does not bound holes.
         holes = next(
             (
                 f"{use.holes_left:,}"
@@ -279,7 +280,7 @@ def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
 
 
 def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
-    """Yield why the ends of an interval are where they are, if that is to be explained, and in any case the remarks."""
+    """Yield the reasons for both ends of an interval if requested, then the remarks."""
     lines = [*(_explanation(each) if is_explained else ()), *each.remarks]
     if lines:
         yield printable(f"{each.topic}, {each.subscription}:")

@@ -1,4 +1,4 @@
-"""`ackstate recover` recovers what a dead broker left."""
+"""`ackstate recover` recovers the cursors of a dead broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ackstate.analysis.cli.options import BrokerDirectoryArgument, JsonOption
 
 
 def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> None:
-    """Recover every cursor that a dead broker left, and report which acked messages are redelivered.
+    """Recover every cursor of a dead broker, and report which acked messages are redelivered.
 
     Opening a cursor takes it over from its earlier owner, as a restarted broker
     does; no ack is changed. Redeliveries are added to the recording, so that
-    recovering again finds no more of them.
+    a second recovery reports no more of them.
     """
     from ackstate.analysis.demo.directory import BrokerDirectory
     from ackstate.analysis.demo.recovery import recover as recover_all

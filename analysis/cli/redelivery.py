@@ -65,7 +65,8 @@ def redelivery(
         list[str] | None, typer.Option(metavar="KEY=V", help="Replay with this setting; may be repeated.")
     ] = None,
     crashes_per_day: Annotated[
-        float | None, typer.Option(metavar="N", callback=_crash_rate, help="Count the duplicates of so many crashes.")
+        float | None,
+        typer.Option(metavar="N", callback=_crash_rate, help="Crashes per day, for the count of duplicates."),
     ] = None,
     form: FormatOption = None,
     out: OutOption = None,
@@ -78,7 +79,7 @@ def redelivery(
         typer.Option(
             metavar="DIR",
             parser=location_argument,
-            help="TRACE has a trace a day: read new ones, keep the rest here; may be a URL.",
+            help="TRACE has one trace per day: read new ones, store results here; may be a URL.",
         ),
     ] = None,
     engine: EngineOption = None,
@@ -86,11 +87,11 @@ def redelivery(
     json: JsonOption = False,
     verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
-    """Compute from a trace how many acked messages a crash would have brought back, at every instant.
+    """Compute from a trace how many acked messages a crash would have redelivered, at every instant.
 
     As recorded, or under a policy: over the whole trace, for subscriptions,
     topics, namespaces and all together. Without a policy, a rate or a file it
-    shows the subscriptions, with the number at each crash that the trace holds.
+    shows the subscriptions, with the number at each crash in the trace.
     """
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
@@ -148,7 +149,7 @@ def _daily(
     directory: Location, state: Location, policy: Policy | None, *, crashes_per_day: float, output: Output,
     json: bool, session: Session,
 ) -> None:  # fmt: skip
-    """Show, or write, the estimates over all days of a directory, of which those are read that are new."""
+    """Show, or write, the estimates over all days of a directory; only new days are read."""
     from ackstate.analysis.estimate.checkpoint import Checkpoint
     from ackstate.analysis.estimate.daily import days_of, unread
     from ackstate.analysis.estimate.incremental import daily_estimates
@@ -157,7 +158,7 @@ def _daily(
     from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.events import TraceError
 
-    # Before Spark, which takes seconds to start.
+    # Checked before Spark, which takes seconds to start.
     persistable([policy])
     unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
     inputs = None if output.report is None else output.report.read_inputs()

@@ -1,4 +1,4 @@
-"""`ackstate serve`. What it needs of the web is imported when it runs, so that `--help` is fast and needs no extra."""
+"""`ackstate serve`. Web packages are imported when it runs, so that `--help` is fast and needs no extra."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def serve(
         Path, typer.Option(metavar="DIR", parser=path_argument, help="A store's directory; created if it is missing.")
     ],
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65_535, help="Where to listen; 0 is any free port.")
+        int, typer.Option(metavar="N", min=0, max=65_535, help="The port to listen on; 0 is any free port.")
     ] = 8080,
-    host: Annotated[str, typer.Option(metavar="H", help="Where to listen; other than 127.0.0.1 needs a token.")] = (
+    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on; not 127.0.0.1 needs a token.")] = (
         "127.0.0.1"
     ),
     token_file: Annotated[
@@ -35,15 +35,15 @@ def serve(
     ] = None,
     header_timeout: Annotated[
         Duration,
-        duration_option(plain_unit="s", whole="s", least="1s", help="How long the headers of a request may take."),
+        duration_option(plain_unit="s", whole="s", least="1s", help="Limit for the headers of a request."),
     ] = Duration(5_000),
     idle_timeout: Annotated[
         Duration,
-        duration_option(plain_unit="s", whole="s", least="1s", help="How long a connection may be without a request."),
+        duration_option(plain_unit="s", whole="s", least="1s", help="Limit for an idle connection."),
     ] = Duration(5_000),
     answer_timeout: Annotated[
         Duration,
-        duration_option(plain_unit="s", whole="s", least="1s", help="How long a client may take to read an answer."),
+        duration_option(plain_unit="s", whole="s", least="1s", help="Limit for a client to read an answer."),
     ] = Duration(60_000),
     connections_per_client: Annotated[
         int,
@@ -51,7 +51,7 @@ def serve(
     ] = 32,
     wrong_token_delay: Annotated[
         Duration,
-        duration_option(plain_unit="s", whole="s", most="4s", help="How long the answer to a wrong token is delayed."),
+        duration_option(plain_unit="s", whole="s", most="4s", help="Delay of the answer to a wrong token."),
     ] = Duration(1_000),
     conf: Annotated[
         Path | None,
@@ -63,21 +63,21 @@ def serve(
 ) -> None:
     """Serve the delay and ack-record policies of namespaces and topics over REST, as Pulsar's brokers do.
 
-    It prints one line with its address when it is ready, and ends cleanly on
-    SIGTERM and SIGINT. The page /docs says what there is.
+    It prints one line with its address when it is ready, and exits cleanly on
+    SIGTERM and SIGINT. The page /docs documents the API.
 
     The bearer token is in a file or in ACKSTATE_ADMIN_TOKEN, never among the
     arguments, where every process could read it. Without one, only this
     machine can connect, and all its users can. A line of the file is a token,
-    or a label, a blank and a token; a changed file is in force at once.
+    or a label, a blank and a token; a changed file takes effect at once.
 
     Standard error has a line for each change of a policy: who (the label of
-    the token), from where, what, and its value before and after.
+    the token), from where, which field, and its value before and after.
 
     A topic may replace a delay or a maximum of its namespace by another, longer
     or shorter; to switch it off with a 0 it needs --topic-may-disable.
 
-    A store on a disk is open in one process at a time: not while a broker has it.
+    A store on a disk is open in one process at a time: stop its broker first.
     """
     try:
         from ackstate.analysis.admin.connections import ConnectionLimits

@@ -12,13 +12,13 @@ from ackstate.analysis.cli.options import path_argument
 
 
 def spark_package(
-    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Where both files go.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Directory of both files.")],
 ) -> None:
     """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
 
-    What the package imports must be in the workers' Python, which is named by
-    spark.pyspark.python. After the job come the words of a command, such as
-    redelivery TRACE; docs/cluster.md has the whole line.
+    The dependencies of the package must be in the workers' Python, which
+    spark.pyspark.python names. The arguments of the job are the words of a
+    command, such as redelivery TRACE; docs/cluster.md has the whole line.
     """
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.spark.package import SCRIPT, write_package

@@ -1,7 +1,7 @@
-"""Stores on the command line, for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
+"""Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
-A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. In a ZooKeeper
-cluster, where others may go on writing, only reads are sent. `docs/operations.md` describes the JSON.
+A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a ZooKeeper
+cluster, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
     Args:
         store: As on the command line.
-        copy_bytes_max: How many bytes a store on a disk may have; None for `COPY_BYTES_MAX`.
+        copy_bytes_max: Most bytes of a store on a disk; None for `COPY_BYTES_MAX`.
 
     Raises:
-        AckStateError: It cannot be read, is no store, or is open.
+        AckStateError: It cannot be read, is not a store, or is open.
     """
     if not store:
         raise typer.BadParameter("STORE is empty")
@@ -74,12 +74,12 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
         names = [path.name for path in Path(store).iterdir()]
     except OSError as error:
         raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
-    # Both kinds mark that they were made, by one name and with other bytes; of a lost store the mark alone is left.
+    # Both kinds mark their creation under one name with different bytes; after a loss only the mark may be left.
     is_ours = bears_our_mark(Path(store))
     holds_database = _DATABASE in names or is_ours
     holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
     if holds_database and holds_log:
-        raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: look at each in a directory of its own")
+        raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: move each into a directory of its own")
     bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
     if holds_database:
         return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
@@ -105,10 +105,10 @@ def _in_zookeeper(store: str) -> Store:
 def chosen_cursors(
     names: Sequence[CursorName], *, store: str, topic: str | None, subscription: str | None
 ) -> Sequence[CursorName]:
-    """Return the cursors asked for.
+    """Return the requested cursors.
 
     Raises:
-        AckStateError: Some were asked for by name and there is none.
+        AckStateError: A topic or subscription was requested, and no cursor has that name.
     """
     chosen = [
         name for name in names if topic in {None, name.topic} and subscription in {None, name.subscription}
@@ -121,12 +121,12 @@ def chosen_cursors(
 
 
 def _what(what: str, place: str = "") -> str:
-    """Return what was read: not where the copy lies, but where the store does."""
+    """Return the name of the file that was read, in the store instead of the copy."""
     return f"{place}{_DATABASE}" if Path(what).name == _DATABASE else what
 
 
 def checked_json(cursor: CursorInspection) -> dict[str, Any]:
-    """Return what is reported of each cursor."""
+    """Return the report about one cursor."""
     record, content = cursor.record, cursor.content
     return {
         "topic": cursor.name.topic,

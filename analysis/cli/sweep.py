@@ -1,4 +1,4 @@
-"""`ackstate sweep` replays a trace under many policies, and shows what each would cost and save."""
+"""`ackstate sweep` replays a trace under many policies, and shows the cost and the benefit of each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sweep(
         str | None, typer.Option(metavar="TIME,TIME", help="Short for --set flush_interval_ms=...")
     ] = None,
     baseline: Annotated[
-        str, typer.Option(metavar="POLICY", help="What is in use now, as 'KEY=V KEY=V', default, or 'as recorded'.")
+        str, typer.Option(metavar="POLICY", help="The policy in use: 'KEY=V KEY=V', default, or 'as recorded'.")
     ] = "",
     crashes_per_day: Annotated[
         float, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="For duplicates per day.")
@@ -64,18 +64,18 @@ def sweep(
     json: JsonOption = False,
     verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
-    """Replay a trace under every combination of some settings, and say which is worth its price.
+    """Replay a trace under every combination of some settings, and recommend one that is worth its price.
 
-    For each policy: what a crash of the broker brings back, how much is
-    written, and whether another policy is better in everything. As
-    recorded comes first. What is recommended is compared with the first
+    For each policy: redelivery after a crash of the broker, the bytes
+    written, and whether another policy is better in every respect. As
+    recorded comes first. The recommendation is compared with the first
     policy of the grid, or with --baseline.
     """
     flags = list(settings or ())
     if flush_interval_ms is not None:
         flags.append(f"flush_interval_ms={flush_interval_ms}")
     if (grid is None) == (not flags):
-        raise typer.BadParameter("a grid comes from --grid or from --set, one of them")
+        raise typer.BadParameter("give the grid by either --grid or --set")
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )

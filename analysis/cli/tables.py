@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.demo.job import DemoRun
     from ackstate.analysis.demo.recovery import RecoveredCursor
 
-# Of a subscription at a terminal; a longer one goes on in the next line.
+# Width of a subscription at a terminal; a longer name wraps.
 _NAME_WIDTH_MAX = 17
 
 
 def outcome_table(run: DemoRun) -> Table:
-    """Return what the demo shows of one run."""
+    """Return the demo's table of one run."""
     title = f"Killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed})"
     names = [outcome.name for outcome in run.subscriptions]
     table = _table(
@@ -32,7 +32,7 @@ def outcome_table(run: DemoRun) -> Table:
 
 
 def repeat_line(run: DemoRun) -> str:
-    """Return what the demo shows of one run of many."""
+    """Return the demo's line for one run of many."""
     pairs = "   ".join(f"{o.name} {o.prediction} / {o.observed}" for o in run.subscriptions)
     return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
 
@@ -41,7 +41,7 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return redelivery if crashed, a row for each subscription of one topic.
 
     Args:
-        rows: ``subscription, expected, p50, p99, max`` as of `Estimate`, and ``crashes``: rows as of
+        rows: ``subscription, expected, p50, p99, max`` as in `Estimate`, and ``crashes``: rows as in
             `ackstate.analysis.estimate.parts.Crashes`.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
@@ -55,7 +55,7 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def recovery_table(results: Sequence[RecoveredCursor]) -> Table:
-    """Return how each cursor came by its state."""
+    """Return the source of each cursor's state."""
     table = _table(
         "Recovered",
         [result.subscription for result in results],
@@ -73,9 +73,9 @@ def recovery_table(results: Sequence[RecoveredCursor]) -> Table:
 
 
 def redelivered_table(results: Sequence[RecoveredCursor]) -> Table:
-    """Return what comes back after a recovery, and what must not be."""
+    """Return the redelivered messages of each cursor, and lost and invented acks, which must be 0."""
     table = _table(
-        "What comes back",
+        "Redelivered",
         [result.subscription for result in results],
         "acked",
         "persisted",
@@ -91,7 +91,7 @@ def redelivered_table(results: Sequence[RecoveredCursor]) -> Table:
 
 def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
     """Return a table whose first column is the subscription and the others numbers."""
-    # Without the outer frame all of the demo's columns fit into 80.
+    # Without the outer frame all columns of the demo fit into 80 characters.
     table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     # Rich would break names before it breaks sentences.
     width = max(map(cell_len, ["subscription", *subscriptions]))
@@ -103,7 +103,7 @@ def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
 
 
 def _at_crash(crash: dict[str, Any]) -> str:
-    """Return both answers where the crash fell inside a persist."""
+    """Return the number at a crash; two numbers if it fell inside a persist."""
     if not crash["persisting_at_crash"]:
         return str(crash["at_crash"])
     return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"

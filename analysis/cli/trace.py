@@ -32,10 +32,10 @@ _COUNT_MAX = 10**18
 
 
 class ConvertByDefault(CommandGroup):
-    """A group whose first word may be left out if it is `convert`."""
+    """A group whose default command is `convert`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the word in, unless there is a misspelled command in its place."""
+        """Insert `convert`, unless the first word is a misspelled command."""
         if args and args[0] not in {*self.commands, "--help"}:
             if closest(args[0], self.shown_names()) and not Path(args[0]).exists() and not ctx.resilient_parsing:
                 self.refuse(ctx, args[0])
@@ -82,7 +82,7 @@ def convert(
     """Convert recordings, or logs of other brokers, into one Parquet trace.
 
     Text may be compressed with gzip. docs/traces.md describes the formats.
-    Bad rows are left out and counted; too many refuse the whole.
+    Bad rows are skipped and counted; too many refuse the conversion.
     """
     from ackstate.analysis.trace.convert import convert as convert_all
 
@@ -100,7 +100,7 @@ def check(
 ) -> None:
     """Check every event of a trace, and summarise it.
 
-    Exit status: 0, or 2 if something is wrong with it.
+    Exit status: 0, or 2 if the trace is invalid.
     """
     from ackstate.analysis.trace.check import check_events
 
@@ -117,9 +117,9 @@ def _count(text: str) -> int:
     try:
         number = Decimal(str(text))
     except InvalidOperation:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
+        raise typer.BadParameter(f"must be a number, got {text!r}") from None
     if not number.is_finite() or not -_COUNT_MAX <= number <= _COUNT_MAX or number % 1:
-        raise typer.BadParameter(f"{text} is not a whole number of at most 18 digits")
+        raise typer.BadParameter(f"must be a whole number of at most 18 digits, got {text}")
     return int(number)
 
 
@@ -133,9 +133,9 @@ def generate(
     workload: Annotated[str, typer.Option(metavar="NAME", help="The shape; an unknown name lists them.")],
     events: Annotated[
         int,
-        typer.Option(metavar="N", parser=_count, help="Of all subscriptions, such as 1e8; publishes come on top."),
+        typer.Option(metavar="N", parser=_count, help="Events of all subscriptions, such as 1e8; publishes are extra."),
     ],
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same trace.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed generates the same trace.")] = 1,
     subscriptions: Annotated[int, typer.Option(metavar="N", help="Number of subscriptions.")] = 8,
     topics: Annotated[
         int, typer.Option(metavar="N", help="Number of topics, over which the subscriptions are spread.")
@@ -151,7 +151,7 @@ def generate(
     """Generate a big trace of a given shape, in parallel, with Spark.
 
     Shapes: in_order, key_shared, one_stuck_consumer, client_holes,
-    many_consumers, mixed_delays, heavy_traffic. The same options make the
+    many_consumers, mixed_delays, heavy_traffic. The same options generate the
     same events on any number of cores.
     """
     from ackstate.analysis.spark.progress import tasks_shown
@@ -163,7 +163,7 @@ def generate(
     plan = TracePlan(
         workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval.ms, crashes
     )
-    # Before Spark, which takes seconds to start.
+    # Checked before Spark, which takes seconds to start.
     plan.outages()
     check_replaceable(out)
     with console.progress() as progress, readable_failures(out, work="write"):
@@ -171,7 +171,7 @@ def generate(
         spark = local_session()
 
         def show(done: int, total: int) -> None:
-            progress.update(task, description="Spark makes the trace", completed=done, total=total)
+            progress.update(task, description="Spark generates the trace", completed=done, total=total)
 
         with tasks_shown(spark, show):
             made = make_trace(spark, plan, out)
@@ -186,7 +186,7 @@ def generate(
 
 @contextmanager
 def _reading() -> Iterator[Callable[[int, int | None], None]]:
-    """Show how much has been read: yield a function of what is done, and of all if that is known."""
+    """Show read progress: yield a function of the amount done, and of the total if known."""
     with console.progress() as progress:
         task = progress.add_task("reading", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

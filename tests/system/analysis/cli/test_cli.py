@@ -297,7 +297,7 @@ def test_a_demo_interrupted_while_spark_starts_leaves_no_virtual_machine(tmp_pat
 PARENT = """
 import sys
 from pathlib import Path
-from ackstate.analysis.demo.broker import BrokerSettings
+from ackstate.analysis.demo.broker import DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
 from ackstate.analysis.demo.kill import run_and_kill
 
@@ -307,7 +307,7 @@ def waiting(_share):
     if not told:
         told.append(print("waiting", flush=True))
 
-run_and_kill(BrokerDirectory(Path(sys.argv[1])), BrokerSettings(), lives_ms=(60_000, 60_000), waiting=waiting)
+run_and_kill(BrokerDirectory(Path(sys.argv[1])), DemoSettings(), lives_ms=(60_000, 60_000), waiting=waiting)
 """
 
 

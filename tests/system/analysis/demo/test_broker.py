@@ -144,7 +144,7 @@ def test_acks_that_nobody_made_are_reported_as_invented(tmp_path):
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path
-from ackstate.analysis.demo.broker import Broker, BrokerSettings
+from ackstate.analysis.demo.broker import Broker, DemoSettings
 from ackstate.analysis.trace.recorder import Recorder
 from ackstate.cursor import SqliteStore
 
@@ -164,7 +164,7 @@ def dying_append(ledger_id, entry):
 
 store.ledgers.append = dying_append
 with Recorder(directory / "recording") as recorder:
-    broker = Broker(store, recorder, BrokerSettings(flush_interval_ms=20), now_ms=0)
+    broker = Broker(store, recorder, DemoSettings(flush_interval_ms=20), now_ms=0)
     for now_ms in range(0, 10_000, 2):
         broker.step(now_ms=now_ms)
 """

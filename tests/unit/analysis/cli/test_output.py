@@ -94,8 +94,8 @@ def csv_value(text):
     ("words", "said"),
     [
         (["--calibration", "x.json"], "--calibration, --recorded-runs and --trace-summary go with --report"),
-        (["--report", "no/where.html"], "what is written is a file in a directory that is there"),
-        (["--report", "."], "what is written is a file in a directory that is there"),
+        (["--report", "no/where.html"], "the output must be a file in an existing directory"),
+        (["--report", "."], "the output must be a file in an existing directory"),
         (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
         (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
         (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),

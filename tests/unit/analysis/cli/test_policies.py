@@ -471,7 +471,7 @@ def test_proxies_of_the_environment_are_left_out(server, admin, monkeypatch):
 def test_what_is_no_url(capsys, url):
     status, out, err = run(capsys, "--admin-url", url, "namespaces", "get-delayed-delivery", "a/b")
     assert (status, out) == (1, "")
-    assert err == f"{url!r} is no URL of a server such as http://localhost:8080\n"
+    assert err == f"the URL of the server must look like http://localhost:8080, got {url!r}\n"
 
 
 @pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 300}", "http://xn--a"])

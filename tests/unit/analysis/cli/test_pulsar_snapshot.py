@@ -425,7 +425,7 @@ def test_zookeeper_is_named_only_where_it_is(capsys, make_broker, metadata, is_z
 def test_the_help_states_how_long_a_second_look_must_wait(capsys):
     said = " ".join(run(capsys, "pulsar", "snapshot", "--help").out.split())
     assert "Look again after TIME: 4s under traffic, 65s when quiet" in said
-    assert "about 4s under traffic, at one write a second" in said
+    assert "about 4s under traffic, at one write per second" in said
 
 
 # --- Files
