@@ -1,1 +1,1 @@
-"""Turns a trace into totals, curves and a recommendation: one job, one pass over each slice of a subscription."""
+"""Computes totals, curves and a recommendation from a trace: one job, one pass over each slice of a subscription."""

@@ -1,9 +1,9 @@
-"""What is kept of the days that were read: a directory of Parquet files and a manifest that says what they are.
+"""Stores the results of the days already read: a directory of Parquet files with a manifest.
 
-A state directory has one checkpoint, ``NNNNNN``, by how many days it has seen, of which ``states`` has a row for each
-subscription and ``results`` one for each estimate. It is renamed into place when it is whole, and the one before it is
-then deleted; of two, the later one counts. In a store, where nothing is renamed, its files are in a directory that no
-other run has, and its manifest, ``NNNNNN.json`` beside that, is written last and only if it is not there.
+A state directory has one checkpoint, ``NNNNNN``, named by the number of days it covers. In it ``states`` has a row for
+each subscription and ``results`` a row for each estimate. A complete checkpoint is renamed into place, and the previous
+one is then deleted; if there are two, the later one counts. A store cannot rename: there the files are in a directory
+unique to the run, and the manifest, ``NNNNNN.json`` beside it, is written last and only if it does not exist yet.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
 MAGIC = "ackstate redelivery state"
 SCHEMA = "states: topic, subscription, state; results: a part as in analysis.redelivery.parts"
 DAYS_KEPT = 400
-"""Of so many days it is noticed if they change later: what is kept does not grow with the days."""
+"""Changes to this many of the latest days are detected; the bound keeps the state from growing with the days."""
 
 _MANIFEST = "manifest.json"
-# In a store.
+# The directory of a run in a store.
 _RUN = re.compile("run-[0-9a-f]{32}")
 _STORE_MANIFEST = re.compile(r"\d{6,}\.json")
 _PARTS = frozenset((_MANIFEST, "states", "results", "logs"))
 RESTART = "start again with another --state"
-"""What to do about a state that cannot be continued."""
+"""The remedy for a state that cannot be continued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known after some days.
+    """The results after some days.
 
     Attributes:
         path: Its directory; in a store, that of the run that wrote it.
-        policies: The grid, each as `Policy.to_mapping` has it; None is the recording.
-        day_count: How many days it has seen.
-        days: The last of them: name -> fingerprint, in their order.
-        begin_ms: The first event of all.
-        end_ms: The last one.
+        policies: The grid, each as `Policy.to_mapping` returns it; None is the recording.
+        day_count: The number of days it covers.
+        days: The latest of these days: name -> fingerprint, in order.
+        begin_ms: Time of the first event of all days.
+        end_ms: Time of the last event.
         broker: A `BrokerState` as text.
         files: Path beside the manifest -> SHA-256.
     """
@@ -80,7 +80,7 @@ class Checkpoint:
         """Return the checkpoint of a state directory, None if there is none.
 
         Raises:
-            CheckpointError: It is damaged, or of other policies.
+            CheckpointError: It is damaged, or has other policies.
             UnsupportedVersionError: A newer release wrote it.
             OSError: The directory cannot be read.
         """
@@ -92,8 +92,8 @@ class Checkpoint:
         checkpoint = cls._read(manifest)
         if list(checkpoint.policies) != settings_of(policies):
             raise CheckpointError(
-                f"{state}: it was begun with {_grid(checkpoint.policies)}, not {_grid(settings_of(policies))}; "
-                f"give the same, or {RESTART}"
+                f"{state}: it was started with {_grid(checkpoint.policies)}, not {_grid(settings_of(policies))}; "
+                f"use the same policies, or {RESTART}"
             )
         return checkpoint
 
@@ -103,7 +103,7 @@ class Checkpoint:
         for name in sorted({*checkpoint.files, *_parquet_files(checkpoint.path, beside)}):
             file = beside / name
             if not file.is_file() or _file_digest(file) != checkpoint.files.get(name):
-                raise CheckpointError(f"{file}: the state is damaged, it is not the file that was written; {RESTART}")
+                raise CheckpointError(f"{file}: the state is damaged, the file was changed; {RESTART}")
         return checkpoint
 
     @classmethod
@@ -116,7 +116,7 @@ class Checkpoint:
                 raise ValueError(f"its magic is {body['magic']!r}")
             version = body["version"]
             if type(version) is not int:
-                raise ValueError(f"its version is {version!r}")
+                raise ValueError(f"its version must be an integer, got {version!r}")
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path}: the state is damaged, {error}; {RESTART}") from None
         check_version(version, f"{path}: the state")
@@ -150,18 +150,18 @@ class Checkpoint:
 
 
 def settings_of(policies: Sequence[Policy | None]) -> list[Mapping[str, str] | None]:
-    """Return a grid as a checkpoint has it."""
+    """Return a grid as a checkpoint stores it."""
     return [None if policy is None else policy.to_mapping() for policy in policies]
 
 
 @contextmanager
 def claimed(state: Location) -> Iterator[Location]:
-    """Make a directory for the next checkpoint, which is deleted at the end unless `keep` has given it its place.
+    """Create a directory for the next checkpoint; it is deleted at the end unless `keep` has moved it into place.
 
-    In a store it is only named, no other run has it, and `keep` notices if another run was faster.
+    In a store only a name is chosen, unique to this run, and `keep` detects if another run was faster.
 
     Raises:
-        CheckpointError: Another process is at work with the same local state directory.
+        CheckpointError: Another process uses the same local state directory.
         OSError: It cannot be written.
     """
     if isinstance(state, StorePath):
@@ -169,7 +169,7 @@ def claimed(state: Location) -> Iterator[Location]:
         try:
             yield run
         except BaseException:
-            # A store that did not answer may have written the manifest all the same.
+            # A store that did not answer may still have written the manifest.
             with suppress(OSError, CheckpointError, UnsupportedVersionError):
                 if all(Checkpoint._decode(each).path != run for each in _manifests(state)):
                     run.rmtree()
@@ -181,7 +181,7 @@ def claimed(state: Location) -> Iterator[Location]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(f"{state}: another run is at work with it; wait for its end") from None
+            raise CheckpointError(f"{state}: another run is using it; wait until it ends") from None
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         try:
@@ -191,20 +191,20 @@ def claimed(state: Location) -> Iterator[Location]:
 
 
 def next_path(unfinished: Location, day_count: int) -> Location:
-    """Return where a checkpoint of so many days has its place, of which `claimed` gave the directory."""
+    """Return the final path of a checkpoint after `day_count` days, given the directory from `claimed`."""
     return unfinished.with_name(_number(day_count)) if isinstance(unfinished, Path) else unfinished
 
 
 def keep(unfinished: Location, checkpoint: Checkpoint) -> None:
-    """Write the manifest of what `claimed` gave, give it its place, and delete what it replaces.
+    """Write the manifest into the directory from `claimed`, move it into place, and delete the checkpoint it replaces.
 
     Args:
-        unfinished: With ``states`` and ``results`` in it.
-        checkpoint: Where its place is, and all but the files.
+        unfinished: The directory, with ``states`` and ``results`` in it.
+        checkpoint: The final path and all other fields except the files.
 
     Raises:
-        CheckpointError: In a store, another run has written a checkpoint of as many days meanwhile.
-        OSError: The disk is full or failed; what there was is still there.
+        CheckpointError: In a store, another run has meanwhile written a checkpoint after as many days.
+        OSError: The disk is full or failed; the previous checkpoint is intact.
     """
     if isinstance(unfinished, StorePath):
         _keep_in_store(unfinished, checkpoint)
@@ -213,7 +213,7 @@ def keep(unfinished: Location, checkpoint: Checkpoint) -> None:
     text = _manifest_text(unfinished, unfinished, checkpoint)
     write_atomically(unfinished / _MANIFEST, text)
     files = [unfinished / name for name in _parquet_files(unfinished, unfinished)]
-    # Their names too: what there was is removed next.
+    # Sync the directory entries too: the previous checkpoint is removed next.
     for each in [*files, unfinished / _MANIFEST, *{file.parent for file in files}, unfinished]:
         sync_path(each)
     unfinished.rename(checkpoint.path)
@@ -234,9 +234,9 @@ def _keep_in_store(run: StorePath, checkpoint: Checkpoint) -> None:
             manifest.put_new(file)
         except FileExistsError:
             raise CheckpointError(
-                f"{manifest}: another run has written it meanwhile; this one is not kept, run it again"
+                f"{manifest}: another run has written it meanwhile; this run is discarded, repeat it"
             ) from None
-    # It is kept. What cannot be deleted takes room, and nothing else.
+    # The checkpoint is stored. Leftovers that cannot be deleted only take space.
     with suppress(OSError, CheckpointError, UnsupportedVersionError):
         for each in before:
             if each.name < manifest.name:
@@ -246,7 +246,7 @@ def _keep_in_store(run: StorePath, checkpoint: Checkpoint) -> None:
 
 
 def _manifest_text(directory: Location, beside: Location, checkpoint: Checkpoint) -> str:
-    """Return the manifest of a directory that is whole, whose names begin ``beside`` it."""
+    """Return the manifest of a complete directory, with file names relative to ``beside``."""
     digests = {name: _file_digest(beside / name) for name in _parquet_files(directory, beside)}
     fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
     body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
@@ -254,7 +254,7 @@ def _manifest_text(directory: Location, beside: Location, checkpoint: Checkpoint
 
 
 def _latest_manifest(state: Location) -> Location | None:
-    """Return the manifest of the latest checkpoint; raises CheckpointError if something else is there."""
+    """Return the manifest of the latest checkpoint; raise CheckpointError if there are other files."""
     if isinstance(state, StorePath):
         return max(_manifests(state), default=None)
     entries = sorted(each for each in state.iterdir() if not each.name.startswith("."))
@@ -276,7 +276,7 @@ def _manifests(state: StorePath) -> list[StorePath]:
 
 def _refuse_strangers(state: Location, names: Sequence[str]) -> None:
     if names:
-        raise CheckpointError(f"{state}: no state directory, it holds {names[0]!r}")
+        raise CheckpointError(f"{state}: not a state directory, it contains {names[0]!r}")
 
 
 def _number(day_count: int) -> str:
@@ -284,13 +284,13 @@ def _number(day_count: int) -> str:
 
 
 def _parquet_files(directory: Location, beside: Location) -> list[str]:
-    """Return the files below a directory that Spark reads, by their paths from another one."""
+    """Return the Parquet files below a directory, by their paths relative to ``beside``."""
     files: list[Any] = sorted(each for each in directory.rglob("*.parquet") if each.name[0] not in "._")
     return [str(each.relative_to(beside)) for each in files]
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Tell whether something is the directory of a checkpoint, whole or half removed, and no link."""
+    """Return whether a path is a checkpoint's directory, complete or half removed, and not a link."""
     if not path.name.isdigit() or path.is_symlink() or not path.is_dir():
         return False
     return all(each.name in _PARTS or each.name.startswith(".") for each in path.iterdir())

@@ -1,6 +1,6 @@
-"""Make a chunk small before it is brought together with the others of its subscription: any worker can, in any order.
+"""Compacts a chunk before it is shuffled to the other chunks of its subscription. Any worker can do it, in any order.
 
-What is left to do one chunk after another is little, so that a subscription with most of a trace keeps all cores busy.
+Little work remains to be done chunk by chunk, so a subscription with most of a trace keeps all cores busy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NOTHING = np.zeros(1, np.int64)
 
 
 def thinned(chunk: EventChunk) -> EventChunk:
-    """Return a chunk as a `CompactChunk`; one that says more than what was acked and persisted stays as it is.
+    """Return a chunk as a `CompactChunk`; a chunk with events other than acks and persists is returned unchanged.
 
-    The curves as recorded and under policies that are plain are the same of both.
+    Both have the same curves, as recorded and under policies that hold nothing back.
 
     Complexity: O(events log events).
     """
@@ -42,13 +42,13 @@ def thinned(chunk: EventChunk) -> EventChunk:
     fold = AckAccumulator()
     news = by_position(fold.take(chunk))
     small.acked = fold.acked
-    # Of all events up to one, those that end a thinned one before it.
+    # For each event, the number of compact events that end before it.
     small.news = _welded(news._replace(event=(np.cumsum(is_last) - is_last)[news.event]))
     return small
 
 
 def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
-    """Return runs in order of position with neighbours of one event made one."""
+    """Return runs in order of position, with adjacent runs of one event merged."""
     follows = (runs.event[1:] == runs.event[:-1]) & (runs.ledger_id[1:] == runs.ledger_id[:-1])
     follows &= runs.first[1:] == runs.end[:-1]
     if not follows.any():
@@ -60,13 +60,13 @@ def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
 
 
 def packed(chunk: EventChunk) -> bytes:
-    """Return a chunk, thinned or not, as bytes, which a cluster moves faster than arrays."""
+    """Encode a chunk, compact or not, as bytes, which a cluster moves faster than arrays."""
     if not isinstance(chunk, CompactChunk):
         columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
         return b"".join((_HEADER.pack(len(chunk.kind), -1, 0), *map(pack, columns)))
     news = chunk.news
     begins = np.flatnonzero(np.diff(news.ledger_id, prepend=-1))
-    # How far each run begins behind the one before it in its ledger.
+    # The distance of each run from the run before it in its ledger.
     gaps = news.first - np.concatenate((_NOTHING, news.end))[: len(news.end)]
     gaps[begins] = 0
     header = _HEADER.pack(len(chunk.kind), len(news.event), len(begins))
@@ -78,7 +78,7 @@ def packed(chunk: EventChunk) -> bytes:
 
 
 def unpacked(data: memoryview) -> EventChunk:
-    """Return the chunk that was packed."""
+    """Decode a chunk."""
     events, runs, ledgers = _HEADER.unpack_from(data)
     at = _HEADER.size
 

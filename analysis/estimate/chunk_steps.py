@@ -1,4 +1,4 @@
-"""First steps of a replay: they check the chunks of a trace and turn them into the rows that a replay takes."""
+"""First steps of a replay: check the chunks of a trace and convert them into the rows that a replay reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKED = pa.schema([
     ("log", LOG), ("is_published", pa.bool_()), ("state", pa.string()),
 ])  # fmt: skip
 DAY_SEQ = 2**44
-"""`seq` of a day is less than this, so that the chunks of days can be put one after the other."""
+"""`seq` of a day is less than this, so that the chunks of successive days can be concatenated."""
 LEDGERS = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64()),
     ("published", pa.int64()), ("acked", pa.int64()), ("is_kept", pa.bool_()),
@@ -48,19 +48,19 @@ _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_t
 _NAMES = ("topic", "subscription", "chunk")
 _LEDGERS = ("kind", "ledger_id", "last_entry")
 _NAMING = tuple(NAMES_ENTRIES)
-# So many events of a subscription are made small together: of more, sorting them takes longer than it saves.
+# At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
 _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
 
 
 def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return what `packed_chunks` needs of a trace, whose events are bytes or lists."""
+    """Return the columns that `packed_chunks` reads from a trace whose events are bytes or lists."""
     more = ("ledgers",) if is_packed else ()
     return (*_BOUNDS, *packed_columns(EventChunk._fields, is_packed=is_packed), *more)
 
 
 def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return what `ledgers` needs of a trace."""
+    """Return the columns that `ledgers` reads from a trace."""
     return (*_NAMES, *(("event_count", "ledgers") if is_packed else _LEDGERS))
 
 
@@ -69,7 +69,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
 
     Args:
         batches: Chunks, with `chunk_columns`.
-        is_counted: Whether all policies only count, so that chunks are made small; see `thinned`.
+        is_counted: Whether all policies only count acks, so that chunks may be compacted; see `thinned`.
         day: The number of the trace; the chunks of a later one come after those of an earlier one.
 
     Raises:
@@ -121,20 +121,20 @@ def packed_batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
 
 
 def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> list[list[int]]:
-    """Return the rows, those together of which one goes on where the other ends.
+    """Return the rows in groups, in each of which every chunk continues the one before it.
 
-    What is done with a chunk on one core, after it was made small, takes as long for few events as for many.
+    The remaining work per chunk, on one core, costs as much for few events as for many.
 
     Args:
         batch: Some chunks, in any order.
         offsets: Where the events of each begin.
-        events_max: What is put together has no more.
+        events_max: Most events of a group.
     """
     topics, subscriptions, seqs, begins, ends = (
         batch[name].to_pylist() for name in ("topic", "subscription", "first_seq", "first_ts_ms", "last_ts_ms")
     )
     runs: list[list[int]] = []
-    following, last_ms = None, 0  # What would go on where the last of them ends, and when it ends.
+    following, last_ms = None, 0  # The key and seq that would continue the last row, and its end.
     for row in sorted(range(len(seqs)), key=lambda row: (topics[row], subscriptions[row], seqs[row])):
         key, seq, end = (topics[row], subscriptions[row]), seqs[row], seqs[row] + offsets[row + 1] - offsets[row]
         goes_on = (*key, seq) == following and begins[row] >= last_ms
@@ -152,11 +152,11 @@ def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
 
 
 def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LEDGERS`: the highest entries of each ledger that chunks name, possibly in several rows.
+    """Yield rows of `LEDGERS`: the highest entries that chunks name in each ledger, possibly in several rows.
 
-    ``entry_count`` is one above the highest entry that any event names, ``published`` that a PUBLISH names, and
-    ``acked`` that an ACK or MARK_DELETE names; 0 if there is none. Each subscription, and each topic with events of its
-    own, also has a row with ledger -1. ``is_kept``: false, for no state tells it.
+    ``entry_count`` is one above the highest entry that any event names, ``published`` above that of a PUBLISH, and
+    ``acked`` above that of an ACK or MARK_DELETE; 0 if there is none. Each subscription, and each topic with events of
+    its own, also has a row with ledger -1. ``is_kept`` is false, because these rows do not come from a state.
 
     Args:
         batches: Chunks, with `ledger_columns`.
@@ -181,7 +181,7 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _ledgers_of(batch: pa.RecordBatch) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Return where each row's ledgers begin, and those of all rows as `named_entries` has them."""
+    """Return the offset of each row's ledgers, and the ledgers of all rows as `named_entries` returns them."""
     if is_packed(batch.schema):
         offsets, told = ledgers_told(batch)
         return offsets.tolist(), told
@@ -199,15 +199,15 @@ def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.Rec
 
 
 def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    """Return what `events_of` does of events whose kinds this release knows; `names` has ``kind``."""
+    """Return the result of `events_of`, refusing events of an unknown kind; `names` must include ``kind``."""
     offsets, columns = events_of(batch, names)
     kind = columns[names.index("kind")]
-    refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of no known kind")
+    refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of an unknown kind")
     return offsets, columns
 
 
 def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: EventChunk) -> None:
-    """Raise `TraceError` if a row says other times or ledgers than its events, or one names no entries that it must."""
+    """Raise `TraceError` if a row disagrees with its events on times or ledgers, or an event lacks its entries."""
     for name, ends in (("first_ts_ms", offsets[:-1]), ("last_ts_ms", offsets[1:] - 1)):
         for row in np.flatnonzero(batch[name].to_numpy() != events.ts_ms[ends])[:1].tolist():
             damaged(batch, row, f"{name!r} is not the time of its event")

@@ -1,4 +1,4 @@
-"""A directory of daily traces: which days there are, and which of them a state has not seen."""
+"""Lists the days of a directory of daily traces, and those that a state has not read yet."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DATE = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)(?!\d)")
 def days_of(directory: Location) -> list[Location]:
     """Return the daily traces of a directory, each a directory such as ``day=2026-11-20`` or a Parquet file, by name.
 
-    A day on which nothing happened may be an empty directory; where names have dates, none may be missing.
+    A day on which nothing happened may be an empty directory; if the names are dates, none may be missing.
 
     Raises:
         TraceError: There are none, or one is missing.
         OSError: It cannot be read.
     """
     if not directory.is_dir():
-        raise TraceError(f"{directory}: no directory of daily traces")
+        raise TraceError(f"{directory}: not a directory of daily traces")
     visible = sorted(each for each in directory.iterdir() if each.name[0] not in "._")
     days = [each for each in visible if each.is_dir() or each.name.endswith(".parquet")]
     if not days:
@@ -43,11 +43,11 @@ def days_of(directory: Location) -> list[Location]:
 
 
 def unread(directory: Location, days: Sequence[Location], checkpoint: Checkpoint | None) -> list[Location]:
-    """Return the days after those that a checkpoint has seen; those may have been deleted since.
+    """Return the days after those of a checkpoint, which may have been deleted since.
 
     Raises:
-        CheckpointError: One that it has seen has changed, or one came later than it should have.
-        TraceError: One is missing.
+        CheckpointError: A day of the checkpoint has changed, or a day was added before its last.
+        TraceError: A day is missing.
     """
     if checkpoint is None:
         return list(days)
@@ -57,7 +57,7 @@ def unread(directory: Location, days: Sequence[Location], checkpoint: Checkpoint
             break
         if day.name not in checkpoint.days:
             if len(checkpoint.days) == checkpoint.day_count or day.name > next(iter(checkpoint.days)):
-                raise CheckpointError(f"{day}: it came after {last} was read; {_AGAIN}")
+                raise CheckpointError(f"{day}: it was added after {last} was read; {_AGAIN}")
         elif fingerprint(day) != checkpoint.days[day.name]:
             raise CheckpointError(f"{day}: it has changed since it was read; {_AGAIN}")
     following = [day for day in days if day.name > last]
@@ -66,11 +66,11 @@ def unread(directory: Location, days: Sequence[Location], checkpoint: Checkpoint
     return following
 
 
-_AGAIN = "put back what was there, or give all days with another --state"
+_AGAIN = "restore the earlier files, or read all days with another --state"
 
 
 def fingerprint(day: Location) -> str:
-    """Return what changes with a day: names, sizes and footers of its files, which list the size of every part.
+    """Return a hash of the names, sizes and footers of a day's files; the footers list the size of every part.
 
     Complexity: O(footers); no event is read.
     """
@@ -91,11 +91,11 @@ def _check_follows(before: str, after: str, directory: Location) -> None:
     try:
         first, second = (date.fromisoformat(found[1]) for found in dates if found)
     except ValueError:
-        # Names without dates are in order, and that is all that is known.
+        # Without dates in the names only their order can be checked.
         return
     if second > first + timedelta(days=1):
         missing = first + timedelta(days=1)
         raise TraceError(
-            f"{directory}: the day {missing} is missing between {before} and {after}; put it there, as an empty "
+            f"{directory}: the day {missing} is missing between {before} and {after}; add it, as an empty "
             "directory if nothing happened"
         )

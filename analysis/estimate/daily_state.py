@@ -1,4 +1,4 @@
-"""States at the end of a day, of one subscription and of all together: records in JSON.
+"""Encodes the states at the end of a day, of one subscription and of all together, as JSON records.
 
 `docs/wire-format.md` specifies every field. The names of fields are given where a class writes them and do not follow
 its attributes, so an attribute may be renamed. Another field, or another meaning, needs another `VERSION`.
@@ -31,8 +31,8 @@ class DailyState:
     """A subscription at the end of a day.
 
     Attributes:
-        replay: Under all policies.
-        curves: Of each policy, from the begin of the first day on.
+        replay: The replay under all policies.
+        curves: The curve under each policy, from the start of the first day.
     """
 
     replay: SubscriptionReplay
@@ -44,9 +44,9 @@ class BrokerState:
     """All subscriptions at the end of a day.
 
     Attributes:
-        curves: Of each policy that of all together, from the begin of the first day on.
-        died_ms: When processes died, rising: the first times.
-        death_count: How many such times there were.
+        curves: The curve of all subscriptions under each policy, from the start of the first day.
+        died_ms: The first times at which processes died, rising.
+        death_count: The number of times at which processes died.
         days_digest: SHA-256 over the fingerprints of all days, in their order.
     """
 
@@ -57,7 +57,7 @@ class BrokerState:
 
 
 def encoded(state: DailyState) -> str:
-    """Return a subscription's state as text, from which `decoded` makes the same under the same policies."""
+    """Return a subscription's state as text, which `decoded` reads under the same policies."""
     curves = [each.to_record() for each in state.curves]
     return _text({"kind": "subscription", "replay": state.replay.to_record(), "plotted": curves})
 
@@ -66,7 +66,7 @@ def decoded(text: str, policies: Sequence[Policy | None]) -> DailyState:
     """Return the state of a subscription.
 
     Raises:
-        CheckpointError: The text is damaged, of another version, or of other policies; the message names the field.
+        CheckpointError: The text is damaged, of another version, or has other policies; the message names the field.
     """
 
     def read(fields: Fields) -> DailyState:
@@ -77,7 +77,7 @@ def decoded(text: str, policies: Sequence[Policy | None]) -> DailyState:
 
 
 def encoded_broker(state: BrokerState) -> str:
-    """Return the state of all subscriptions together as text, from which `decoded_broker` makes the same."""
+    """Return the state of all subscriptions together as text, which `decoded_broker` reads."""
     fields = {"died_ms": state.died_ms, "death_count": state.death_count, "days_digest": state.days_digest}
     return _text({"kind": "broker", "plotted": [each.to_record() for each in state.curves], **fields})
 
@@ -114,7 +114,7 @@ def _read(text: str, kind: str, read: Callable[[Fields], _State]) -> _State:
     try:
         value = json.loads(text)
         if type(value) is dict:
-            # Up to version 5 a text did not name its version.
+            # Texts up to version 5 lack the version.
             check_version(value.get("version", 5 if "object" in value else VERSION), "the state")
         fields = Fields(value)
         fields.integer("version", least=VERSION, most=VERSION)

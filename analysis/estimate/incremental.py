@@ -1,8 +1,8 @@
-"""Estimates over a growing directory of daily traces, of which a run reads only the days that are new.
+"""Estimates over a growing directory of daily traces; each run reads only the new days.
 
-The state of every subscription at the end of the last day, and what was found until then, is in a checkpoint. The
-answer is the one that all days at once would give, if each day begins after the last event of the one before; only of
-bytes written it is not known before a day ends how long a ledger without PUBLISH events will be, which is refused.
+A checkpoint holds the state of every subscription at the end of the last day, and the results until then. The answer
+equals that of reading all days at once, if each day begins after the last event of the day before. One exception is
+refused: bytes written, when the length of a ledger without PUBLISH events is not known before a day ends.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ _OF_STATES = pa.schema([RUN.field("slice"), *STATES])
 
 @dataclass(frozen=True, slots=True)
 class DailyEstimates:
-    """What all days up to now come to.
+    """The estimates over all days up to now.
 
     Attributes:
-        rows: As those of `ackstate.analysis.estimate.estimates.estimates`.
+        rows: Rows as returned by `ackstate.analysis.estimate.estimates.estimates`.
         days_read: The names of the days that this run has read.
-        day_count: How many days there have been.
-        begin_ms: Their first event.
-        end_ms: Their last one.
-        broker: What is known of all subscriptions together.
+        day_count: The number of days up to now.
+        begin_ms: Time of their first event.
+        end_ms: Time of their last event.
+        broker: The state of all subscriptions together.
         states: ``topic, subscription, state`` of each subscription, while the state is at hand.
     """
 
@@ -87,8 +87,8 @@ class DailyEstimates:
 
     @property
     def text(self) -> str:
-        """What was read, in a line."""
-        read = f"read now: {', '.join(self.days_read)}" if self.days_read else "none of them is new"
+        """The days that were read, in a line."""
+        read = f"read now: {', '.join(self.days_read)}" if self.days_read else "no day is new"
         return f"{self.day_count} {'day' if self.day_count == 1 else 'days'}; {read}"
 
     def curves_of(self, key: tuple[str, str], policies: Sequence[Policy | None]) -> list[ThinnedCurve]:
@@ -106,29 +106,29 @@ def daily_estimates(
     *,
     crashes_per_day: float = 1,
 ) -> Iterator[DailyEstimates]:
-    """Estimate over all days of a directory, reading those that the state has not seen.
+    """Estimate over all days of a directory, reading only those that are new to the state.
 
     The state is written when the block ends without an error: after the report, so that a run that fails can be
     repeated.
 
     Args:
-        engine: Where it runs; its workers see both directories.
-        directory: As `days_of` has it.
-        state: A directory that is made if it is not there.
-        policies: The same grid in every run; those that `persistable` finds, and the recording.
-        crashes_per_day: As of `estimates`.
+        engine: Runs the job; its workers must see both directories.
+        directory: See `days_of`.
+        state: A directory, created if it does not exist.
+        policies: The same grid in every run; only policies that `persistable` accepts, and the recording.
+        crashes_per_day: See `estimates`.
 
     Raises:
-        TraceError: A day is missing, is no trace, or begins before the one before it has ended.
-        CheckpointError: The state is damaged, of other policies, or in use; a day has changed since it was read.
+        TraceError: A day is missing, is not a trace, or begins before the previous day has ended.
+        CheckpointError: The state is damaged, has other policies, or is in use; a day has changed since it was read.
         UnsupportedVersionError: A newer release wrote one of them.
-        OSError: The disk is full or failed; the state is as it was.
+        OSError: The disk is full or failed; the state is unchanged.
     """
     days = days_of(directory)
     with claimed(state) as unfinished:
         before = Checkpoint.latest(state, policies)
         new = unread(directory, days, before)
-        # Taken before they are read: what changes meanwhile is noticed the next time.
+        # Taken before the days are read: the next run detects changes made meanwhile.
         prints = {day.name: fingerprint(day) for day in new}
         after = _read(engine, directory, new, before, unfinished, policies, prints) if new else before
         assert after is not None
@@ -147,7 +147,7 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     engine: Engine, directory: Location, new: Sequence[Location], before: Checkpoint | None, unfinished: Location,
     policies: Sequence[Policy | None], prints: Mapping[str, str],
 ) -> Checkpoint:  # fmt: skip
-    """Read new days, write what they lead to, and return the checkpoint that is to be kept."""
+    """Read new days, write their states and results, and return the new checkpoint."""
     days = {day.name: engine.trace(day) for day in new if files_of(day)}
     spans = [(name, each.span()) for name, each in days.items()]
     begin_ms, end_ms = _covered(spans, before, directory)
@@ -191,13 +191,13 @@ def _broker(checkpoint: Checkpoint) -> BrokerState:
 
 
 def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, directory: Location) -> tuple[int, int]:
-    """Return when all days begin and end, having made sure that each begins after the one before it."""
+    """Return the begin and end of all days; check that each begins after the previous one."""
     last, last_ms = (before.last_day, before.end_ms) if before else ("", None)
     for name, covered in spans:
         if last_ms is not None and covered.begin_ms <= last_ms:
             raise TraceError(
-                f"{name}: it begins at {covered.begin_ms} ms, and {last} ends at {last_ms} ms: a day begins after "
-                "the one before it; cut them where no event is"
+                f"{name}: it begins at {covered.begin_ms} ms, and {last} ends at {last_ms} ms: a day must begin after "
+                "the previous one; split them where there is no event"
             )
         if last_ms is not None and (covered.begin_ms in WALL_CLOCK_MS) != (last_ms in WALL_CLOCK_MS):
             raise TraceError(
@@ -213,9 +213,9 @@ def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, direc
 def _go_on(
     engine: Engine, chunks: Rows, wanted: RequestedParts, before: Checkpoint | None, unfinished: Location
 ) -> None:
-    """Replay new days from the states that there are, and write the states and results that follow."""
+    """Replay new days from the stored states, and write the new states and results."""
     staged = unfinished / "staged"
-    # Read several times, replayed once.
+    # The stored rows are read several times, but replayed once.
     chunks.through(partial(replay, wanted=wanted), RUN).stored(staged / "run")
     states = engine.rows(staged / "run", _OF_STATES).through(_states, STATES)
     states.stored(unfinished / "states")
@@ -240,7 +240,7 @@ def _of_key(batches: Iterable[pa.RecordBatch], *, key: tuple[str, str]) -> Itera
 
 
 def _follow(results: Rows, broker: BrokerState) -> None:
-    """Go on with the curves of all subscriptions, and take in when processes died, from parts of results.
+    """Add the curves of all subscriptions, and the times at which processes died, from parts of results.
 
     Subscriptions that died in the same millisecond died together.
     """

@@ -1,4 +1,4 @@
-"""What goes from one step of the estimates to the next: parts of curves and of results, as rows of Arrow."""
+"""The rows passed between the steps of the estimates: parts of curves and of results, in Arrow."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PART = pa.schema([
     ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
 ])  # fmt: skip
 RUN = pa.schema([*PART, ("state", pa.string())])
-"""Of a replay that can be gone on with: parts, and the state of each subscription, whose slice is `STATE`."""
+"""Rows of a resumable replay: parts, and the state of each subscription, with slice `STATE`."""
 STATE = -4
 CRASHES_MAX = 200
-"""An estimate of all together names so many crashes."""
+"""An estimate of all subscriptions together lists at most this many crashes."""
 CURVE_COUNT_MAX = 6
-"""So many subscriptions have a curve of their own: those of which most comes back under the first policy."""
+"""This many subscriptions have a curve of their own: those with most redelivery under the first policy."""
 _COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
 _COSTS = Costs._fields
 _CAUSES = slice(2, 2 + len(CAUSES))
@@ -47,7 +47,7 @@ ESTIMATE = pa.schema([
     ("crash_count", pa.int64()),
 ])  # fmt: skip
 _LISTS = frozenset(("begin", "first", "second"))
-# A batch takes up to some 10 MB.
+# A batch takes up to about 10 MB.
 _BATCH_VALUES = 500_000
 _BATCH_PARTS = 10_000
 
@@ -57,17 +57,17 @@ class Part(NamedTuple):
 
     Attributes:
         policy: Index in the grid.
-        slice: Of which slice of time these are the changes of a curve; else `RESULT`, `CURVE`, `CRASHES` or `STATE`.
-        scope: One of `SCOPES`; what follows names it, empty beyond it.
+        slice: Number of the slice of time whose changes these are; else `RESULT`, `CURVE`, `CRASHES` or `STATE`.
+        scope: One of `SCOPES`; the next three name it, empty beyond the scope.
         namespace: The first two parts of the topic's name.
-        topic: The same.
-        subscription: The same.
-        begin: Of changes, the numbers at the slice's begin; else empty.
-        first: Of changes, when, as of a curve and of crashes; of a result, values, each once.
-        second: Of changes, by how much, a row of them after the other, for as many as `begin` has; of a result, for how
-            long each value held; of a curve, its numbers, row by row; of crashes as recorded, three numbers each.
-        sums: As `narrow_sums` returns them; None in all parts of a result but one.
-        state: Of a subscription, in `RUN` alone.
+        topic: See `scope`.
+        subscription: See `scope`.
+        begin: For changes, the values at the start of the slice; else empty.
+        first: For changes, a curve and crashes, the times; for a result, the values, each once.
+        second: For changes, the differences, row after row, as many rows as `begin` has; for a result, the duration of
+            each value; for a curve, its values, row by row; for crashes as recorded, three numbers each.
+        sums: As `narrow_sums` returns them; None in all but one part of a result.
+        state: The state of a subscription, in `RUN` alone.
     """
 
     policy: int
@@ -84,13 +84,13 @@ class Part(NamedTuple):
 
 
 def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
-    """Return sums as a part has them, each in 64 bits.
+    """Return sums as a part stores them, each in 64 bits.
 
     Args:
-        sums: Peak, when, `CAUSES` in messages times ms, and `Costs`.
+        sums: The peak, its time, `CAUSES` in messages times ms, and `Costs`.
 
     Returns:
-        The same, but if one of the causes takes more than 62 bits: then these bits of each, and the others at the end.
+        The same sums. If a cause takes more than 62 bits, these are the low bits of each, and the high bits follow.
     """
     causes = [each or 0 for each in sums[_CAUSES]]
     highs = [each >> _LOW_BITS for each in causes]
@@ -101,7 +101,7 @@ def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
 
 
 def whole_sums(sums: Sequence[int | None]) -> list[int | None]:
-    """Return what `narrow_sums` was given."""
+    """Return the sums from which `narrow_sums` made these."""
     end = _CAUSES.stop + len(_COSTS)
     highs = sums[end:] or [0] * len(CAUSES)
     causes = [((high or 0) << _LOW_BITS) + (low or 0) for low, high in zip(sums[_CAUSES], highs, strict=True)]
@@ -109,23 +109,23 @@ def whole_sums(sums: Sequence[int | None]) -> list[int | None]:
 
 
 def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
-    """Return the parts of some batches, whose columns are those of `PART`; the lists share their memory."""
+    """Return the parts in batches with the columns of `PART`; the lists share the batches' memory."""
     for batch in batches:
         columns = [_slices(batch[name]) if name in _LISTS else batch[name].to_pylist() for name in PART.names]
         yield from (Part(*row) for row in zip(*columns, strict=True))
 
 
 def _slices(column: pa.Array) -> Iterator[Int64s]:
-    """Return the rows of a list column, which share its memory."""
+    """Return the rows of a list column; they share its memory."""
     values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
     return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
 
 
 def batches_of(parts: Iterable[Part], schema: pa.Schema = PART) -> Iterator[pa.RecordBatch]:
-    """Put many parts into each batch, as long as they are small together.
+    """Yield batches of many parts, up to a bounded size.
 
     Args:
-        parts: Any number.
+        parts: Any number of parts.
         schema: `PART`, or `RUN` with states.
     """
     waiting: list[Part] = []
@@ -156,12 +156,12 @@ def _lists_of(arrays: Sequence[Int64s]) -> pa.ListArray:
 def add_slices(
     batches: Iterable[pa.RecordBatch], *, slices: Slices, scopes: Sequence[str] = SCOPES
 ) -> Iterator[pa.RecordBatch]:
-    """Add up the curves of each slice; what is a result already passes, and its costs count for all scopes.
+    """Add up the curves of each slice; pass results through, and count their costs for all scopes.
 
     Args:
         batches: The parts, sorted by policy, slice, namespace and topic.
-        slices: What the curves are cut into.
-        scopes: Which results to return.
+        slices: The slices into which the curves are cut.
+        scopes: The scopes of the results to return.
     """
     yield from batches_of(part for part in sum_slices(parts_of(batches), slices) if part.scope in scopes)
 
@@ -169,27 +169,27 @@ def add_slices(
 def chosen(
     batches: Iterable[pa.RecordBatch], *, slices: Sequence[int], is_any_other: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Pass the rows whose slice is one of some, or is none of them."""
+    """Yield the rows whose slice is among some, or with `is_any_other` not among them."""
     for batch in batches:
         is_one = pc.is_in(batch["slice"], pa.array(slices, pa.int32()))
         yield batch.filter(pc.invert(is_one) if is_any_other else is_one)
 
 
 def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Put the parts of each result together into one, and pass those of curves and crashes; sorted by `RESULT_KEY`."""
+    """Merge the parts of each result, and pass on those of curves and crashes; input sorted by `RESULT_KEY`."""
     yield from batches_of(chain.from_iterable(result.parts() for result in _results(batches)))
 
 
 def put_together(
     batches: Iterable[pa.RecordBatch], *, duration_ms: int, crashes_per_day: float = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Make an estimate of the parts of each result, which are sorted by `RESULT_KEY`; the columns: `ESTIMATE`.
+    """Build an estimate from the parts of each result, sorted by `RESULT_KEY`; the columns are `ESTIMATE`.
 
-    Of the subscriptions that a call sees, `CURVE_COUNT_MAX` keep their curve.
+    Only `CURVE_COUNT_MAX` of the subscriptions of one call keep their curve.
 
     Args:
         batches: The parts.
-        duration_ms: Of the whole trace.
+        duration_ms: Duration of the whole trace.
         crashes_per_day: The rate for which duplicates are counted.
     """
     rows = [result.row(duration_ms, crashes_per_day) for result in _results(batches)]
@@ -201,7 +201,7 @@ def put_together(
 
 
 def badness(row: Mapping[str, Any]) -> tuple[float, int, str, str]:
-    """Return what subscriptions are sorted by, the one of which most comes back first."""
+    """Return the sort key of subscriptions, most redelivery first."""
     return -(row["expected"] or 0), -row["max"], row["topic"], row["subscription"]
 
 
@@ -225,7 +225,7 @@ class _Result:
         self._others: list[Part] = []
 
     def add(self, part: Part) -> None:
-        """Take a part in."""
+        """Add a part."""
         if part.slice != RESULT:
             self._others.append(part)
             return
@@ -234,14 +234,14 @@ class _Result:
             peak, peak_ts_ms, *sums = whole_sums(part.sums)
             longest_ms = max(self._sums[-1], sums[-1] or 0)
             self._sums = [before + (more or 0) for before, more in zip(self._sums, sums, strict=True)]
-            # Subscriptions wait at the same time, so their waits do not add up.
+            # Subscriptions are blocked at the same time, so their times do not add up.
             self._sums[-1] = longest_ms
-            # Where nothing ever comes back there is no time at which most does.
+            # Without any redelivery there is no time of the peak.
             if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
                 self._peak = (-peak, peak_ts_ms)
 
     def parts(self) -> Iterator[Part]:
-        """Yield what was found so far as one part, to which more can be added; its curve and crashes as they came."""
+        """Yield the merged result as one part, to which more can be added; pass on its curve and crashes unchanged."""
         peak, peak_ts_ms = self._peak or (0, None)
         first, second = self._histogram.columns()
         sums = narrow_sums([-peak, peak_ts_ms, *self._sums])
@@ -249,9 +249,9 @@ class _Result:
         yield from self._others
 
     def row(self, duration_ms: int, crashes_per_day: float) -> dict[str, Any]:
-        """Return it."""
+        """Return the estimate as a row."""
         values, durations = self._histogram.columns()
-        # When nothing of it was there, nothing could come back.
+        # Before the first event nothing could be redelivered.
         self._histogram.add(np.zeros(1, np.int64), np.array([duration_ms - int(durations.sum())]))
         values, durations = self._histogram.columns()
         weight = weight_of(values, durations)
@@ -271,7 +271,7 @@ class _Result:
         }  # fmt: skip
 
     def _curve(self) -> dict[str, Any]:
-        """Return the points of the curve in order, if any part has some."""
+        """Return the points of the curve in order, if any part has a curve."""
         found = sorted((part for part in self._others if part.slice == CURVE), key=lambda part: int(part.first[0]))
         if not found:
             return {"curve_ms": None, "curve": None}
@@ -283,7 +283,7 @@ class _Result:
         if not found:
             return {"crash_ms": None, "crashes": None, "crash_count": 0}
         if self._part.scope == SCOPES[0]:
-            # A subscription is replayed in one go.
+            # A subscription is replayed in one piece.
             (part,) = found
             return {"crash_ms": part.first, "crashes": part.second, "crash_count": len(part.first)}
         times = np.unique(np.concatenate([part.first for part in found]))

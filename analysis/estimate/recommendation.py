@@ -1,4 +1,4 @@
-"""What to do about it, in a sentence: which policy of a grid buys most for its price, beside what there is now."""
+"""Recommends a policy of a grid, in a sentence: the one that buys most for its price, compared with the baseline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SECOND_MS = 1_000
 
 
 def choose(results: Sequence[PolicyResult], baseline: PolicyResult) -> PolicyResult | None:
-    """Return what brings less back than the baseline and buys most for its price; None if nothing does.
+    """Return the policy with less redelivery than the baseline that buys most for its price; None if there is none.
 
-    That is the least of redelivery and the dearest of its prices, each as a share of the most that any policy which is
-    not beaten has of it, or the baseline.
+    It minimises redelivery plus the highest of its prices, each as a share of the highest value among the policies on
+    the front and the baseline.
     """
     front = [each for each in results if each.is_on_front]
     better = [each for each in front if each.badness[0] < baseline.badness[0]]
@@ -28,7 +28,7 @@ def choose(results: Sequence[PolicyResult], baseline: PolicyResult) -> PolicyRes
 
 
 def sentence(chosen: PolicyResult | None, baseline: PolicyResult) -> str:
-    """Say it."""
+    """Return the recommendation as one sentence."""
     if chosen is None:
         expected = f"expected duplicates {baseline.total.expected or 0:,.0f}"
         return f"no setting of the grid is better than {_settings(baseline)}: {expected}"
@@ -51,14 +51,14 @@ def _difference(chosen: PolicyResult, other: PolicyResult) -> str:
 def _settings(result: PolicyResult) -> str:
     if result.policy is AS_RECORDED:
         return "as recorded"
-    # A flush interval is said also where it is the default: every policy has one.
+    # The flush interval is shown even if it is the default: every policy has one.
     texts = {"flush_interval_ms": DEFAULT.texts["flush_interval_ms"]} | result.policy.to_mapping()
     return ", ".join(_said(key, text) for key, text in texts.items())
 
 
 def _change(key: str, new: str, old: str) -> str:
     said_new, said_old = _said(key, new), _said(key, old)
-    # "flush every 5 s instead of 60 s": what both begin with is said once.
+    # "flush every 5 s instead of 60 s": a common prefix is shown once.
     shared = 0
     for one, other in zip(said_new.split(), said_old.split(), strict=False):
         if one != other:
@@ -68,7 +68,7 @@ def _change(key: str, new: str, old: str) -> str:
 
 
 def _said(key: str, text: str) -> str:
-    """Say one setting in words."""
+    """Return one setting in words."""
     return _WORDS[key](text) if key in _WORDS else f"{key} {text}"
 
 
@@ -88,7 +88,7 @@ def _young(text: str) -> str:
     if not text.startswith("AUTO"):
         return f"hold acks back for {text} s"
     share = text.partition(":")[2].partition(":")[0]
-    return "hold acks back for a time that is chosen" + (f" so that a share of {share} is late" if share else "")
+    return "hold acks back for an automatic time" + (f" so that a share of {share} is late" if share else "")
 
 
 def _blocking(text: str) -> str:
@@ -103,10 +103,10 @@ _WORDS: dict[str, Callable[[str], str]] = {
     "become_old_ack_record_seconds": _young,
     "max_unpersisted_ack_record_bytes": _blocking,
     "format": lambda text: "write Pulsar's format" if text == "PULSAR" else "write the native format",
-    "tick_ms": lambda text: f"look at each cursor every {_seconds(text)}",
+    "tick_ms": lambda text: f"check each cursor every {_seconds(text)}",
     "ledger_writable": lambda text: "with ledgers that can be written" if text == "true" else "with no ledger written",
     "ledger_rollover_ms": lambda text: f"roll ledgers over {'never' if text == '0' else f'after {_seconds(text)}'}",
-    "compaction_bytes_min": lambda text: f"compact journals from {_number(text)} bytes on",
+    "compaction_bytes_min": lambda text: f"compact journals of at least {_number(text)} bytes",
     "ledger_entry_count_max": lambda text: f"end ledgers at {_number(text)} entries",
     "metadata_bytes_max": lambda text: f"give the metadata store up to {_number(text)} bytes",
 }
@@ -116,8 +116,8 @@ def short_number(number: float, *, sign: str = "-") -> str:
     """Return a number with three digits, or more if it has more before the point: ``13,312``, ``0.0125``.
 
     Args:
-        number: Any.
-        sign: ``+`` if what is above 0 is to have one, too.
+        number: Any number.
+        sign: ``+`` to give positive numbers a sign, too.
     """
     return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
 
@@ -128,7 +128,7 @@ def _gain(chosen: Estimate, other: Estimate) -> str:
         (chosen.per_second(chosen.write_count), other.per_second(other.write_count), "writes/s"),
         (chosen.per_second(chosen.bytes_written), other.per_second(other.bytes_written), "bytes/s"),
     ]
-    # Of a recording it is not known.
+    # A recording may lack these numbers.
     known = ((after, before, unit) for after, before, unit in pairs if after is not None and before is not None)
     told += [f"{short_number(after - before, sign='+')} {unit}" for after, before, unit in known]
     if chosen.blocked_ms is not None and chosen.blocked_ms != (other.blocked_ms or 0):

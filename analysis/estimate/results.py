@@ -1,4 +1,4 @@
-"""What a sweep over policies found: estimates, costs, which policies no other beats, and what to do about it."""
+"""The result of a sweep over policies: estimates, costs, the policies that no other beats, and a recommendation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RECORDED_LABEL = "as recorded"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A row of `ackstate.analysis.estimate.estimates.estimates`: those of its columns that are numbers.
+    """A row of `ackstate.analysis.estimate.estimates.estimates`: its numeric columns.
 
-    What a recording wrote and kept, and for how long dispatch stood still in it, is not known: None. So is how often it
-    wrote, if it has no persist at all.
+    Unknown numbers of a recording are None: the bytes that it wrote and kept, the time that dispatch was blocked and,
+    if it has no persist at all, the number of writes.
     """
 
     scope: str
@@ -55,7 +55,7 @@ class Estimate:
     def per_second(self, number: None) -> None: ...
 
     def per_second(self, number: int | None) -> float | None:
-        """Return a number of the whole trace per second; 0 if no time passed, None if it is not known."""
+        """Return a number of the whole trace per second; 0 if no time passed, None if it is unknown."""
         if number is None:
             return None
         return number * _SECOND_MS / self.duration_ms if self.duration_ms else 0.0
@@ -66,10 +66,10 @@ class PolicyResult:
     """One policy.
 
     Attributes:
-        policy: It, or `AS_RECORDED`.
+        policy: The policy, or `AS_RECORDED`.
         estimates: For each scope and name, sorted.
-        is_on_front: Whether no other policy of the grid is as good in everything and better in something, of what a
-            crash of the broker brings back, bytes written, writes, and time blocked. The recording is not compared.
+        is_on_front: Whether no other policy of the grid is at least as good in every respect and better in one:
+            redelivery after a crash of the broker, bytes written, writes, time blocked. The recording is not compared.
     """
 
     policy: Policy | None
@@ -78,17 +78,17 @@ class PolicyResult:
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """The name of the policy."""
         return RECORDED_LABEL if self.policy is AS_RECORDED else self.policy.label
 
     @property
     def total(self) -> Estimate:
-        """All subscriptions at once."""
+        """The estimate of all subscriptions at once."""
         return next(each for each in self.estimates if each.scope == "total")
 
     @property
     def badness(self) -> tuple[float, ...]:
-        """What is compared, less being better."""
+        """The numbers that are compared; less is better."""
         total = self.total
         prices = (total.bytes_written, total.write_count, total.blocked_ms)
         return (total.expected or 0.0, *(float(price or 0) for price in prices))
@@ -102,9 +102,8 @@ class SweepResult:
         trace: Its path.
         crashes_per_day: The rate for which duplicates are counted.
         policies: In the order of the grid.
-        refused: Policies of the grid under which no cursor could even be opened, by label, and why.
-        baseline: Label of the policy that others are compared with: of that in use now. Empty for the first of the
-            grid.
+        refused: Label and reason of each policy of the grid under which no cursor can be opened.
+        baseline: Label of the policy in use now, with which others are compared. Empty for the first of the grid.
     """
 
     trace: str
@@ -129,33 +128,33 @@ class SweepResult:
         return cls(trace, crashes_per_day, tuple(known), tuple(refused))
 
     def compared_with(self, baseline: str) -> Self:
-        """Return the same with another baseline; empty for the first of the grid.
+        """Return the result with another baseline; empty for the first policy of the grid.
 
         Raises:
             PolicyError: No policy of the grid has this label.
         """
         labels = [each.label for each in self.policies]
         if baseline and baseline not in labels:
-            raise PolicyError(f"baseline: {baseline!r} is none of the policies {', '.join(map(repr, labels))}")
+            raise PolicyError(f"baseline must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
         return replace(self, baseline=baseline)
 
     @property
     def front(self) -> list[PolicyResult]:
-        """The policies that no other beats, the one of which least comes back first."""
+        """The policies that no other beats, least redelivery first."""
         return sorted((each for each in self.policies if each.is_on_front), key=lambda each: each.badness)
 
     @property
     def recommended(self) -> PolicyResult | None:
-        """What brings less back than the baseline and buys most for its price, or the baseline if nothing does.
+        """The policy with less redelivery than the baseline that buys most for its price, or else the baseline.
 
-        None if that is the recording, or nothing was tried.
+        None if that is the recording, or no policy was tried.
         """
         baseline = self._compared_with
         return baseline and (choose(self.policies, baseline) or (None if baseline.policy is AS_RECORDED else baseline))
 
     @property
     def recommendation(self) -> str:
-        """One sentence: what buys most for its price, beside the baseline; or why there is nothing."""
+        """One sentence: the recommended policy compared with the baseline, or the reason why there is none."""
         baseline = self._compared_with
         if baseline is None or len(self.policies) < 2:
             return "no policy was compared"
@@ -168,7 +167,7 @@ class SweepResult:
         return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object: `docs/redelivery.md` describes it."""
+        """Return the result as a JSON object, which `docs/redelivery.md` describes."""
         return {
             "trace": self.trace,
             "crashes_per_day": self.crashes_per_day,
@@ -193,7 +192,7 @@ def _place(estimate: Estimate) -> tuple[int, str, str, str]:
 
 
 def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
-    """Return a recording without what it does not say."""
+    """Return a recording with its unknown numbers as None."""
     if result.policy is not AS_RECORDED or not result.estimates:
         return result
     unknown: dict[str, Any] = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max", "blocked_ms"))

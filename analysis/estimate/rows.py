@@ -1,4 +1,4 @@
-"""Rows of Arrow data that pass through steps, in this process or in Spark's workers (`spark_rows`).
+"""Rows of Arrow data that steps transform, in this process or in Spark's workers (`spark_rows`).
 
 A pipeline is written once, against `Rows`. A step is a function from record batches to record batches. After
 `together`, a step sees rows with equal keys next to each other.
@@ -31,13 +31,13 @@ class Rows(Protocol):
         """Return the rows that a step yields; the step may be called several times, each time for some of the rows.
 
         Args:
-            step: Takes batches and yields batches.
+            step: A function from batches to batches.
             schema: The schema of the rows that it yields.
         """
         ...
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> Self:
-        """Bring rows with equal keys together, sorted by the keys and then by `order`; text sorts by its UTF-8 bytes.
+        """Group rows with equal keys, sorted by the keys and then by `order`; text sorts by its UTF-8 bytes.
 
         One call of the next step sees all rows with the same keys; without keys, all rows.
         """
@@ -62,7 +62,7 @@ class Rows(Protocol):
 
 @final
 class LocalRows:
-    """Rows in this process; those that are brought together are in memory.
+    """Rows in this process; grouped rows are held in memory.
 
     Args:
         batches: Returns the rows; called once for each collection.
@@ -131,7 +131,7 @@ class LocalRows:
 
 
 def _large(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in which the bytes of a column may together be more than 2 GiB."""
+    """Return a schema in which the bytes of a column may exceed 2 GiB in total."""
     return pa.schema([
         field.with_type(pa.large_binary()) if pa.types.is_binary(field.type) else field for field in schema
     ])  # fmt: skip

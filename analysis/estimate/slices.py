@@ -1,4 +1,4 @@
-"""Add up the curves of many subscriptions: each is cut into slices of time, which are added up one by one."""
+"""Adds up the curves of many subscriptions, one slice of time after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
 _NOTHING = np.empty(0, np.int64)
 RESULT, CURVE, CRASHES = -1, -2, -3
-"""What a part has instead of a slice if it is one of a result, of a result's curve, or of its crashes."""
+"""The slice numbers of parts that are a result, a result's curve, or its crashes."""
 
 
 def namespace_of(topic: str) -> str:
@@ -34,14 +34,14 @@ def namespace_of(topic: str) -> str:
 
 
 class Slices(NamedTuple):
-    """Time in equal slices, as wide as a power of two, the last of which holds the last millisecond.
+    """Time in slices of equal width, a power of two; the last slice contains the last millisecond.
 
     Attributes:
-        begin_ms: When the first begins.
-        from_ms: When what is looked at begins, in the first.
-        end_ms: The last event.
-        width_ms: Of a slice.
-        slice_count: How many; 0 if none are wanted.
+        begin_ms: When the first slice begins.
+        from_ms: Start of the estimated time, within the first slice.
+        end_ms: Time of the last event.
+        width_ms: Width of a slice.
+        slice_count: Number of slices; 0 if none are needed.
     """
 
     begin_ms: int
@@ -59,9 +59,9 @@ class Slices(NamedTuple):
         Args:
             begin_ms: When the first of all slices begins.
             end_ms: The last millisecond.
-            count: At least how many there shall be from `from_ms` on, if there are as many milliseconds; 0 for none.
-            from_ms: Slices that end before are left out; None for `begin_ms`.
-            width_ms_max: How wide they may be, a power of two.
+            count: Least number of slices from `from_ms`, if there are as many milliseconds; 0 for none.
+            from_ms: Slices that end before it are omitted; None for `begin_ms`.
+            width_ms_max: Largest width of a slice, a power of two.
         """
         first_ms = begin_ms if from_ms is None else from_ms
         span_ms = end_ms - first_ms + 1
@@ -71,7 +71,7 @@ class Slices(NamedTuple):
         return cls(begin_ms + skipped_ms, first_ms, end_ms, width_ms, slice_count)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Return where a slice begins and ends; the last one ends with the last event."""
+        """Return the begin and end of a slice; the last one ends with the last event."""
         begin_ms = self.begin_ms + number * self.width_ms
         return max(begin_ms, self.from_ms), min(begin_ms + self.width_ms, self.end_ms)
 
@@ -80,10 +80,10 @@ class SliceChange(NamedTuple):
     """How a curve changes within a slice.
 
     Attributes:
-        number: Of the slice.
+        number: Number of the slice.
         begin: The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
-        ts_ms: When they change; rising.
-        delta: By how much, a column for each time; one row for what comes back, or `SERIES`.
+        ts_ms: The times of the changes; rising.
+        delta: The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`.
     """
 
     number: int
@@ -97,21 +97,21 @@ class SliceWriter:
     """Cuts one curve into slices.
 
     Args:
-        slices: Which.
-        series_count: 1 for what comes back alone, or `SERIES` for its causes too.
+        slices: The slices.
+        series_count: 1 for redelivery alone, or `SERIES` to include its causes.
     """
 
     def __init__(self, slices: Slices, series_count: int) -> None:
         self._slices = slices
         self._values: Series = np.zeros((series_count, 1), np.int64)
-        self._number = -1  # of the slice that was begun last
+        self._number = -1  # the slice that was started last
 
     def go_on(self, standing: Series) -> None:
-        """Begin with numbers that stand already, a column."""
+        """Start from existing values, given as a column."""
         self._values = standing
 
     def changes(self, points: SeriesPoints) -> Iterator[SliceChange]:
-        """Yield what the next points change."""
+        """Yield the changes of the next points."""
         if not self._slices.slice_count or not len(points.ts_ms):
             return
         delta = np.diff(points.values, prepend=self._values, axis=1)
@@ -128,11 +128,11 @@ class SliceWriter:
             self._values = self._values + delta[:, low:high].sum(axis=1, keepdims=True)
 
     def end(self) -> Iterator[SliceChange]:
-        """Yield what the last values come to until the end."""
+        """Yield the remaining slices, in which the last values hold."""
         yield from self._standing(self._slices.slice_count)
 
     def _standing(self, until_number: int) -> Iterator[SliceChange]:
-        """Yield the slices in which the curve stands still."""
+        """Yield the slices without changes."""
         if self._values.any():
             for number in range(self._number + 1, until_number):
                 yield SliceChange(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
@@ -143,12 +143,12 @@ def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
     """Add up curves of topics, namespaces and all, slice by slice.
 
     Args:
-        parts: Sorted by policy, slice, namespace and topic. Of results, those of subscriptions.
-        slices: What they are cut into.
+        parts: Sorted by policy, slice, namespace and topic. Results are of subscriptions.
+        slices: The slices into which the curves are cut.
 
     Yields:
-        For each slice and scope a part of the result, and of all together, if the changes have causes, two points of
-        their curve; what is a result already, with its costs and crashes for the other scopes.
+        For each slice and scope a part of the result, and for all together, if the changes have causes, two points of
+        the curve; parts that are results already, with their costs and crashes for the other scopes.
     """
     for (_, number), of_slice in groupby(parts, key=lambda part: (part.policy, part.slice)):
         if number < 0:
@@ -197,7 +197,7 @@ class _Sum:
         self._changes.append((change.ts_ms, change.delta))
 
     def total(self, number: int) -> SliceChange:
-        """Return them as one, with at most one change a millisecond."""
+        """Return the changes merged, with at most one per millisecond."""
         if len(self._changes) > 1:
             times, at = np.unique(np.concatenate([ts_ms for ts_ms, _ in self._changes]), return_inverse=True)
             deltas = np.concatenate([delta for _, delta in self._changes], axis=1)
@@ -208,12 +208,12 @@ class _Sum:
         return SliceChange(number, np.asarray(self._begin), *self._changes[0])
 
     def result(self, of: Part | None, names: tuple[str, str, str], bounds: tuple[int, int]) -> Part:
-        """Return for how long each value held, and the most."""
+        """Return the duration of each value, and the peak."""
         assert of is not None
         _, begin, ts_ms, delta = self.total(of.slice)
         times = np.concatenate(([bounds[0]], ts_ms))
         values = begin[0] + np.concatenate(([0], np.cumsum(delta[0])))
-        # A slice's first value stands only until something changes in its first millisecond.
+        # A slice's first value has no duration if it changes in the first millisecond.
         held = np.append(times[1:] != times[:-1], True)
         times, values = times[held], values[held]
         durations = np.diff(np.append(times, max(bounds[1], int(times[-1]))))
@@ -227,10 +227,10 @@ class _Sum:
         )  # fmt: skip
 
     def points(self, of: Part | None) -> Iterator[Part]:
-        """Yield the first peak and the last change of the curve of all, if it has causes and changes at all."""
+        """Yield the first peak and the last change of the total curve, if it has causes and any change."""
         assert of is not None
         _, begin, ts_ms, delta = self.total(of.slice)
-        # What one subscription loses and another gains changes nothing.
+        # Changes of several subscriptions may cancel out.
         changed = delta.any(axis=0)
         if len(begin) == 1 or not changed.any():
             return

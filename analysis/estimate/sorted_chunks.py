@@ -1,7 +1,7 @@
-"""Brings the chunks of each subscription together, in order, and refuses traces that a replay would get wrong.
+"""Groups and sorts the chunks of each subscription, and refuses traces that a replay would get wrong.
 
-It checks that chunks follow one another and that no ack goes beyond what its topic published. Only `ackstate trace
-check` compares single events inside of chunks. What is kept from earlier days comes before the chunks.
+It checks that chunks are contiguous and that no ack is beyond the published entries of its topic. Only `ackstate trace
+check` compares single events within chunks. The state of earlier days precedes the chunks.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ STATES = pa.schema([("topic", pa.string()), ("subscription", pa.string()), ("sta
 LOGS = pa.schema([("topic", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64())])
 """The message logs of all topics."""
 _KEY = ("topic", "subscription")
-# Of the rows that come before the first chunk.
+# `seq` of the rows that precede the first chunk.
 _STATE_SEQ, _HEAD_SEQ = -2, -1
 _AnyRows = TypeVar("_AnyRows", bound="Rows")
 
 
 class Kept(NamedTuple):
-    """What is kept of earlier days.
+    """The stored state of earlier days.
 
     Attributes:
         states: Rows of `STATES`.
-        keys: The same without the state.
+        keys: The same rows without the state.
         logs: Rows of `LOGS`.
     """
 
@@ -65,12 +65,12 @@ class Kept(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What is known of a subscription before its first chunk.
+    """The information about a subscription before its first chunk.
 
     Attributes:
-        log: Ledger id -> entry count of its topic's message log, rising: what the traces tell, for a subscription that
-            has a state, and what all days tell, for one that is new. Empty if no policy needs it.
-        is_published: Whether the traces have events of the topic itself, so that the log says where ledgers end.
+        log: Ledger id -> entry count of its topic's message log, rising. For a subscription with a state it comes from
+            the new traces, for a new one from all days. Empty if no policy needs it.
+        is_published: Whether the traces have events of the topic itself, so that the log has the ends of ledgers.
         state: Its state, if it is not new.
     """
 
@@ -86,18 +86,18 @@ def sorted_chunks(
     *,
     is_log_needed: bool = False,
 ) -> Rows:
-    """Return the chunks of subscriptions as bytes, sorted and made small if the policies allow.
+    """Return the chunks of subscriptions as bytes, sorted, and compacted if the policies allow it.
 
-    That happens before the chunks of a subscription are brought together, on all cores whatever its share of the trace.
+    Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
 
     Args:
-        days: Traces, of which one begins after the other has ended; at least one, if nothing is kept.
+        days: Traces, each of which begins after the previous one has ended; at least one, if there is no earlier state.
         policies: The grid.
-        kept: Of the days before.
-        is_log_needed: Whether message logs are needed in any case; some policies need them.
+        kept: The state of the days before.
+        is_log_needed: Whether to return message logs even if no policy needs them.
 
     Returns:
-        Rows of `PACKED`, for `by_subscription`: before the chunks of a subscription those of its `Head`.
+        Rows of `PACKED`, for `by_subscription`: the rows of its `Head` precede the chunks of a subscription.
     """
     is_small = all(map(is_counted, policies))
     chunks = [
@@ -113,14 +113,14 @@ def sorted_chunks(
 
 
 def named_ledgers(days: Sequence[TraceSource], kept: Kept | None = None) -> Rows:
-    """Return rows of `LEDGERS`: of the traces, and of what is kept, which also says who is not new."""
+    """Return rows of `LEDGERS`, from the traces and from the stored state, which also marks known subscriptions."""
     told = [day.read(ledger_columns(is_packed=day.is_packed), ledgers, LEDGERS) for day in days]
     before = [] if kept is None else [kept.logs.through(_kept_logs, LEDGERS), kept.keys.through(_kept_keys, LEDGERS)]
     return joined([*told, *before])
 
 
 def highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOGS`: how far each ledger goes; of rows of `LEDGERS`, sorted by topic and ledger."""
+    """Yield rows of `LOGS`, the length of each ledger, from rows of `LEDGERS` sorted by topic and ledger."""
     rows = _values(batches, ("topic", "ledger_id", "entry_count"))
     found = [
         (topic, ledger_id, max(count for _, _, count in mine))
@@ -134,17 +134,17 @@ def highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, Head, Iterator[EventChunk]]]:
     """Yield each subscription of some `sorted_chunks`: its key, its head, and its chunks in order.
 
-    The chunks are to be taken before the next subscription is.
+    The caller must read the chunks before it takes the next subscription.
 
     Raises:
-        TraceError: Chunks do not follow one another, or several cursors tell the chunks of a subscription.
+        TraceError: Chunks are not contiguous, or the chunks of a subscription come from several cursors.
         CheckpointError: A subscription has two states.
     """
     rows = ((batch, index) for batch in batches for index in range(batch.num_rows))
     for key, mine in groupby(rows, key=_key):
         in_order = _in_order(mine)
         if not key[1]:
-            # Chunks of the topic itself, which say what was published.
+            # Chunks of the topic itself, with its PUBLISH events.
             for _ in in_order:
                 pass
             continue
@@ -159,12 +159,12 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, He
 
 
 def is_counted(policy: Policy | None) -> bool:
-    """Say whether counting replaces the cursor, so that chunks may be made small."""
+    """Return whether counting replaces the cursor, so that chunks may be compacted."""
     return policy is None or policy.is_plain
 
 
 def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
-    """Return all of some rows."""
+    """Return the union of some rows."""
     return reduce(lambda some, others: some.plus(others), rows)
 
 
@@ -174,7 +174,7 @@ def _with_row(key: Key, head: Head, batch: pa.RecordBatch, index: int) -> Head:
         log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py()}
         return head._replace(log=log, is_published=batch["is_published"][index].as_py())
     if head.state is not None:
-        raise CheckpointError(f"subscription {key[1]!r} of {key[0]} is there twice")
+        raise CheckpointError(f"subscription {key[1]!r} of {key[0]} has two states")
     return head._replace(state=state)
 
 
@@ -202,10 +202,10 @@ def _kept_ledgers(*columns: pa.Array) -> pa.RecordBatch:
 
 
 def _heads(batches: Iterable[pa.RecordBatch], *, is_log_needed: bool) -> Iterator[pa.RecordBatch]:
-    """Check that no ack goes beyond what its topic published, and yield the logs, if they are needed.
+    """Check that no ack is beyond the published entries of its topic, and yield the logs, if they are needed.
 
-    A topic without PUBLISH events says nothing of what it published, nor does one of what came before its first.
-    Entries that are missing in between are found by `ackstate trace check`.
+    Ledgers are not checked in a topic without PUBLISH events, nor before the first ledger that has some.
+    `ackstate trace check` finds missing entries in between.
     """
     for topic, mine in groupby(_values(batches, LEDGERS.names), key=lambda row: row[0]):
         is_known: dict[str, bool] = {}
@@ -245,8 +245,8 @@ def _check_published(topic: str, found: Mapping[int, tuple[int, int, int]]) -> N
         if ledger_id >= first and acked > published:
             until = f"up to entry {published - 1}" if published else "not at all"
             raise TraceError(
-                f"{ledger_id}:{acked - 1} of {topic} is acked, whose ledger was published {until}: ackstate trace "
-                "check says more; record it anew, or leave out its PUBLISH events"
+                f"{ledger_id}:{acked - 1} of {topic} is acked, but the ledger was published {until}: run ackstate "
+                "trace check for details; record the trace again, or remove its PUBLISH events"
             )
 
 
@@ -256,25 +256,25 @@ def _key(row: _Row) -> Key:
 
 
 def _in_order(rows: Iterable[_Row]) -> Iterator[_Row]:
-    """Pass the rows of a subscription if each chunk begins where the one before it ended, in `seq` and in time."""
+    """Pass on the rows of a subscription; check that each chunk continues the previous one, in `seq` and in time."""
     seq, last_ms = 0, None
     for batch, index in rows:
         first_seq = batch["first_seq"][index].as_py()
         if first_seq >= 0:
-            # Every day counts from 0.
+            # Every day starts from 0.
             seq = max(seq, first_seq // DAY_SEQ * DAY_SEQ)
             first_ms = batch["first_ts_ms"][index].as_py()
             problem = (
                 "repeats a seq" if first_seq < seq
                 else "comes after a gap in seq" if first_seq > seq
-                else "begins before the one before it ended" if last_ms is not None and first_ms < last_ms
+                else "begins before the previous chunk ended" if last_ms is not None and first_ms < last_ms
                 else ""
             )  # fmt: skip
             if problem:
                 of_whom = " of ".join(filter(None, reversed(_key((batch, index)))))
                 raise TraceError(
-                    f"chunk {batch['chunk'][index].as_py()} of {of_whom} {problem}: ackstate trace check says more; "
-                    "convert it anew"
+                    f"chunk {batch['chunk'][index].as_py()} of {of_whom} {problem}: run ackstate trace check for "
+                    "details; convert the trace again"
                 )
             seq, last_ms = batch["end_seq"][index].as_py(), batch["last_ts_ms"][index].as_py()
         yield batch, index

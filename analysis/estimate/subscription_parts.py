@@ -1,4 +1,4 @@
-"""What one subscription adds to the estimates, from the state at the end of a day, or from nothing, to a later end."""
+"""Computes one subscription's parts of the estimates, starting from nothing or from the state at the end of a day."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _NONE = np.empty(0, np.int64)
 
 
 class RequestedParts(NamedTuple):
-    """What a replay is to find.
+    """The requested output of a replay.
 
     Attributes:
-        policies: Under which it replays.
-        numbers: Of each of them, its index in the grid.
-        begin_ms: Of the first of all days.
-        slices: For sums and curves, from the end of the days before.
-        is_plotted: Whether curves are wanted; then there are slices.
-        keeps_states: Whether it can be gone on with, for which curves are wanted.
-        states: Where the states are that it goes on with, for errors.
+        policies: The policies under which to replay.
+        numbers: The index of each of them in the grid.
+        begin_ms: Start of the first of all days.
+        slices: For sums and curves, from the end of the earlier days.
+        is_plotted: Whether to return curves; requires slices.
+        keeps_states: Whether to return states, so that a later run can resume; requires curves.
+        states: The location of the states from which to resume, for error messages.
     """
 
     policies: Sequence[Policy | None]
@@ -53,11 +53,11 @@ class RequestedParts(NamedTuple):
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
-    """Replay `sorted_chunks`, and yield what each subscription's curves come to: rows of `PART`, with states of `RUN`.
+    """Replay `sorted_chunks`, and yield the parts of each subscription: rows of `PART`, or with states of `RUN`.
 
     Raises:
         TraceError: As `by_subscription`, or a subscription's events cannot be replayed.
-        CheckpointError: A state is damaged, or of other policies.
+        CheckpointError: A state is damaged, or has other policies.
     """
     try:
         yield from batches_of(_parts(batches, wanted), RUN if wanted.keeps_states else PART)
@@ -74,7 +74,7 @@ def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterato
 
 
 def _plotted(wanted: RequestedParts) -> Sequence[int]:
-    """Return under which policies the curve of a subscription is wanted: all if it is gone on with, else the first."""
+    """Return the policies whose curves to return: all if a later run is to resume, else the first."""
     if wanted.keeps_states:
         return range(len(wanted.policies))
     return [at for at, number in enumerate(wanted.numbers) if number == 0] if wanted.is_plotted else []
@@ -82,9 +82,9 @@ def _plotted(wanted: RequestedParts) -> Sequence[int]:
 
 @final
 class _SubscriptionTotals:
-    """One subscription.
+    """The totals of one subscription.
 
-    It passes on by how much sums have grown, so that all runs add up to what one run would have found.
+    It returns the growth of the sums, so that the parts of all runs add up to the totals of a single run.
     """
 
     def __init__(self, key: tuple[str, str], head: Head, wanted: RequestedParts) -> None:
@@ -110,7 +110,7 @@ class _SubscriptionTotals:
         self._before = [self._sums(policy) for policy in range(len(wanted.policies))]
 
     def take(self, chunk: EventChunk) -> Iterator[Part]:
-        """Take the next chunk in, and return what is ready to be passed on."""
+        """Replay the next chunk, and yield the parts that are ready."""
         with self._named():
             found = self._replay.take(chunk)
         for policy, points in enumerate(found):
@@ -121,7 +121,7 @@ class _SubscriptionTotals:
             self._note_crashes(chunk)
 
     def end(self) -> Iterator[Part]:
-        """Return the rest, and the state to go on with if it is wanted."""
+        """Yield the remaining parts, and the state if it is requested."""
         with self._named():
             found = self._replay.end(self._wanted.slices.end_ms)
         for policy, points in enumerate(found):
@@ -130,7 +130,7 @@ class _SubscriptionTotals:
             peak, peak_ts_ms, *sums = self._sums(policy)
             before = self._before[policy][2:]
             grown = [(now or 0) - (then or 0) for now, then in zip(sums, before, strict=True)]
-            # Of `Costs.blocked_ms` results have the most, not the sum.
+            # Results have the maximum of `Costs.blocked_ms`, not the sum.
             grown[-1] = sums[-1] or 0
             yield self._histogram(policy, narrow_sums([peak, peak_ts_ms, *grown]))
         if self._died:
@@ -150,7 +150,7 @@ class _SubscriptionTotals:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Say of whom it is what is refused."""
+        """Add the name of the subscription to an error."""
         try:
             yield
         except (TraceError, CheckpointError) as error:
@@ -168,7 +168,7 @@ class _SubscriptionTotals:
         return self._part(policy, change.number, change.ts_ms, change.delta.ravel())._replace(begin=change.begin)
 
     def _note_crashes(self, chunk: EventChunk) -> None:
-        """Note when the process died, and, as recorded, what that brought back; the last of a millisecond counts."""
+        """Record when the process died and, as recorded, its redelivery; the last crash of a millisecond counts."""
         recorded = self._replay.curves[self._wanted.numbers.index(0)]
         at = np.flatnonzero(chunk.kind == EventKind.CRASH)
         numbers = recorded.at_crashes.tolist() if isinstance(recorded, RecordedCurve) else [()] * len(at)

@@ -1,4 +1,4 @@
-"""Where a replay takes a trace from: files that this process reads, or Spark (`spark_source`)."""
+"""Sources of a trace for a replay: files read in this process, or Spark (`spark_source`)."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class TraceSource(Protocol):
         ...
 
     def span(self) -> Span:
-        """Return what it covers; without chunks the times are 0."""
+        """Return the time span of the trace; without chunks the times are 0."""
         ...
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
-        """Return the rows that a step makes of some columns of the chunks, in any order.
+        """Return the rows that a step computes from some columns of the chunks, in any order.
 
         Args:
-            columns: Of `ackstate.analysis.trace.events`.
-            step: Takes batches of a few chunks.
+            columns: Names of columns, see `ackstate.analysis.trace.events`.
+            step: A function from batches of a few chunks to batches.
             schema: The schema of the rows that it yields.
         """
         ...
 
 
 class Engine(Protocol):
-    """Where traces are replayed."""
+    """Replays traces: this process, or Spark."""
 
     def trace(self, path: Location, covered: Span | None = None) -> TraceSource:
         """Find the files of a trace, a file or a directory.
 
         Args:
-            path: Where the trace is.
-            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+            path: Location of the trace.
+            covered: The result of `ackstate.analysis.trace.parquet.check_trace`; None to call it here.
 
         Raises:
-            TraceError: It is no trace, as `check_trace`.
+            TraceError: It is not a trace; see `check_trace`.
             UnsupportedVersionError: A newer release wrote it.
         """
         ...
@@ -95,7 +95,7 @@ class LocalSource(NamedTuple):
 
     @classmethod
     def of(cls, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; arguments and errors as of `SparkSource.of`."""
+        """Find the files of a trace, a file or a directory; arguments and errors as in `SparkSource.of`."""
         return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
 
     @property
@@ -127,7 +127,8 @@ class LocalSource(NamedTuple):
 def _row_groups(file: Location, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
     """Yield, a few chunks at a time, some columns of each row group ``n`` of a file with ``n % shares == share``."""
     try:
-        # Opened here, because Arrow takes no name whose bytes are not text. Damage may decompress to other numbers.
+        # Opened here, because Arrow rejects names that are not valid text. A damaged page may decompress: check the
+        # sums.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             mine = list(range(share, parquet.num_row_groups, shares))
             if mine:

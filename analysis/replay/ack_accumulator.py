@@ -1,7 +1,7 @@
-"""Replay one subscription's trace, a chunk at a time: how many acked messages would a crash bring back, at each event?
+"""Replays a recorded subscription chunk by chunk, counting the acked messages that a crash would redeliver.
 
-At an instant it is *acked so far* minus *covered by the last completed persist*. Both are running counts, so a chunk is
-a few array operations; only what is newly acked needs sets, and those are bitmaps.
+This is the number *acked so far* minus the number *covered by the last completed persist*. Both are running counts, so
+a chunk takes a few array operations; only newly acked entries need sets, which are bitmaps.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _SETTLING = (EventKind.RECOVER, EventKind.RESET)
 
 
 class Folded(NamedTuple):
-    """What the events of a chunk lead to, in parallel arrays; each value holds just after its event.
+    """The results of a chunk's events, in parallel arrays; each value holds just after its event.
 
     Attributes:
-        redelivery: Acked messages that a crash would bring back.
-        if_written: The same, had the persist that is under way been written; equals `redelivery` without one.
-        persisting: True from the beginning of a persist until its end; a failed one ends with the next that does not.
+        redelivery: Acked messages that a crash would redeliver.
+        if_written: The same number if the persist in progress had been written; equals `redelivery` without one.
+        persisting: True from the start of a persist to its end; a failed one ends with the next successful one.
         alive: False from a crash until the recovery.
-        causes: Of `redelivery`, by `curve_sum.CAUSES`, what the last completed persist left out: as young, and because
-            of a limit, which all counts as one on ranges, as an event does not say which it was. None if nothing was.
+        causes: The part of `redelivery` that the last completed persist excluded, by `curve_sum.CAUSES`: young acks,
+            and acks beyond a limit. The latter all count under the range limit, because an event does not name the
+            limit. None if no ack was excluded.
     """
 
     redelivery: Int64s
@@ -49,13 +50,13 @@ class Folded(NamedTuple):
 class RedeliveryFold:
     """Carries one subscription's state from chunk to chunk.
 
-    Memory: a bitmap of what was ever acked, and a few arrays of a chunk's length.
+    Memory: a bitmap of all acks ever made, and a few arrays of a chunk's length.
     """
 
     def __init__(self) -> None:
         self._acked = AckAccumulator()
         self._acked_count = 0
-        # Counts of acked messages: what the last completed persist covered, and what the last begun one covers.
+        # Counts of acked messages covered by the last completed persist, and by the last one that was started.
         self._durable_count = 0
         self._begun_count = 0
         self._persisting = False
@@ -63,15 +64,15 @@ class RedeliveryFold:
         self._young, self._cut = LeftOut(), LeftOut()
 
     def complete_until(self, log: Mapping[int, int]) -> int:
-        """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+        """Return the first ledger of a message log that is not completely acked, or the last ledger if all are."""
         return complete_until(self._acked, log)
 
     def forget_below(self, ledger_id: int) -> None:
-        """Keep nothing of the ledgers below one, all of whose entries are acked."""
+        """Drop the acks of all ledgers below one; they are completely acked."""
         self._acked.forget_below(ledger_id)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
+        """Return the fields for a state."""
         return {
             "acked": self._acked.to_record(), "acked_count": self._acked_count, "durable_count": self._durable_count,
             "begun_count": self._begun_count, "is_persisting": self._persisting, "is_alive": self._alive,
@@ -80,7 +81,7 @@ class RedeliveryFold:
 
     @classmethod
     def of(cls, fields: Fields) -> RedeliveryFold:
-        """Build from fields that `to_record` returned."""
+        """Restore from fields that `to_record` returned."""
         fold = cls()
         fold._acked = fields.one("acked", AckAccumulator.of)
         fold._acked_count = fields.integer("acked_count")
@@ -98,12 +99,12 @@ class RedeliveryFold:
         """
         kind = chunk.kind
         acked = self._acked_count + np.cumsum(self._acked.take(chunk).counts(len(kind)))
-        # What a persist leaves out is named after it began, and taken off what it covers from there on.
+        # Acks excluded from a persist are recorded after its start, and reduce its coverage from there on.
         left_out = _named_so_far(chunk, _LEFT_OUT)
         displaced = _named_so_far(chunk, (EventKind.DISPLACED,))
         begins, ends = kind == EventKind.PERSIST_BEGUN, kind == EventKind.PERSIST_ENDED
         begun = _latest(begins, acked + left_out, self._begun_count) - left_out
-        # A recovery starts from what is durable: nothing that is acked then would be lost by another crash.
+        # A recovery starts from the durable state: another crash at that point would lose no ack.
         settles = ends | chunk.is_any_of(_SETTLING)
         durable = _latest(settles, np.where(ends, begun, acked) + displaced, self._durable_count) - displaced
         persisting = _latest(begins | settles, begins, self._persisting)
@@ -127,33 +128,33 @@ class RedeliveryFold:
 
 @final
 class LeftOut:
-    """How many messages the last completed persist left out for one reason, and any persist that displaced some."""
+    """Counts messages excluded from the last completed persist for one reason, or displaced by any persist."""
 
     def __init__(self) -> None:
         self._count = 0
         self._begun_count = 0
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
+        """Return the fields for a state."""
         return {"count": self._count, "begun_count": self._begun_count}
 
     @classmethod
     def of(cls, fields: Fields) -> LeftOut:
-        """Build from fields that `to_record` returned."""
+        """Restore from fields that `to_record` returned."""
         left_out = cls()
         left_out._count, left_out._begun_count = fields.signed("count"), fields.signed("begun_count")
         return left_out
 
     @property
     def is_some(self) -> bool:
-        """Whether there are some, or may be."""
+        """Whether there are, or may be, such messages."""
         return bool(self._count or self._begun_count)
 
     def take(self, chunk: EventChunk, *, named: tuple[EventKind, ...]) -> Int64s:
-        """Return how many there are after each event of the next chunk."""
+        """Return the count after each event of the next chunk."""
         kind = chunk.kind
         total = _named_so_far(chunk, named)
-        # Of those some are not durable at once, whatever becomes of the persist.
+        # Displaced acks cease to be durable at once, even if the persist fails.
         displaced = _named_so_far(chunk, tuple({EventKind.DISPLACED} & set(named)))
         begun = total - _latest(kind == EventKind.PERSIST_BEGUN, total, -self._begun_count)
         ends = kind == EventKind.PERSIST_ENDED
@@ -165,12 +166,12 @@ class LeftOut:
 
 
 def complete_until(acked: AckAccumulator, log: Mapping[int, int]) -> int:
-    """Return the first ledger of a message log of which not all entries are acked, the last one if all are."""
+    """Return the first ledger of a message log that is not completely acked, or the last ledger if all are."""
     return mark_delete_of(acked.acked, log).ledger_id
 
 
 def _named_so_far(chunk: EventChunk, kinds: Sequence[EventKind]) -> Int64s:
-    """Return how many messages events of some kinds have named, up to each event."""
+    """Return the number of messages named by events of some kinds, up to each event."""
     is_named = chunk.is_any_of(kinds)
     if not is_named.any():
         return np.zeros(len(is_named), np.int64)
@@ -178,7 +179,7 @@ def _named_so_far(chunk: EventChunk, kinds: Sequence[EventKind]) -> Int64s:
 
 
 def _latest(is_known: Bools, values: npt.NDArray[_Scalar], before: int) -> npt.NDArray[_Scalar]:
-    """Carry each known value forward over the unknown ones that follow, beginning with `before`."""
+    """Fill unknown values with the last known one, starting from `before`."""
     at = np.flatnonzero(is_known)
     lengths = np.diff(at, prepend=0, append=len(values))
     return np.repeat(np.append(np.array([before], values.dtype), values[at]), lengths)

@@ -1,4 +1,4 @@
-"""Which entries does each event of a chunk ack first? The one thing that needs sets, done once for all policies."""
+"""Finds the entries that each event of a chunk acks first. Only this step needs sets; all policies share its result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# A run longer than this is worth a bitmap operation of its own; shorter ones are spelled out entry by entry.
+# A longer run is worth a bitmap operation of its own; shorter runs are expanded entry by entry.
 _SHORT_RUN_MAX = 64
-# More than a ledger may have: what a bitmap holds.
+# Capacity of a bitmap, more than a ledger may have.
 _ENTRIES_MAX = 2**32
 
 
@@ -39,11 +39,11 @@ class EventChunk(NamedTuple):
     last_entry: Int64s
 
     def part(self, begin: int, end: int) -> EventChunk:
-        """Return the events from one (included) to another (excluded)."""
+        """Return the events from `begin` (inclusive) to `end` (exclusive)."""
         return EventChunk(*(column[begin:end] for column in self))
 
     def is_any_of(self, kinds: Sequence[EventKind]) -> Bools:
-        """Return of each event whether it is of some kinds; `np.isin` takes ten times as long."""
+        """Return for each event whether it has one of some kinds; `np.isin` takes ten times as long."""
         is_wanted = np.zeros(max(EventKind) + 1, np.bool_)
         is_wanted[list(kinds)] = True
         return is_wanted[self.kind]
@@ -53,7 +53,8 @@ class NewlyAckedRuns(NamedTuple):
     """Entries that were not acked before, as runs in parallel arrays; no two share an entry.
 
     Attributes:
-        event: Which event of the chunk acked the run; rising, but by position in those of a `CompactChunk`.
+        event: Index of the event that acked the run; rising, except in a `CompactChunk`, whose runs are sorted by
+            position.
         ledger_id: Its ledger.
         first: Its first entry.
         end: The entry after its last.
@@ -65,14 +66,14 @@ class NewlyAckedRuns(NamedTuple):
     end: Int64s
 
     def counts(self, event_count: int) -> Int64s:
-        """Return how many entries each event of the chunk acks first."""
+        """Return the number of entries that each event of the chunk acks first."""
         if not len(self.event):
             return np.zeros(event_count, np.int64)
-        # Doubles hold numbers of entries exactly.
+        # Doubles represent these counts exactly.
         return np.bincount(self.event, weights=self.end - self.first, minlength=event_count).astype(np.int64)
 
     def part(self, begin: int, end: int) -> NewlyAckedRuns:
-        """Return the runs of the events from one (included) to another (excluded), which count from 0 then."""
+        """Return the runs of the events from `begin` (inclusive) to `end` (exclusive); event indexes restart at 0."""
         low, high = np.searchsorted(self.event, (begin, end))
         return NewlyAckedRuns(
             self.event[low:high] - begin, self.ledger_id[low:high], self.first[low:high], self.end[low:high]
@@ -89,14 +90,14 @@ class NewlyAckedRuns(NamedTuple):
 
 
 class CompactChunk(EventChunk):
-    """A chunk in which what happened between two persist events within a millisecond is one event, the last.
+    """A chunk in which the events between two persist events within a millisecond are merged into the last one.
 
-    What was acked is in `news` instead, in order of position: what each event acks first if nothing was acked before
-    the chunk. So it is made without the chunks before, and `AckAccumulator` takes off what they had acked.
+    Its acks are in `news` instead, in order of position: the entries that each event acks first, counted from an empty
+    state. So a chunk can be compacted without the chunks before it; `AckAccumulator` removes entries acked earlier.
 
     Attributes:
-        news: Those runs.
-        acked: Their entries by ledger, so that no set is built where chunks are taken one after another.
+        news: These runs.
+        acked: Their entries by ledger, so that replaying chunks one after another builds no sets.
     """
 
     news: NewlyAckedRuns
@@ -105,13 +106,13 @@ class CompactChunk(EventChunk):
 
 @final
 class AckAccumulator:
-    """Carries from chunk to chunk what is acked of one subscription.
+    """Accumulates the acked entries of one subscription, chunk by chunk.
 
-    Memory: a bitmap of it.
+    Memory: a bitmap of these entries.
 
     Args:
-        acked: What is acked already, by ledger; given away.
-        complete_below: Ledgers below this one that are not in `acked` are acked from end to end.
+        acked: Entries already acked, by ledger; ownership passes to this object.
+        complete_below: Ledgers below this one that are not in `acked` are completely acked.
     """
 
     def __init__(self, acked: Mapping[int, BitMap] | None = None, *, complete_below: int = 0) -> None:
@@ -124,41 +125,41 @@ class AckAccumulator:
         return type(self)(copies, complete_below=self.complete_below)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
+        """Return the fields for a state."""
         return {"complete_below": self.complete_below, "entries": compact_entries(self.acked.items())}
 
     @classmethod
     def of(cls, fields: Fields) -> AckAccumulator:
-        """Build from fields that `to_record` returned."""
+        """Restore from fields that `to_record` returned."""
         complete_below = fields.integer("complete_below", most=LEDGER_ID_MAX)
         return cls(fields.entries("entries"), complete_below=complete_below)
 
     def forget_below(self, ledger_id: int) -> None:
-        """Keep nothing of the ledgers below one, all of whose entries are acked."""
+        """Drop the acks of all ledgers below one; they are completely acked."""
         self.complete_below = max(self.complete_below, ledger_id)
         self.acked = {each: bitmap for each, bitmap in self.acked.items() if each >= ledger_id}
 
     def known(self, log: Mapping[int, int]) -> dict[int, int]:
-        """Return a message log, ledger id -> entry count, without the ledgers that are forgotten."""
+        """Return a message log, ledger id -> entry count, without the dropped ledgers."""
         return {each: count for each, count in log.items() if each >= self.complete_below or each in self.acked}
 
     @property
     def reopened(self) -> list[int]:
-        """Forgotten ledgers of which something is not acked any more."""
+        """Dropped ledgers with an entry that is no longer acked."""
         return [each for each, held in self.acked.items() if each < self.complete_below and len(held) < _ENTRIES_MAX]
 
     def spelled_out(self, log: Mapping[int, int]) -> dict[int, BitMap]:
-        """Return what is acked, by ledger, of a message log, with what is forgotten of it."""
+        """Return the acked entries of a message log by ledger, including dropped ledgers."""
         forgotten = {each: BitMap(range(count)) for each, count in log.items() if each not in self.known(log)}
         held = {each: bitmap & BitMap(range(log[each])) for each, bitmap in self.acked.items() if each in log}
         return dict(sorted({**forgotten, **held}.items()))
 
     def as_forgotten(self, acked: Mapping[int, BitMap], log: Mapping[int, int]) -> dict[int, BitMap]:
-        """Return what somebody knows to be acked who has not forgotten ledgers, as one who has.
+        """Convert acks of a cursor, which drops no ledgers, into this object's form, without the dropped ledgers.
 
         Args:
-            acked: By ledger.
-            log: Ledger id -> entry count as far as that one knows it: what is beyond in a forgotten ledger is acked.
+            acked: Acked entries by ledger.
+            log: Ledger id -> entry count as known to the cursor: later entries of a dropped ledger are acked.
         """
         kept = {each: bitmap for each, bitmap in acked.items() if each >= self.complete_below or each in self.acked}
         for ledger_id, bitmap in kept.items():
@@ -167,14 +168,14 @@ class AckAccumulator:
         return kept
 
     def take(self, chunk: EventChunk) -> NewlyAckedRuns:
-        """Take the next chunk in and return what its events ack first.
+        """Add the next chunk, and return the entries that its events ack first.
 
         Complexity: O(events log events + short entries), and one bitmap operation for each long run.
         """
         if isinstance(chunk, CompactChunk):
             return self._take_runs(chunk)
         is_ack = (chunk.kind == EventKind.ACK) | (chunk.kind == EventKind.MARK_DELETE)
-        # Those may name entries that they found acked, though no event says so.
+        # These events may name entries that are acked although no ACK event names them.
         is_ack |= chunk.is_any_of((EventKind.RECOVER, EventKind.RESET)) & (chunk.first_entry >= 0)
         length = chunk.last_entry - chunk.first_entry + 1
         apart = (is_ack & (length > _SHORT_RUN_MAX)) | (chunk.kind == EventKind.REDELIVER)
@@ -190,9 +191,9 @@ class AckAccumulator:
         return _joined(found)
 
     def _take_runs(self, chunk: CompactChunk) -> NewlyAckedRuns:
-        """Ack what a chunk acks, and return what of it was new: all of it, unless earlier chunks acked some of it.
+        """Add the acks of a compact chunk, and return the new ones: all, unless earlier chunks acked some of them.
 
-        Complexity: O(containers of the bitmaps), O(runs) of the ledgers of which some was acked before.
+        Complexity: O(containers of the bitmaps), O(runs) of the ledgers with earlier acks.
         """
         known = {ledger_id for ledger_id, entries in chunk.acked.items() if not self._is_new(ledger_id, entries)}
         runs = _joined(list(self._kept_runs(chunk, known))) if known else chunk.news
@@ -204,7 +205,7 @@ class AckAccumulator:
         return ledger_id not in self.acked or entries.isdisjoint(self.acked[ledger_id])
 
     def _kept_runs(self, chunk: CompactChunk, known: Collection[int]) -> Iterator[NewlyAckedRuns]:
-        """Yield the runs of each ledger, without what is acked in some of the ledgers."""
+        """Yield the runs of each ledger, minus earlier acks in the `known` ledgers."""
         runs = chunk.news
         bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
         for begin, end in itertools.pairwise(bounds):
@@ -212,7 +213,7 @@ class AckAccumulator:
             yield _kept(part, chunk.acked[ledger_id] - self.acked[ledger_id]) if ledger_id in known else part
 
     def _apply_run(self, chunk: EventChunk, index: int) -> Sequence[NewlyAckedRuns]:
-        """Ack one long run and return what of it was new, or take back a redelivered one."""
+        """Ack one long run and return its new entries, or remove the acks of a redelivered run."""
         ledger_id = int(chunk.ledger_id[index])
         held = self._held(ledger_id)
         first, end = int(chunk.first_entry[index]), int(chunk.last_entry[index]) + 1
@@ -238,7 +239,7 @@ class AckAccumulator:
         return self.acked[ledger_id]
 
     def _ack_short_runs(self, chunk: EventChunk, indexes: Int64s) -> NewlyAckedRuns:
-        """Ack the events at `indexes`, in order, and return what each acked first, entry by entry."""
+        """Ack the events at `indexes`, in order, and return the entries that each acked first, one by one."""
         ledger_ids = chunk.ledger_id[indexes]
         if (ledger_ids == ledger_ids[0]).all():
             return self._ack_in_ledger(chunk, indexes, int(ledger_ids[0]))
@@ -255,7 +256,7 @@ class AckAccumulator:
         if len(mentioned) == len(entries) and mentioned.isdisjoint(held):
             first_at = np.arange(len(entries))
         else:
-            # `unique` names the first event of each entry; what was acked in an earlier chunk is no event's.
+            # `unique` returns the first event of each entry; entries acked in an earlier chunk are removed.
             distinct, first_at = np.unique(entries, return_index=True)
             first_at = np.sort(first_at[~np.isin(distinct, _entries(mentioned & held))])
         held |= mentioned
@@ -264,7 +265,7 @@ class AckAccumulator:
 
 
 def by_position(runs: NewlyAckedRuns) -> NewlyAckedRuns:
-    """Return runs that do not overlap in order of position."""
+    """Return disjoint runs in order of position."""
     rises = runs.ledger_id[1:] > runs.ledger_id[:-1]
     rises |= (runs.ledger_id[1:] == runs.ledger_id[:-1]) & (runs.first[1:] > runs.first[:-1])
     if rises.all():
@@ -277,7 +278,7 @@ def by_position(runs: NewlyAckedRuns) -> NewlyAckedRuns:
 
 
 def _kept(runs: NewlyAckedRuns, entries: BitMap) -> NewlyAckedRuns:
-    """Return what of some runs of one ledger, in order of position, is among some entries."""
+    """Return the intersection of some runs of one ledger, in order of position, with some entries."""
     firsts, lasts = (bounds.astype(np.int64) for bounds in runs_of(entries))
     begins = np.union1d(runs.first, firsts)
     of_run, of_kept = (np.searchsorted(each, begins, "right") - 1 for each in (runs.first, firsts))
@@ -313,7 +314,7 @@ def _spelled_out(first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
 
 def _bitmap(entries: Int64s) -> BitMap:
     numbers = entries.astype(np.uint32)
-    # A bitmap takes rising ids six times as fast; numpy sorts for less than the difference.
+    # A bitmap accepts sorted ids six times as fast, and sorting in numpy costs less than the difference.
     if (numbers[1:] < numbers[:-1]).any():
         numbers = np.sort(numbers)
     return BitMap(array("I", numbers.tobytes()))

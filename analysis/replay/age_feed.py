@@ -1,8 +1,8 @@
-"""Tells a cursor which message was sent when, and how late each ack came, for many events at once.
+"""Feeds delivery times and ack latencies of many events at once into a cursor's `YoungAge`.
 
-The ruler of a cursor may be told of a whole stretch of deliveries, as nobody looks at it in between. An ack asks it
-when its message was sent: the answer is the same after later deliveries, until marks are thinned. So a stretch is cut
-where that happens.
+A batch of deliveries may be recorded in the cursor's ruler at once, because it is not read in between. The latency of
+an ack depends on the delivery time of its message, which later deliveries do not change until marks are thinned. So
+batches end where marks are thinned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY_BITS = 33
 
 
 class _Acks(NamedTuple):
-    """Runs of entries that were acked by themselves when their delivery was known, in order, as parallel arrays."""
+    """Runs of individually acked entries whose delivery is known, in order, as parallel arrays."""
 
     event: Int64s
     ts_ms: Int64s
@@ -35,16 +35,16 @@ class _Acks(NamedTuple):
 
 @final
 class AgeFeed:
-    """The deliveries and acks of some events, on their way into a `YoungAge` that knows all those before.
+    """Feeds the deliveries and acks of some events into a `YoungAge` that has all earlier ones.
 
     Args:
-        young: What is told.
+        young: Receives the deliveries and latencies.
         events: In order of time.
-        news: What they ack first, by event.
+        news: The entries that they ack first, by event.
 
     Attributes:
-        stops: The events that say something: of the deliveries in a millisecond only the last that goes beyond all
-            before it, where no ack has to be told.
+        stops: The relevant events. If no latency is observed, only the last delivery of a millisecond that is above all
+            earlier ones is relevant.
     """
 
     def __init__(self, young: YoungAge, events: EventChunk, news: NewlyAckedRuns) -> None:
@@ -56,7 +56,7 @@ class AgeFeed:
         keys = self._keys(events.ledger_id[deliveries], events.last_entry[deliveries])
         before = self._mark_keys(marked)[-1:] if marked else np.array([-1])
         highest = np.maximum.accumulate(np.concatenate((before, keys)))
-        # The deliveries that go beyond all before them; which of them make a mark, as others move the last one.
+        # The deliveries above all earlier ones, and those of them that create a mark; others move the last mark.
         self._rises = deliveries[highest[1:] > highest[:-1]]
         rise_ms = events.ts_ms[self._rises]
         is_later = np.append(rise_ms[1:] > rise_ms[:-1], np.ones(min(len(rise_ms), 1), np.bool_))
@@ -72,10 +72,10 @@ class AgeFeed:
         self._acks = self._acks_of(news, deliveries, highest)
 
     def take(self, end: int) -> Sequence[int]:
-        """Tell what happened before an event, from where the last call ended, and return when marks were moved.
+        """Feed the events from the end of the last call up to an event, and return the times at which marks moved.
 
         Args:
-            end: The first event that is not told; its millisecond is another than that of the event before.
+            end: The first event that is not fed; its millisecond differs from that of the event before.
         """
         if self._young.chooser is None:
             return self._record(self._lasts, end)
@@ -91,13 +91,13 @@ class AgeFeed:
         return recorded
 
     def _thinned_at(self) -> int:
-        """Return the delivery that makes the next mark for which there is no room, or the end of all events."""
+        """Return the delivery whose new mark exceeds the ruler's room, or the end of all events."""
         begin = int(np.searchsorted(self._made_at, self._told))
         beyond = begin + self._young.ruler.room
         return int(self._made_at[beyond]) if beyond < len(self._made_at) else len(self._events.ts_ms)
 
     def _record_rises(self, end: int) -> Sequence[int]:
-        """Record the deliveries before an event, of those in a millisecond the last."""
+        """Record the deliveries before an event, only the last of each millisecond."""
         begin, rises = np.searchsorted(self._rises, (self._told, end))
         told = self._rises[begin:rises]
         times_ms = self._events.ts_ms[told]
@@ -113,7 +113,7 @@ class AgeFeed:
         return times_ms
 
     def _acks_of(self, news: NewlyAckedRuns, deliveries: Int64s, highest: Int64s) -> _Acks:
-        """Return the acks that say how late they came: what was delivered of them, and not passed by a mark-delete."""
+        """Return the acks with a latency: of delivered entries, and not by a mark-delete."""
         first = self._keys(news.ledger_id, news.first)
         last = np.minimum(self._keys(news.ledger_id, news.end - 1), highest[np.searchsorted(deliveries, news.event)])
         counts = (first <= last) & (self._events.kind[news.event] != EventKind.MARK_DELETE)
@@ -121,7 +121,7 @@ class AgeFeed:
         return _Acks(event, self._events.ts_ms[event], first[counts], last[counts])
 
     def _latencies(self, end: int) -> tuple[Int64s, Int64s]:
-        """Return how late the next acks before an event came, in their order, and how many each time."""
+        """Return the latencies of the next acks before an event, in order, and the number of acks of each."""
         taken = int(np.searchsorted(self._acks.event, end))
         acks = _Acks(*(column[:taken] for column in self._acks))
         self._acks = _Acks(*(column[taken:] for column in self._acks))
@@ -130,7 +130,7 @@ class AgeFeed:
         times_ms, positions = self._young.ruler.marks()
         sent_ms, marks = np.array(times_ms), self._mark_keys(positions)
         low, high = np.searchsorted(marks, acks.first), np.searchsorted(marks, acks.last)
-        # A run has a part for each mark that it reaches to.
+        # A run has one part for each mark that it reaches.
         of_run = np.repeat(np.arange(taken), high - low + 1)
         mark = low[of_run] + np.arange(len(of_run)) - np.searchsorted(of_run, of_run)
         part_first = np.maximum(acks.first[of_run], np.append(-1, marks)[mark] + 1)
@@ -142,7 +142,7 @@ class AgeFeed:
         return self._keys(ledger_ids, entry_ids)
 
     def _keys(self, ledger_ids: Int64s, entry_ids: Int64s) -> Int64s:
-        """Return numbers that are ordered as the positions are, and follow each other in a ledger as entries do."""
+        """Return numbers in the order of the positions, consecutive for consecutive entries of a ledger."""
         keys: Int64s = (np.searchsorted(self._ledger_ids, ledger_ids) << _ENTRY_BITS) + entry_ids + 1
         return keys
 
@@ -155,7 +155,7 @@ def _distinct(ledger_ids: Int64s) -> Sequence[int]:
 
 
 def _observe(chooser: AgeChooser, latencies_ms: Int64s, counts: Int64s) -> None:
-    """Tell of acks in their order, which only counts where everything told before fades."""
+    """Observe latencies in order; the order only matters where earlier ones fade."""
     while len(counts):
         within = int(np.searchsorted(np.cumsum(counts), chooser.until_fading))
         part = np.searchsorted(chooser.bounds_ms, latencies_ms[:within], "right")

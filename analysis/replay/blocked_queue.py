@@ -1,4 +1,4 @@
-"""Messages whose delivery waits for the gate, and acks that move because their message waited."""
+"""A queue of deliveries blocked by the gate, and of the acks that are postponed with them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NEVER_MS = 2**62
 
 @final
 class BlockedQueue:
-    """A queue (FIFO) of blocked deliveries. The ack of a message moves by as long as its delivery waited.
+    """A queue (FIFO) of blocked deliveries. The ack of a message is postponed by the time that its delivery waited.
 
     Memory: O(messages that wait, and delayed messages that are not acked).
     """
 
     def __init__(self) -> None:
         self._since_ms: OrderedDict[Position, int] = OrderedDict()
-        # When the trace acks messages that still wait.
+        # Times at which the trace acks messages that are still waiting.
         self._acked_ms: dict[Position, int] = {}
-        # How long messages waited that are sent, and that the trace has not acked yet.
+        # Waiting times of sent messages that the trace has not acked yet.
         self._waited_ms: dict[Position, int] = {}
-        # A heap of acks that the trace had earlier.
+        # A heap of postponed acks.
         self._moved_acks: list[tuple[int, Position]] = []
 
     def __len__(self) -> int:
@@ -41,16 +41,16 @@ class BlockedQueue:
 
     @property
     def moves_acks(self) -> bool:
-        """Whether an ack is due at another time than in the trace."""
+        """Whether the time of an ack differs from the trace."""
         return bool(self._moved_acks)
 
     @property
     def first(self) -> Position:
-        """The message that goes first; there is one."""
+        """The first message; the queue must not be empty."""
         return next(iter(self._since_ms))
 
     def positions(self) -> Iterable[Position]:
-        """Return the messages that wait, in order."""
+        """Return the waiting messages, in order."""
         return self._since_ms
 
     def join(self, position: Position, *, now_ms: int) -> None:
@@ -58,7 +58,7 @@ class BlockedQueue:
         self._since_ms[position] = now_ms
 
     def leave(self, *, now_ms: int) -> Position:
-        """Take out the first message, and move its ack by as long as it waited."""
+        """Remove the first message, and postpone its ack by its waiting time."""
         position, since_ms = self._since_ms.popitem(last=False)
         acked_ms = self._acked_ms.pop(position, None)
         if acked_ms is not None:
@@ -68,9 +68,9 @@ class BlockedQueue:
         return position
 
     def ack_in_trace(self, position: Position, *, now_ms: int) -> bool:
-        """Record an ack of the trace; return whether it happens later.
+        """Record an ack of the trace; return whether it is postponed.
 
-        What is acked twice is acked with the second ack if that comes first.
+        A message that is acked twice is acked by the second ack if that is earlier.
         """
         waited_ms = self._waited_ms.pop(position, None)
         if waited_ms is not None:
@@ -82,24 +82,24 @@ class BlockedQueue:
         return False
 
     def waited(self) -> Iterable[Position]:
-        """Return the messages that waited and that the trace has not acked yet."""
+        """Return the messages that had waited and that the trace has not acked yet."""
         return self._waited_ms
 
     @property
     def next_ack_ms(self) -> int:
-        """When the next moved ack is due; far in the future if there is none."""
+        """The time of the next postponed ack; far in the future if there is none."""
         return self._moved_acks[0][0] if self._moved_acks else NEVER_MS
 
     def pop_ack(self) -> Position:
-        """Take out the moved ack that is due first; of the same time that of the lowest position."""
+        """Remove and return the earliest postponed ack; ties go to the lowest position."""
         return heappop(self._moved_acks)[1]
 
     def moved_acks(self) -> Iterable[Position]:
-        """Return the messages of moved acks, in any order."""
+        """Return the messages of postponed acks, in any order."""
         return (position for _, position in self._moved_acks)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
+        """Return the fields for a state."""
         return {
             "waiting": _record((ts_ms, position) for position, ts_ms in self._since_ms.items()),
             "waiting_acked": _by_position(self._acked_ms),
@@ -131,5 +131,5 @@ def _times(fields: Fields) -> list[tuple[int, Position]]:
     entry_ids = fields.integers("entry_id", least=0, most=ENTRY_ID_MAX, count=len(ts_ms))
     positions = list(map(Position, ledger_ids, entry_ids))
     if len(set(positions)) < len(positions):
-        fields.refuse("entry_id", "of messages that are named once each", "one that is named twice")
+        fields.refuse("entry_id", "of distinct messages", "a duplicate")
     return list(zip(ts_ms, positions, strict=True))

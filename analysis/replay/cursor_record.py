@@ -1,7 +1,7 @@
-"""The cursor of a replay as a state has it: what it has persisted, as its store holds it, and what it has not.
+"""Encodes the cursor of a replay for a state: its persisted records, and the state in memory that is not persisted.
 
-Records and pointer are those of the cursor's own format and are read by the library, as after a crash. The other fields
-are what memory knows and the store does not. Only acks of whole entries are stored: a replay has no others.
+Records and pointer have the cursor's own format and are read by the library, as after a crash. The other fields hold
+state that exists only in memory. Only acks of whole entries are stored: a replay has no others.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TOPIC, SUBSCRIPTION = "replayed", "replayed"
 
 
 class RecordPlace(NamedTuple):
-    """Where a cursor is to be restored.
+    """The place in which a cursor is restored.
 
     Attributes:
         policy: Its settings.
         ledgers: The message log.
-        store: An empty store, which gets what the cursor has persisted.
-        reached: The same store as the cursor reaches it.
+        store: An empty store, which receives the persisted records.
+        reached: The same store as seen by the cursor.
     """
 
     policy: Policy
@@ -52,7 +52,7 @@ class RecordPlace(NamedTuple):
 
 
 def cursor_record(cursor: ManagedCursor) -> dict[str, Any]:
-    """Return the fields of a cursor between two persists, as `cursor_of` reads them, but for the limiter's."""
+    """Return the fields of a cursor between two persists for `cursor_of`, without those of the limiter."""
     state, persister = cursor._state, cursor._persister
     undurable = state._undurable
     assert not any((undurable.in_flight, state.batch, state.properties, state._resets_begun))
@@ -76,7 +76,7 @@ def cursor_record(cursor: ManagedCursor) -> dict[str, Any]:
 
 
 def cursor_of(fields: Fields, place: RecordPlace) -> ManagedCursor:
-    """Build a cursor, and what its store holds, from fields that `cursor_record` returned under the same policy."""
+    """Restore a cursor and its store from fields that `cursor_record` returned under the same policy."""
     ledgers = place.ledgers
     journal, durable = fields.one("journal", lambda each: _journal_of(each, place))
     begun_ms = fields.signed("last_persist_ms")
@@ -119,13 +119,13 @@ def _ranges(fields: Fields, name: str, ledgers: LedgerMap) -> DeletedRanges:
 
 
 def _check_durable(fields: Fields, cursor: ManagedCursor, durable: CursorState) -> None:
-    """Refuse acks that are neither persisted nor waiting for it, and such as are and are not acked."""
+    """Refuse acks that are neither persisted nor pending, and entries that are either but not acked."""
     known = durable.deleted.copy()
     known.remove_at_most(cursor.mark_delete_position)
     for ranges in cursor._state._undurable.sets():
         known.update(ranges)
     if dict(known.bitmaps()) != dict(cursor.deleted.bitmaps()):
-        fields.refuse("acked", "what the journal has, fresh, held_back and cut_off", str(cursor.deleted))
+        fields.refuse("acked", "the union of the journal, fresh, held_back and cut_off", str(cursor.deleted))
 
 
 def _journal_record(journal: Journal) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _journal_record(journal: Journal) -> dict[str, Any]:
 
 
 def _journal_of(fields: Fields, place: RecordPlace) -> tuple[Journal, CursorState]:
-    """Return a journal, and what a recovery would read."""
+    """Return a journal, and the state that a recovery would read."""
     form = place.policy.cursor.journal_format
     journal = Journal(place.reached, topic=TOPIC, subscription=SUBSCRIPTION, form=form)
     pointer = fields.data("pointer")
@@ -151,7 +151,9 @@ def _journal_of(fields: Fields, place: RecordPlace) -> tuple[Journal, CursorStat
     ledger_id = form.decode_record(pointer, place.ledgers).cursor_ledger_id
     expected = 0 if ledger_id is None else count if form.has_deltas else 1
     if len(entries) != expected or (count > 0) != (ledger_id is not None):
-        fields.refuse("last_entries", f"{expected} of {count} entries, as the pointer and the format say", len(entries))
+        fields.refuse(
+            "last_entries", f"{expected} of {count} entries, as the pointer and the format require", len(entries)
+        )
     if ledger_id is not None:
         _put_ledger(place.store, ledger_id, entries, count)
     place.store.metadata.put(journal.path, pointer, expected_version=ABSENT)

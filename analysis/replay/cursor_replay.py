@@ -1,7 +1,7 @@
-"""A replay by the cursor itself, for policies under which a persist may leave acks out.
+"""A replay by the cursor itself, for policies under which a persist may exclude acks.
 
-The cursor is the library's own, on a store in memory, and is given the acks of an epoch at once. What is jumped over
-are ticks at which it would do nothing.
+It drives the library's own cursor on a store in memory, and acks an epoch at once. It skips ticks at which the cursor
+would do nothing.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class CursorReplay:
     step for each millisecond with deliveries after a flush interval, until there is something to persist.
 
     Args:
-        policy: How it persists.
-        log: Ledger id -> entry count of the message log, rising, at its end: a cursor has the same state whether its
-            log has grown that far or not, as no ack is of an entry that is not there yet.
+        policy: The policy of the cursor.
+        log: Ledger id -> entry count of the message log at its end, rising. The cursor's state does not depend on
+            entries that are published later, because no ack names them.
         opened_ms: When the cursor is opened.
     """
 
     kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
-    """In a state."""
+    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
@@ -74,7 +74,7 @@ class CursorReplay:
             config=self._policy.cursor, now_ms=now_ms,
         )  # fmt: skip
         self._schedule = PersistTicks(self._policy, opened_ms=now_ms)
-        # When the ruler was given marks, rising; since the frontier was last asked for in vain, until when.
+        # Times at which the ruler received marks, rising.
         self._sent_ms: list[int] = []
         self._asked_ms = now_ms - 1
         self._left_out = False
@@ -84,7 +84,7 @@ class CursorReplay:
         return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
 
     def take_events(self, events: EventChunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
-        """Take events in with what they ack first, by event, and return a row of `Epochs` for each persist."""
+        """Replay events, given the entries that they ack first, and return a row of `Epochs` for each persist."""
         rows: list[tuple[int, ...]] = []
         waiting = _Waiting(events, news)
         self._schedule.acked(events.ts_ms[news.event])
@@ -92,12 +92,12 @@ class CursorReplay:
             rows += self._feed(events, news, waiting)
         rows += self._persist_until(until_ms, waiting)
         waiting.ack_events(self._cursor, len(events.ts_ms), now_ms=until_ms)
-        # The others have been asked about at every age that there may be.
+        # Older times have been checked at every possible age.
         del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
         return rows
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them, but for the message log."""
+        """Return the fields for a state, except the message log."""
         return {
             "schedule": self._schedule.to_record(), "sent_ms": self._sent_ms, "asked_ms": self._asked_ms,
             "has_left_out": self._left_out, "cursor": cursor_record(self._cursor),
@@ -118,26 +118,26 @@ class CursorReplay:
 
     @property
     def quiet_until_ms(self) -> int:
-        """The last time before which nothing is persisted, and nobody looks for old acks, whatever is acked."""
+        """The last time before which the cursor neither persists nor looks for old acks, for any acks."""
         return self._schedule.quiet_until
 
     @property
     def first_undurable_ledger(self) -> int:
-        """The first ledger of which the cursor has something to write, or may have."""
+        """The first ledger that may have acks to write."""
         return self._cursor.persisted_mark_delete_position.ledger_id
 
     def follow_log(self, log: Mapping[int, int]) -> None:
-        """Go on with a message log that is longer, or without ledgers below `first_undurable_ledger`.
+        """Continue with a message log that is longer, or without ledgers below `first_undurable_ledger`.
 
         Args:
-            log: As the class has it.
+            log: See the class.
         """
-        # The cursor looks at this very object.
+        # The cursor holds a reference to this object.
         vars(self._ledgers).update(vars(LedgerMap.from_counts(log or _NO_LOG)))
 
     @property
     def cursor(self) -> ManagedCursor:
-        """The cursor, another one after `restart`."""
+        """The cursor; `restart` replaces it."""
         return self._cursor
 
     def persists(self, until_ms: int) -> Iterator[tuple[int, ...]]:
@@ -145,12 +145,12 @@ class CursorReplay:
         return self._persist_until(until_ms, None)
 
     def look(self, now_ms: int) -> None:
-        """Let the cursor look for old acks before it is told anything at a time, all persists before which are done."""
+        """Make the cursor look for old acks before any event at a time; earlier persists must be done."""
         if self._is_young:
             self._ask_before(now_ms)
 
     def deliver(self, position: Position, *, now_ms: int) -> None:
-        """Tell the cursor of a delivery."""
+        """Record a delivery in the cursor."""
         if not self._is_young:
             return
         _, marked = self._cursor.young_age.ruler.marks()
@@ -160,13 +160,13 @@ class CursorReplay:
                 self._sent_ms.append(now_ms)
 
     def acked(self, now_ms: int) -> None:
-        """Take note that the cursor was given something newly acked."""
+        """Called after a new ack was given to the cursor."""
         self._schedule.acked_at(now_ms)
         if self._chooses_age:
             self._asked_ms = min(self._asked_ms, now_ms - 1)
 
     def promoted(self, now_ms: int, result: PersistResult) -> None:
-        """Take note that the cursor was persisted between ticks."""
+        """Called after the cursor was persisted between ticks."""
         self._schedule.settled(now_ms)
         # The tick of that millisecond is still to come.
         self._note_left_out(result, now_ms - 1)
@@ -200,7 +200,7 @@ class CursorReplay:
         return acked
 
     def _feed(self, events: EventChunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
-        """Tell the cursor what was sent when, and how late acks came; yield the persists before the last of it."""
+        """Feed delivery times and ack latencies to the cursor; yield the persists before the last event."""
         feed = AgeFeed(self._cursor.young_age, events, news)
         stop_ms = events.ts_ms[feed.stops]
         told = 0
@@ -215,14 +215,14 @@ class CursorReplay:
             told = int(np.searchsorted(stop_ms, quiet_until, "right"))
             sent_ms = feed.take(int(np.searchsorted(events.ts_ms, quiet_until, "right")))
             self._sent_ms += sent_ms[int(bool(sent_ms and self._sent_ms) and sent_ms[0] == self._sent_ms[-1]) :]
-            # Acks may have changed the age.
+            # The acks may have changed the age.
             last_ms = int(stop_ms[told - 1]) - 1
             self._asked_ms = last_ms if self._chooses_age else max(self._asked_ms, last_ms)
 
     def _idle_until(self, stop_ms: Int64s, due: int | None) -> int:
-        """Return until when nobody need ask for old acks, where none are left out and the flush interval is over.
+        """Return the time until which no search for old acks is needed: none is excluded, the flush interval is over.
 
-        The ruler keeps an answer for when marks are thinned: until then the last one says as much as all.
+        The ruler's answer does not change until marks are thinned; until then the last answer is as good as all.
         """
         last_ms = int(stop_ms[: max(self._cursor.young_age.ruler.room, 1)][-1])
         return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
@@ -237,7 +237,7 @@ class CursorReplay:
             if self._left_out:
                 due = self._more_due(until_more, due)
             if due is None:
-                # Acks of later times follow, which no tick before may see.
+                # Later acks follow; earlier ticks must not include them.
                 self._asked_ms = max(self._asked_ms, until_ms - 1)
                 return
             if waiting is not None:
@@ -250,7 +250,7 @@ class CursorReplay:
         try:
             result = self._cursor.tick(now_ms=at_ms)
         except StoreError:
-            # What was left out before stays so, and only the cursor knows when it tries that again.
+            # Excluded acks stay excluded; the cursor alone decides when to retry.
             self._schedule.failed(at_ms)
             return None
         assert result is not None, f"nothing was due at {at_ms} ms"
@@ -265,7 +265,7 @@ class CursorReplay:
         )
 
     def row(self, at_ms: int, result: PersistResult) -> tuple[int, ...]:
-        """Return a row of `Epochs` for a persist, as things are now."""
+        """Return a row of `Epochs` for a persist, from the current state."""
         stats = self._cursor.stats()
         return (
             at_ms, stats.redelivery_if_crashed, result.messages_held_back, *self._cut(result),
@@ -273,7 +273,7 @@ class CursorReplay:
         )  # fmt: skip
 
     def _cut(self, result: PersistResult) -> tuple[int, int, int]:
-        """Return how many messages were cut off by ranges, by bytes, and by the metadata store's own limit."""
+        """Return the messages cut off by the range limit, the byte limit, and the metadata store's own limit."""
         cut, config = result.messages_cut, self._policy.cursor
         if not cut or result.route is not PersistTarget.METADATA:
             return cut, 0, 0
@@ -285,7 +285,7 @@ class CursorReplay:
         return (0, 0, cut) if is_own else (cut, 0, 0)
 
     def _more_due(self, until_ms: int, due: int | None) -> int | None:
-        """Return the first tick before a time at which what was left out may be written; else what is due anyway."""
+        """Return the first tick before a time at which excluded acks may be written, or else `due`."""
         begin = max(self._schedule.flush_at, self._schedule.tick_at(self._asked_ms + 1))
         for at_ms in self._more_ticks(begin, until_ms):
             self._asked_ms = at_ms
@@ -294,11 +294,11 @@ class CursorReplay:
         return due
 
     def _more_ticks(self, begin: int, until_ms: int) -> Iterator[int]:
-        """Yield, rising, the ticks at which that may have changed."""
+        """Yield the ticks at which excluded acks may become due, rising."""
         if begin >= until_ms:
             return
         if not self._policy.ledger_writable:
-            # What backs off tries again at a time that only the cursor knows.
+            # After a back-off the cursor retries at a time that only its own check reveals.
             last = self._schedule.tick_at(until_ms - self._schedule.tick_ms)
             ticks = range(begin, last + 1, self._schedule.tick_ms)
             at = bisect_left(ticks, True, key=lambda now_ms: self._cursor.is_persist_due(now_ms=now_ms))
@@ -316,14 +316,14 @@ class CursorReplay:
                 yield at_ms
 
     def _ask_before(self, now_ms: int) -> None:
-        """Let the cursor look for old acks at the last tick before a time, as it does at all: the ruler remembers."""
+        """Make the cursor look for old acks at the last tick before a time: the ruler stores the answer."""
         last = self._schedule.tick_at(now_ms - self._schedule.tick_ms)
         if last >= self._schedule.flush_at:
             self._cursor.is_persist_due(now_ms=last)
 
 
 class _Waiting:
-    """The acks of some events that the cursor has not been given yet."""
+    """Acks of some events that have not been given to the cursor yet."""
 
     def __init__(self, events: EventChunk, news: NewlyAckedRuns) -> None:
         self._events = events
@@ -331,11 +331,11 @@ class _Waiting:
         self._given = 0  # events
 
     def ack_until(self, cursor: ManagedCursor, at_ms: int) -> None:
-        """Give the cursor what was acked up to the end of a millisecond."""
+        """Give the cursor the acks up to the end of a millisecond."""
         self.ack_events(cursor, int(np.searchsorted(self._events.ts_ms, at_ms, "right")), now_ms=at_ms)
 
     def ack_events(self, cursor: ManagedCursor, end: int, *, now_ms: int) -> None:
-        """Give the cursor what the events up to one (excluded) acked."""
+        """Give the cursor the acks of the events before `end`."""
         if end > self._given:
             cursor.ack_bitmaps(self._news.part(self._given, end).bitmaps(), now_ms=now_ms)
             self._given = end
@@ -346,5 +346,5 @@ def _empty_store(policy: Policy) -> MemoryStore | StoreOfLastRecords:
 
 
 def _reached(store: Store, policy: Policy) -> Store:
-    """Return a store as the broker of a policy reaches it."""
+    """Return a store as the broker of a policy can use it."""
     return store if policy.ledger_writable else StoreWithoutLedgers(store)

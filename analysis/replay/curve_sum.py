@@ -1,4 +1,4 @@
-"""Sum a curve of redelivery if crashed up as it comes: mean over time, quantiles, maximum, causes; exact, in arrays."""
+"""Sums up a curve of redelivery if crashed: mean over time, quantiles, maximum, causes; exact, in arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.state_fields import Fields
 
 CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
-"""Why a persist left out what it did; everything else is not yet flushed."""
+"""Reasons for acks excluded from a persist; all other acks are not yet flushed."""
 
 SERIES = 1 + len(CAUSES)
-"""The number itself, and its parts."""
+"""The number of rows: the total, and its causes."""
 Series = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-"""A row for each of some numbers, a column for each time."""
+"""A row for each series, a column for each time."""
 
 _DISTINCT_MAX = 65_536
 _CAUSE_SUM_MAX = 2**122
@@ -26,13 +26,13 @@ _PART_SHIFTS = (0, 21, 42)
 
 
 class Points(NamedTuple):
-    """A curve, as the number from each of some times on, in parallel arrays.
+    """A curve in parallel arrays: each value holds from its time on.
 
     Attributes:
-        ts_ms: When; never falls. Of points at one time the last holds.
-        value: Messages that a crash would bring back.
-        is_alive: Whether there is a process that could crash, from here to the next point.
-        causes: For each of `CAUSES` how many of them there are for it; None if all are not yet flushed.
+        ts_ms: The times; never falling. The last of several points at one time counts.
+        value: Messages that a crash would redeliver.
+        is_alive: Whether there is a process that could crash, from this point to the next.
+        causes: For each of `CAUSES`, the number of messages due to it; None if all are not yet flushed.
     """
 
     ts_ms: Int64s
@@ -45,7 +45,7 @@ class SeriesPoints(NamedTuple):
     """Points of a curve and of its causes.
 
     Attributes:
-        ts_ms: When; rising.
+        ts_ms: The times; rising.
         values: A row for each of `SERIES`, a column for each time.
     """
 
@@ -54,7 +54,7 @@ class SeriesPoints(NamedTuple):
 
 
 def series_of(points: Points, series_count: int = SERIES) -> SeriesPoints:
-    """Return points with their causes, at most one a millisecond; where no process is alive nothing comes back.
+    """Return points with their causes, at most one per millisecond; 0 while no process is alive.
 
     Args:
         points: In order.
@@ -70,14 +70,14 @@ def series_of(points: Points, series_count: int = SERIES) -> SeriesPoints:
 
 @final
 class Histogram:
-    """For how long each value held."""
+    """The total duration of each value."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Int64s, Int64s]] = []
         self._pending_count = 0
 
     def add(self, value: Int64s, duration_ms: Int64s) -> None:
-        """Count values for some durations; those that last no time do not count."""
+        """Add values weighted by duration; zero durations are ignored."""
         lasting = duration_ms > 0
         if lasting.any():
             part = combined(value[lasting], duration_ms[lasting])
@@ -85,12 +85,12 @@ class Histogram:
             self._pending_count += len(part[0])
         if self._pending_count > _DISTINCT_MAX:
             self._parts = [self.columns()]
-            # Where most values differ, to combine again at once would gain nothing.
+            # If most values are distinct, combining again at once would gain nothing.
             self._pending_count = 0
 
     @property
     def is_large(self) -> bool:
-        """Whether it is time to write it down and begin anew."""
+        """Whether it should be written out and restarted."""
         return bool(self._parts) and len(self._parts[0][0]) > _DISTINCT_MAX
 
     def columns(self) -> tuple[Int64s, Int64s]:
@@ -115,11 +115,11 @@ class CurveSum:
 
     @property
     def standing(self) -> int:
-        """The number that holds after the last point; 0 if there is none, or no process that could crash."""
+        """The value after the last point; 0 without a point, or without a live process."""
         return int(self._last.value[0]) if self._last is not None and self._last.is_alive[0] else 0
 
     def add(self, points: Points) -> None:
-        """Go on with the next points."""
+        """Add the next points."""
         if not len(points.ts_ms):
             return
         joined = points if self._last is None else _joined(self._last, points)
@@ -130,20 +130,20 @@ class CurveSum:
         )  # fmt: skip
 
     def end(self, ts_ms: int) -> None:
-        """Let the last point hold until a time."""
+        """Extend the last point to a time."""
         if self._last is not None:
             last = self._last
             self.add(last._replace(ts_ms=np.array([max(ts_ms, int(last.ts_ms[0]))])))
 
     def note_peak(self, values: Int64s, ts_ms: Int64s) -> None:
-        """Note the most of some values that may hold for less than a millisecond."""
+        """Update the peak from values that may hold for less than a millisecond."""
         if len(values):
             at = int(np.argmax(values))
             if self.peak_ts_ms is None or values[at] > self.peak:
                 self.peak, self.peak_ts_ms = int(values[at]), int(ts_ms[at])
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them, but for the histogram, which is passed on and begun again before."""
+        """Return the fields for a state, without the histogram, which is written out and restarted before."""
         return {
             "peak": self.peak, "peak_ts_ms": self.peak_ts_ms, "cause_sums": [int(each) for each in self.cause_sums],
             "last": None if self._last is None else _point_record(self._last),
@@ -185,7 +185,8 @@ def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
         return value, duration_ms
     low, high = int(value.min()), int(value.max())
     if high - low <= 4 * len(value) + 1024:
-        # Most curves move in a narrow band, where counting beats sorting by far; doubles hold sums of ms exactly.
+        # Most curves stay in a narrow band, where counting is much faster than sorting; doubles hold sums of ms
+        # exactly.
         sums = np.bincount(value - low, weights=duration_ms, minlength=high - low + 1).astype(np.int64)
         held = np.flatnonzero(sums)
         return held + low, sums[held]
@@ -196,7 +197,7 @@ def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def weight_of(value: Int64s, duration_ms: Int64s) -> int:
-    """Return the sum of values, none negative, times their durations, which 64 bits may be too few for."""
+    """Return the sum of values, none negative, times their durations, which may exceed 64 bits."""
     if int(value.max(initial=0)) * int(duration_ms.sum()) <= _INT64_MAX:
         return int(value @ duration_ms)
     # Each part of 21 bits times a duration of up to a century takes less than 63 bits, as does the sum of them all.
@@ -205,11 +206,11 @@ def weight_of(value: Int64s, duration_ms: Int64s) -> int:
 
 
 def quantile(value: Int64s, duration_ms: Int64s, share: float) -> int | None:
-    """Return the least of some rising values that holds for that share of the time; None if no time passed."""
+    """Return the least of some rising values that is not exceeded for a share of the time; None if no time passed."""
     if not len(value):
         return None
     passed = np.cumsum(duration_ms)
-    # In whole numbers, because a share of a long time is no double.
+    # In whole numbers, because a double cannot represent a share of a long time exactly.
     needed = -(-int(passed[-1]) * round(share * 1000) // 1000)
     return int(value[int(np.searchsorted(passed, max(needed, 1)))])
 

@@ -1,17 +1,17 @@
-"""A replay in which dispatch stops where too much would not be durable: `max_unpersisted_ack_record_bytes`.
+"""A replay in which dispatch stops at the limit of bytes that are not durable: `max_unpersisted_ack_record_bytes`.
 
-The model: deliveries are queued (FIFO) while the gate is closed, and the ack of a message moves by as long as its
-delivery waited. The ack of a message without a delivery in the trace is that of a message delivered at the same
-instant. Deliveries that a persist makes room for happen in the millisecond after it. Each entry of a cumulative ack is
-acked by itself. What waits when the process dies was never sent.
+The model: deliveries are queued (FIFO) while the gate is closed, and the ack of a message is postponed by the time that
+its delivery waited. A message without a delivery in the trace is delivered at the instant of its ack. Deliveries that a
+persist makes room for happen in the millisecond after it. Each entry of a cumulative ack is acked individually.
+Messages that wait when the process dies were never sent.
 
-The gate, and what it does about young acks, are the library's own (`ackstate.cursor.dispatch.admission`): the limit is
-never exceeded, not even by a byte. What the model leaves out: consumers that would have asked for less, messages that
-fill holes and go out while the gate is closed (only what was given back or delayed can), and that types with a single
-active consumer have no gate.
+The gate and the promotion of young acks are the library's own (`ackstate.cursor.dispatch.admission`): the limit is
+never exceeded, not even by a byte. The model does not cover three things: consumers that would have requested less,
+messages that fill holes and are sent while the gate is closed (only redelivered or delayed messages can), and
+subscription types with a single active consumer, which have no gate.
 
-Where the gate has room for all messages of a run of events, the run is taken at once. Elsewhere the library's cursor is
-given one ack after another, and its admission each message for which there is no room, and each ack that may open the
+If the gate has room for all messages of a run of events, the run is replayed at once. Otherwise the library's cursor
+receives one ack after another, and its admission receives each message that may not fit and each ack that may open the
 gate.
 """
 
@@ -53,9 +53,9 @@ _SENT = Sent(CONSUMER)
 _MOST_USED = Usage(2**62, 0, 0)
 _FAILED_BEFORE = "the last persist of an earlier day failed"
 _NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
-# A shorter run costs more at once than one by one.
+# A shorter run is faster one by one.
 _RUN_MIN = 16
-# This many events are taken one by one before the next try to take a run at once.
+# This many events are replayed one by one before the next attempt at a run.
 _STEPS = 128
 
 
@@ -63,19 +63,19 @@ _STEPS = 128
 class GatedReplay(PersistWatcher):
     """One subscription under a policy whose gate may stop dispatch.
 
-    It takes events as recorded, and says when they happen instead.
+    It receives events as recorded, and returns them at the times at which they happen under the policy.
 
-    Complexity: bitmap operations over what is on its way and acked for every run of events that the gate is sure to
-    let pass; elsewhere a few steps for each delivered and acked entry. Memory: what is on its way, and what waits.
+    Complexity: bitmap operations over the messages in flight and acked for every run of events that is sure to pass the
+    gate; otherwise a few steps for each delivered and acked entry. Memory: messages in flight, and waiting ones.
 
     Args:
-        policy: One that `blocks`.
-        log: As `CursorReplay` has it.
-        opened_ms: The same.
+        policy: A policy that `blocks`.
+        log: See `CursorReplay`.
+        opened_ms: See `CursorReplay`.
     """
 
     kind: ClassVar[Literal["gated"]] = "gated"
-    """In a state."""
+    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._limits = GateLimits(
@@ -83,7 +83,7 @@ class GatedReplay(PersistWatcher):
             max_unacked_messages=0, max_unacked_messages_per_consumer=0,
         )  # fmt: skip
         self._replay = CursorReplay(policy, log, opened_ms=opened_ms)
-        # A persist that leaves something out may make the ranges larger that are not durable.
+        # A persist that excludes acks may enlarge the ranges that are not durable.
         self._outlasts_persists = policy.leaves_nothing_out
         self._is_young = policy.cursor.become_old_ack_record_seconds != 0
         self.blocked_ms = 0
@@ -91,7 +91,7 @@ class GatedReplay(PersistWatcher):
         self._admission.observe(now_ms=0)
 
     def _begin(self) -> None:
-        """Begin with nothing on its way."""
+        """Start with no messages in flight."""
         self._cursor = self._replay.cursor
         self._sent = InFlightSet()
         self._gate = DispatchGate(self._limits)
@@ -99,27 +99,27 @@ class GatedReplay(PersistWatcher):
         self._cursor.watch(self)
         self._queue = BlockedQueue()
         self._blocked_since_ms = 0
-        self._let_go_ms = NEVER_MS  # when what a persist made room for may go
+        self._let_go_ms = NEVER_MS  # when messages may be sent after a persist made room
         self._promotions: list[tuple[int, PersistResult]] = []
-        # How many events to try to take at once: after a failure, fewer.
+        # Events to attempt at once: fewer after a failure.
         self._run_max = CHUNK_EVENTS
         self._is_ticking = False
         self._now_ms = 0
         self._events: list[EventChunk] = []
         self._rows: list[tuple[int, ...]] = []
         self._happened: list[tuple[int, int, int, int]] = []
-        # The last time before which nothing is persisted, whatever is acked.
+        # The last time before which nothing is persisted, for any acks.
         self._quiet_until_ms = self._replay.quiet_until_ms
         # A closed gate stays closed while the usage is above this.
         self._may_open_at = _MOST_USED.unpersisted_record_bytes
 
     def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
-        """Take the next events in, and return what happens before a time: events when they do, and persists.
+        """Replay the next events, and return all that happens before a time: events at their new times, and persists.
 
         Args:
-            events: As `Replay.take` has them in a piece.
-            until_ms: The same.
-            blocked_until_ms: Up to when time counts as blocked; not after `until_ms`.
+            events: As in the piece of `Replay.take`.
+            until_ms: As in `Replay.take`.
+            blocked_until_ms: End of the time that counts as blocked; not after `until_ms`.
         """
         costs = np.append(0, np.cumsum(delivery_costs(events)))
         begin, count = 0, len(events.ts_ms)
@@ -144,12 +144,12 @@ class GatedReplay(PersistWatcher):
         return happened, epochs
 
     def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
-        """Return the longest run found, from an event on, that the gate is sure to let pass; None for a short one.
+        """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short.
 
         Args:
             events: All persists before the first of them are done.
-            begin: That one.
-            costs: What the deliveries before each event may add, all of them together.
+            begin: Index of the run's first event.
+            costs: Bytes that all deliveries before each event may add.
         """
         waits = self._queue or self._queue.moves_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.is_closed:
@@ -170,11 +170,11 @@ class GatedReplay(PersistWatcher):
         return None
 
     def _moves_any(self, acked: Mapping[int, BitMap]) -> bool:
-        """Tell whether one of some acks is of a message that had waited."""
+        """Return whether an acked message had waited."""
         return any(each.entry_id in acked.get(each.ledger_id, ()) for each in self._queue.waited())
 
     def _take_run(self, run: OpenRun) -> None:
-        """Take at once what the gate lets pass."""
+        """Replay a run that is sure to pass the gate."""
         self._now_ms = int(run.events.ts_ms[-1])
         if self._is_young:
             events, news = run.one_by_one(self._cursor, self._sent)
@@ -187,7 +187,7 @@ class GatedReplay(PersistWatcher):
         self._events.append(run.events)
 
     def _take_one_by_one(self, events: EventChunk) -> None:
-        """Take events whose messages may have to wait."""
+        """Replay events whose messages may have to wait."""
         for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in events), strict=True):
             if kind == _DELIVER:
                 take = self._deliver
@@ -211,13 +211,13 @@ class GatedReplay(PersistWatcher):
             self._close_promotions(last_ms + 1)
 
     def _unacked(self, ledger_id: int, first: int, last: int) -> BitMap:
-        """Return the entries of a run that the cursor does not know as acked."""
+        """Return the entries of a run that are not acked in the cursor."""
         entries = BitMap(range(first, last + 1))
         self._cursor.discard_acked(ledger_id, entries)
         return entries
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them, but for the message log."""
+        """Return the fields for a state, except the message log."""
         assert not any((self._promotions, self._events, self._rows, self._happened)), "a state ends a day"
         closed = self._gate.why_blocked(_MOST_USED)
         return {
@@ -250,7 +250,7 @@ class GatedReplay(PersistWatcher):
         fields.check(self._check)
 
     def _restore_gate(self, fields: Fields) -> None:
-        """Close the gate if it was: as a message does that has no room, and leaves as much."""
+        """Close the gate if it was closed, as a message without room does, at the same usage."""
         limit = self._limits.max_unpersisted_ack_record_bytes
         released_at = fields.optional_integer("released_at", least=0, most=limit)
         if released_at is not None:
@@ -258,7 +258,7 @@ class GatedReplay(PersistWatcher):
             self._gate.observe(used, next_record_bytes=limit - released_at)
 
     def _check(self) -> None:
-        """Assert that every message is in one place. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
+        """Assert that every message has exactly one state. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
         self._sent._check()
         waiting: dict[int, BitMap] = {}
         for ledger_id, entry_id in self._queue.positions():
@@ -267,12 +267,16 @@ class GatedReplay(PersistWatcher):
             for ledger_id, entries in each.items():
                 unacked = entries.copy()
                 self._cursor.discard_acked(ledger_id, unacked)
-                assert unacked == entries, f"ledger {ledger_id} has acked messages that are sent or wait"
+                assert unacked == entries, f"ledger {ledger_id} has acked messages that are in flight or waiting"
                 assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
         for ledger_id, entries in self._sent.by_ledger().items():
-            assert entries.isdisjoint(waiting.get(ledger_id, BitMap())), f"ledger {ledger_id}: sent messages wait"
+            assert entries.isdisjoint(waiting.get(ledger_id, BitMap())), (
+                f"ledger {ledger_id}: messages in flight are waiting"
+            )
         for position in self._queue.moved_acks():
-            assert position in self._sent or self._cursor.is_acked(position), f"{position} is acked later, and not sent"
+            assert position in self._sent or self._cursor.is_acked(position), (
+                f"{position} has a postponed ack but was not sent"
+            )
 
     @property
     def first_undurable_ledger(self) -> int:
@@ -291,8 +295,8 @@ class GatedReplay(PersistWatcher):
         return acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """See `Replay.reset`; nothing is on its way after it."""
-        # Its persist is no promotion.
+        """See `Replay.reset`; no message is in flight after it."""
+        # Its persist is not a promotion.
         self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)
         self._begin()
@@ -315,12 +319,12 @@ class GatedReplay(PersistWatcher):
         self._admission.persisted(error, now_ms=self._now_ms)
 
     def _is_due(self, now_ms: int) -> bool:
-        """Tell whether `_pass` may have something to do up to a time."""
+        """Return whether `_pass` may have work up to a time."""
         next_ms = min(self._queue.next_ack_ms, self._let_go_ms)
         return next_ms <= now_ms or now_ms > self._quiet_until_ms or bool(self._promotions)
 
     def _pass(self, until_ms: int, *, persists_until_ms: int) -> None:
-        """Let happen, in order, what was moved to before a time, and the persists before another."""
+        """Execute, in order, the postponed events before one time, and the persists before another."""
         while True:
             now_ms = min(until_ms, self._queue.next_ack_ms, self._let_go_ms)
             if self._persist_one(min(now_ms, persists_until_ms)):
@@ -335,7 +339,7 @@ class GatedReplay(PersistWatcher):
                 self._ack(self._queue.pop_ack())
 
     def _persist_one(self, until_ms: int) -> bool:
-        """Tick until the cursor was persisted once, before a time; tell whether it was."""
+        """Tick until the cursor is persisted once, before a time; return whether it was."""
         if self._promotions:
             self._close_promotions(until_ms)
         if until_ms <= self._quiet_until_ms:
@@ -352,13 +356,13 @@ class GatedReplay(PersistWatcher):
         return True
 
     def _close_promotions(self, until_ms: int) -> None:
-        """Note what was persisted early, as it is at the end of its millisecond, once that is over."""
+        """Add the rows of promotions, in the state at the end of their millisecond, once that is over."""
         while self._promotions and self._promotions[0][0] < until_ms:
             at_ms, result = self._promotions.pop(0)
             self._rows.append(self._replay.row(at_ms, result))
 
     def _deliver(self, position: Position) -> None:
-        """Queue a message that was not delivered before, and send it if the gate lets it."""
+        """Queue a message that was not delivered before, and send it if the gate admits it."""
         if position in self._sent or position in self._queue or self._cursor.is_acked(position):
             return
         if not self._queue:
@@ -367,8 +371,8 @@ class GatedReplay(PersistWatcher):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Send what waits as far as the gate lets it."""
-        # A gate that young acks do not concern opens when its usage falls, and is open before anything is requested.
+        """Send waiting messages as far as the gate admits them."""
+        # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
         while self._queue and (self._is_young or not self._gate.is_closed):
             position, now_ms = self._queue.first, self._now_ms
             if not self._sends_at_once(position):
@@ -383,7 +387,7 @@ class GatedReplay(PersistWatcher):
                 self.blocked_ms += now_ms - self._blocked_since_ms
 
     def _sends_at_once(self, position: Position) -> bool:
-        """Send a message if that needs no decision: no acks are young, and an open gate has room."""
+        """Send a message if it needs no decision: no acks are young, and an open gate has room."""
         if self._is_young:
             return False
         sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
@@ -394,12 +398,12 @@ class GatedReplay(PersistWatcher):
         return True
 
     def _note_closed(self) -> None:
-        """Note at which usage the gate opens that a message has just closed; young acks may open it at any."""
+        """Record the usage at which the just closed gate opens; with young acks it may open at any usage."""
         closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
         self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes
 
     def _ack_as_recorded(self, position: Position) -> None:
-        """Ack a message when its delivery allows: later by as long as that waited."""
+        """Ack a message now, or later by the time that its delivery waited."""
         if self._queue.ack_in_trace(position, now_ms=self._now_ms):
             return
         if position not in self._sent:
@@ -409,12 +413,12 @@ class GatedReplay(PersistWatcher):
         self._ack(position)
 
     def _ack(self, position: Position) -> None:
-        """Ack a message if it is on its way, and send what that makes room for."""
+        """Ack a message if it is in flight, and send the messages that then fit."""
         if position not in self._sent:
             return
         now_ms = self._now_ms
         self._replay.look(now_ms)
-        # All that it may add is reserved for it.
+        # The gate has reserved all bytes that this ack may add.
         self._cursor.ack(position, now_ms=now_ms)
         self._replay.acked(now_ms)
         self._sent.settle(position)
@@ -425,7 +429,7 @@ class GatedReplay(PersistWatcher):
             self._let_go()
 
     def _note_happened(self) -> None:
-        """Add what happened one by one to the events."""
+        """Append the events that happened one by one."""
         if self._happened:
             self._events.append(_events_of(self._happened))
             self._happened = []

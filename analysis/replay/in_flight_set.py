@@ -1,4 +1,4 @@
-"""Messages on their way, as bitmaps: to be told one by one, or thousands at once."""
+"""The messages in flight as bitmaps, which can be read one by one or thousands at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 CONSUMER = "replayed"
-"""Who has all of them."""
+"""The consumer of all messages."""
 
 
 @final
 class InFlightSet:
-    """See `ackstate.cursor.dispatch.admission.Reservations`: single messages of one consumer, all reserved for in full.
+    """See `ackstate.cursor.dispatch.admission.Reservations`: single messages of one consumer, all fully reserved.
 
-    Memory: a bitmap of them.
+    Memory: a bitmap of the messages.
     """
 
     def __init__(self) -> None:
         self._entries: dict[int, BitMap] = {}
-        # Invariant: what the acks of all entries would add at worst, and how many entries there are.
+        # Invariant: the most that the acks of all entries can add, and the number of entries.
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 
     def __contains__(self, position: Position) -> bool:
@@ -36,7 +36,7 @@ class InFlightSet:
         return ledger_id in self._entries and entry_id in self._entries[ledger_id]
 
     def entries(self, ledger_id: int) -> BitMap:
-        """Return those of a ledger: to be read, not changed."""
+        """Return the messages of a ledger; the caller must not change them."""
         return self._entries.get(ledger_id, _NONE)
 
     def get(self, position: Position) -> Sent | None:
@@ -65,7 +65,7 @@ class InFlightSet:
         return sent
 
     def reduce(self, position: Position, message_count: int) -> int:
-        """See `Reservations`: none of them is a batch."""
+        """See `Reservations`; no message is a batch."""
         assert message_count >= 1, f"{position} is one message"
         return 0
 
@@ -75,9 +75,9 @@ class InFlightSet:
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
-        """Note which messages went out, and then which of those on their way were settled, by ledger.
+        """Add messages that were sent, then remove messages that were settled, by ledger.
 
-        Complexity: bitmap operations over the ledgers' messages on their way.
+        Complexity: bitmap operations over the ledgers' messages in flight.
         """
         for ledger_id in {*sent, *settled}:
             before = self._entries.get(ledger_id, _NONE)
@@ -87,11 +87,11 @@ class InFlightSet:
             self._entries[ledger_id] = after
 
     def to_record(self) -> list[Any]:
-        """Return its messages as a state has them: a field that `Fields.entries` reads and `change` takes."""
+        """Return the messages for a state: a field for `Fields.entries`, whose result `change` accepts."""
         return compact_entries(each for each in self._entries.items() if each[1])
 
     def by_ledger(self) -> Mapping[int, BitMap]:
-        """Return all of them: to be read, not changed."""
+        """Return all messages; the caller must not change them."""
         return self._entries
 
     def _count(self, messages: int, record_bytes: int) -> None:
@@ -106,7 +106,7 @@ class InFlightSet:
 
 
 def worst_case(ledger_id: int, entries: BitMap) -> int:
-    """Return the most that the acks of some entries can add to the ranges' size: a range for each."""
+    """Return the most that the acks of some entries can add to the ranges' size: one range for each."""
     return len(entries) * range_fixed_bytes(ledger_id) + firsts_bytes(entries) + lasts_bytes(entries)
 
 

@@ -1,4 +1,4 @@
-"""Does a single cursor tell the events of a subscription? Asked while they are replayed, of those that can show it."""
+"""Checks, during a replay, that the events of a subscription come from a single cursor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ackstate.analysis.trace.order import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 if TYPE_CHECKING:
     from ackstate.analysis.replay.acked import EventChunk
 
-# Of many of these between others one is as good as all.
+# A sequence of these events is reduced to one.
 _MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
 
 
 @final
 class InterleavingCheck:
-    """Follows the chunks of a subscription: does it act after its crash, or begin a persist within another?
+    """Follows the chunks of a subscription, and refuses an action after its crash or a persist begun within another.
 
-    `ackstate.analysis.trace.order.EventOrder` sees more, event by event: which persist it is that ends, and a recovery
-    of a process that nobody saw die. Who records his own process alone cannot tell when it died.
+    `ackstate.analysis.trace.order.EventOrder` checks more, event by event: which persist ends, and recoveries of a
+    process whose death was not recorded. A recorder within the process alone cannot record when it died.
 
     Args:
         key: Topic and subscription.
@@ -33,12 +33,12 @@ class InterleavingCheck:
         self._is_persisting = False
 
     def check(self, chunk: EventChunk) -> None:
-        """Take the next chunk in, thinned or not.
+        """Check the next chunk, compact or not.
 
         Complexity: a pass over its kinds, and a step for each persist, crash and recovery.
 
         Raises:
-            TraceError: No single cursor can have told it.
+            TraceError: The events cannot come from a single cursor.
         """
         few = np.flatnonzero(~chunk.is_any_of(_MANY))
         following = 0
@@ -60,5 +60,5 @@ class InterleavingCheck:
             topic, subscription = self._key
             raise TraceError(
                 f"two cursors under one name, seen at {chunk.ts_ms[at]} ms: subscription {subscription!r} of {topic}: "
-                "ackstate trace check says more; record each under a name of its own"
+                "run ackstate trace check for details; record each cursor under a name of its own"
             )

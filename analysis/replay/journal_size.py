@@ -1,8 +1,8 @@
-"""How many bytes does the native format take for each persist of a chunk? Exact, without writing the records.
+"""Computes the bytes that the native format takes for each persist of a chunk: exact, without writing the records.
 
 A record is a header, then for each ledger a block: a portable roaring bitmap whose containers each take the least of
-2 bytes an entry, 4 bytes a run and 2, and 8,192 bytes. `ackstate.wire.native` and the roaring format specification
-say so; the tests compare with the encoder.
+2 bytes an entry, 4 bytes a run and 2, and 8,192 bytes. The sources are `ackstate.wire.native` and the roaring format
+specification; the tests compare with the encoder.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _BASE_BYTES = len(encode(Record(RecordKind.SNAPSHOT, 0, 0, 0, Position(0, -1), D
 _CONTAINER = 2**16
 _ARRAY_MAX = 4096
 _BITSET_BYTES = 8192
-_COMPACTION_RATIO = 4  # As `ackstate.cursor.persist.persister` has it.
+_COMPACTION_RATIO = 4  # As in `ackstate.cursor.persist.persister`.
 
 
 @final
 class JournalSize:
-    """Sizes of the records of one native journal to which every persist appends all that is new.
+    """Sizes of the records of one native journal, to which every persist appends all new acks.
 
     Args:
-        config: When a new ledger with a snapshot is begun.
-        opened_ms: When the first one was.
+        config: Decides when a new ledger with a snapshot begins.
+        opened_ms: When the first ledger began.
     """
 
     def __init__(self, config: CursorConfig, *, opened_ms: int) -> None:
@@ -57,7 +57,7 @@ class JournalSize:
 
     @property
     def pending(self) -> Mapping[int, BitMap]:
-        """What no persist has written yet, by ledger, some of it maybe below the mark-delete position."""
+        """Acks that no persist has written yet, by ledger, possibly below the mark-delete position."""
         return self._pending
 
     def to_record(self) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class JournalSize:
         self._pending = fields.entries("unwritten")
 
     def reopened(self) -> None:
-        """Take note of a recovery: what was pending is lost, and the next persist begins a new ledger."""
+        """Record a recovery: pending acks are lost, and the next persist begins a new ledger."""
         self._pending = {}
         self._entry_count = self._config.ledger_entry_count_max
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> None:
-        """Take note that a new ledger was begun with a mark-delete position, and what is acked above it persisted."""
+        """Record a new ledger, with a snapshot of a mark-delete position and the acks above it."""
         self._pending = {}
         self._snapshot_bytes, self._delta_bytes, self._entry_count, self._begun_ms = _BASE_BYTES, 0, 1, now_ms
         above = DeletedRanges.from_bitmaps((each, acked[each].copy()) for each in sorted(acked) if acked[each])
@@ -94,13 +94,13 @@ class JournalSize:
     def take(
         self, placed: PlacedRuns, acked: Mapping[int, BitMap], *, ends: Int64s, at_ms: Int64s
     ) -> tuple[Int64s, Int64s]:
-        """Return what each persist of a chunk writes, and what the journal takes after each.
+        """Return the bytes written by each persist of a chunk, and the size of the journal after each.
 
         Args:
-            placed: What the chunk acked first.
-            acked: All that is acked after it.
-            ends: Before which event of the chunk each persist comes; rising.
-            at_ms: When each comes.
+            placed: The entries that the chunk acked first.
+            acked: All entries acked after it.
+            ends: For each persist, the first event of the chunk after it; rising.
+            at_ms: The time of each persist.
 
         Complexity: O(runs log runs), and O(state) for each snapshot.
         """
@@ -122,7 +122,7 @@ class JournalSize:
         return written, kept
 
     def _until_snapshot(self, sizes: Int64s, at_ms: Int64s) -> tuple[int, bool]:
-        """Return how many persists append to the ledger, and whether one follows that begins a new one."""
+        """Return the number of persists that append to the ledger, and whether the next one begins a new ledger."""
         config = self._config
         outgrown = max(_COMPACTION_RATIO * self._snapshot_bytes, config.compaction_bytes_min)
         before = self._delta_bytes + np.cumsum(sizes) - sizes
@@ -137,15 +137,15 @@ class JournalSize:
         self._entry_count, self._begun_ms = 1, at_ms
 
     def _delta_sizes(self, placed: PlacedRuns, ends: Int64s) -> Int64s:
-        """Return the size of each persist's record if it holds what is new since the one before."""
+        """Return the size of each persist's record, if it holds the acks since the previous one."""
         runs = placed.runs
         persist = np.searchsorted(ends, runs.event, "right")
         written = persist < len(ends)
-        # What the mark-delete position has passed by then is in no record.
+        # Acks that the mark-delete position has passed by then are in no record.
         written[written] &= placed.covered_at[written] >= ends[persist[written]]
         sizes = np.full(len(ends), _BASE_BYTES)
         at = np.flatnonzero(written)
-        # Numbers of two bytes are sorted by their digits.
+        # Numpy sorts two-byte numbers by radix.
         narrow = np.uint16 if len(ends) <= _CONTAINER else np.int64
         at = at[np.argsort(persist[at].astype(narrow), kind="stable")]
         if len(at):
@@ -156,7 +156,7 @@ class JournalSize:
         return sizes
 
     def _first_size(self, placed: PlacedRuns, end: int) -> int:
-        """Return the size of the first record, which also holds what earlier chunks acked."""
+        """Return the size of the first record, which also holds acks of earlier chunks."""
         new = DeletedRanges.from_bitmaps(
             sorted((ledger_id, bitmap.copy()) for ledger_id, bitmap in self._pending.items())
         )
@@ -174,7 +174,7 @@ class JournalSize:
 
 
 def record_bytes(acked: DeletedRanges) -> int:
-    """Return the size of a record of some acks, made one by one."""
+    """Return the size of a record of acks that were made one by one."""
     parts = [(ledger_id, *runs_of(bitmap)) for ledger_id, bitmap in acked.bitmaps()]
     if not parts:
         return _BASE_BYTES
@@ -187,7 +187,7 @@ def record_bytes(acked: DeletedRanges) -> int:
 
 
 def block_bytes(record: Int64s, runs: NewlyAckedRuns) -> tuple[Int64s, Int64s]:
-    """Return the size of each ledger's block, and of which record it is.
+    """Return the size and the record of each ledger's block.
 
     Args:
         record: The record of each run; rising.
@@ -201,7 +201,7 @@ def block_bytes(record: Int64s, runs: NewlyAckedRuns) -> tuple[Int64s, Int64s]:
     entries = np.add.reduceat(runs.end - runs.first, at)
     run_bytes = 2 + 4 * np.add.reduceat(new_run.astype(np.int64), at)
     plain_bytes = np.where(entries <= _ARRAY_MAX, 2 * entries, _BITSET_BYTES)
-    # Where both take as much, what was acked one by one stays as it is.
+    # If both sizes are equal, a container that was filled one by one is not converted.
     as_runs = run_bytes < plain_bytes
     ledgers = np.flatnonzero(new_ledger[at])
     count = np.diff(np.append(ledgers, len(at)))
@@ -213,7 +213,7 @@ def block_bytes(record: Int64s, runs: NewlyAckedRuns) -> tuple[Int64s, Int64s]:
 
 
 def _state_before(placed: PlacedRuns, acked: Mapping[int, BitMap], event: int) -> DeletedRanges:
-    """Return what was acked above the mark-delete position just before an event."""
+    """Return the acks above the mark-delete position just before an event."""
     state = DeletedRanges.from_bitmaps((ledger_id, acked[ledger_id].copy()) for ledger_id in sorted(acked))
     for ledger_id, bitmap in _of_events(placed.runs, event, None).bitmaps().items():
         state.difference_update(DeletedRanges.from_bitmaps([(ledger_id, bitmap)]))

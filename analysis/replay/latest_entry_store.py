@@ -1,4 +1,4 @@
-"""A store in memory that keeps the last record of each ledger: under Pulsar's format each is the whole state."""
+"""A store in memory that holds only the last record of each ledger: in Pulsar's format it is the whole state."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Last:
 
 @final
 class StoreOfLastRecords:
-    """A store for cursors that write Pulsar's format, and read nothing of a ledger but its last record.
+    """A store for cursors that write Pulsar's format, and read only the last record of a ledger.
 
-    Memory: a record for each ledger, however many were appended. All else is as in `MemoryStore`, without faults.
+    Memory: one record per ledger. Otherwise it behaves like `MemoryStore`, without faults.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StoreOfLastRecords:
         return ledger_id
 
     def restore(self, ledger_id: int, owner: str, record: bytes, *, count: int) -> None:
-        """Put in a ledger with its last record and how many there were."""
+        """Add a ledger with its last record and its number of records."""
         self._ledgers[ledger_id] = _Last(owner, count, record)
         self._next_id = max(self._next_id, ledger_id + 1)
 
@@ -78,10 +78,10 @@ class StoreOfLastRecords:
         return found
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """Return the last record, or none if nothing is asked for.
+        """Return the last record, or an empty list for an empty range.
 
         Raises:
-            LedgerNotFoundError: Another one is asked for.
+            LedgerNotFoundError: Another record is requested.
         """
         ledger = self._ledger(ledger_id)
         if first == end:
@@ -114,5 +114,5 @@ class StoreOfLastRecords:
 
     def _ledger(self, ledger_id: int) -> _Last:
         if ledger_id not in self._ledgers:
-            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+            raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return self._ledgers[ledger_id]

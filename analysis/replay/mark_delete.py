@@ -1,4 +1,4 @@
-"""When does the mark-delete position pass each acked entry? For whole chunks, and the same for all policies."""
+"""Computes when the mark-delete position passes each acked entry: for whole chunks, and the same for all policies."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class PlacedRuns(NamedTuple):
     """Newly acked runs in order of position, cut where a container of a roaring bitmap ends.
 
     Attributes:
-        runs: They themselves; their events do not rise.
-        covered_at: Which event moves the mark-delete position beyond each; `NEVER` if none of the chunk does.
-        mark_delete: Where it stands after the chunk.
+        runs: The runs; their events do not rise.
+        covered_at: The event that moves the mark-delete position beyond each run; `NEVER` if the chunk does not.
+        mark_delete: The mark-delete position after the chunk.
     """
 
     runs: NewlyAckedRuns
@@ -38,7 +38,7 @@ class PlacedRuns(NamedTuple):
     mark_delete: Position
 
     def mark_delete_before(self, event: int) -> Position:
-        """Return where the mark-delete position stands just before an event: right below what it passes then."""
+        """Return the mark-delete position just before an event: right below the entries that the event lets it pass."""
         passed = np.flatnonzero((self.covered_at != NEVER) & (self.covered_at >= event))
         if not len(passed):
             return self.mark_delete
@@ -48,7 +48,7 @@ class PlacedRuns(NamedTuple):
 
 @final
 class MarkDeleteFold:
-    """Carries the mark-delete position of one subscription from chunk to chunk.
+    """Computes the mark-delete position of one subscription, chunk by chunk.
 
     Args:
         log: Ledger id -> entry count of the message log, rising.
@@ -57,15 +57,15 @@ class MarkDeleteFold:
     def __init__(self, log: Mapping[int, int]) -> None:
         self._ledger_ids = list(log)
         self._counts = list(log.values())
-        self._at = 0  # index of the ledger in which it stands
-        self._next_entry = 0  # the first entry above it
+        self._at = 0  # index of the ledger of the mark-delete position
+        self._next_entry = 0  # the first entry above the mark-delete position
 
     def take(self, news: NewlyAckedRuns, acked: Mapping[int, BitMap]) -> PlacedRuns:
-        """Move over what a chunk acked.
+        """Advance over the acks of a chunk.
 
         Args:
-            news: What it acked first.
-            acked: All that is acked after it.
+            news: The entries that the chunk acked first.
+            acked: All entries acked after it.
 
         Complexity: O(runs log runs), and range queries for each ledger that is passed.
         """
@@ -79,14 +79,14 @@ class MarkDeleteFold:
         return PlacedRuns(runs, covered_at, mark_delete)
 
     def grow(self, log: Mapping[int, int], *, complete_below: int) -> None:
-        """Go on with a longer log, which has the ledger in which it stands.
+        """Continue with a longer log, which includes the ledger of the mark-delete position.
 
         Args:
             log: Ledger id -> entry count, rising.
-            complete_below: Ledgers below this one are complete, if it was not told of them.
+            complete_below: Unknown ledgers below this one are complete.
 
         Raises:
-            TraceError: A ledger has grown that it has left behind as complete, or is new below where it stands.
+            TraceError: A ledger below the mark-delete position has grown, or is new.
         """
         at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
         left_behind = dict(zip(self._ledger_ids[: self._at], self._counts, strict=False))
@@ -94,8 +94,8 @@ class MarkDeleteFold:
             count = left_behind.get(ledger_id, 0)
             if log[ledger_id] > count and (ledger_id in left_behind or ledger_id >= complete_below):
                 raise TraceError(
-                    f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was taken for "
-                    "complete: record PUBLISH events too, or begin with another state"
+                    f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was considered "
+                    "complete: record PUBLISH events too, or start with another state"
                 )
         self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
 
@@ -114,7 +114,7 @@ class MarkDeleteFold:
 
     @property
     def mark_delete(self) -> Position:
-        """Where it stands."""
+        """The mark-delete position."""
         return self._mark_delete()
 
     def _mark_delete(self) -> Position:
@@ -131,13 +131,13 @@ class MarkDeleteFold:
 
 
 def mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Position:
-    """Return where the mark-delete position stands if this is acked of a message log."""
+    """Return the mark-delete position of a message log, given its acked entries."""
     none = NewlyAckedRuns(*(np.empty(0, np.int64) for _ in NewlyAckedRuns._fields))
     return MarkDeleteFold(log).take(none, acked).mark_delete
 
 
 def cut_at_containers(runs: NewlyAckedRuns) -> NewlyAckedRuns:
-    """Return the same runs with those cut that go beyond a multiple of 65,536; the event goes with each part."""
+    """Split runs at multiples of 65,536; each part keeps its event."""
     pieces = (runs.end - 1) // _CONTAINER - runs.first // _CONTAINER + 1
     if not len(pieces) or pieces.max() == 1:
         return runs

@@ -1,8 +1,8 @@
-"""A run of events in which dispatch is sure not to stop, so that all of them may be taken at once.
+"""A run of events during which dispatch is sure not to stop, so that all of them can be replayed at once.
 
-What a gate counts only rises when a message goes out, by the most that its ack may add: acks and persists of
-everything bring it down. So a gate that has room for all messages of a run has it for each, in whatever order they
-are acked.
+The usage of a gate only rises when a message is sent, by the most that its ack may add: acks and complete persists
+reduce it. So a gate with room for all messages of a run has room for each of them, in any order of acks.
+
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _NONE = BitMap()
-# From these numbers on a varint is one byte longer.
+# At each of these numbers a varint becomes one byte longer.
 _LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
 _FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
 
 
 class OpenRun(NamedTuple):
-    """Consecutive events, and what they do where nothing is held up.
+    """Consecutive events, and their effects if no delivery is blocked.
 
     Attributes:
-        events: They themselves.
-        sent: By ledger, what goes out: each message when an event first mentions it, unless it is on its way or acked.
-        acked: By ledger, what they ack, some of it perhaps not for the first time.
+        events: The events.
+        sent: By ledger, the messages that they send: at the first mention, unless the message is in flight or acked.
+        acked: By ledger, the entries that they ack, possibly not for the first time.
     """
 
     events: EventChunk
@@ -47,7 +47,7 @@ class OpenRun(NamedTuple):
 
     @classmethod
     def of(cls, events: EventChunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
-        """Return what some events do to a cursor."""
+        """Return the effects of some events on a cursor."""
         acked = dict(_entries(events, np.isin(events.kind, _ACKS)))
         sent = dict(_entries(events, events.kind == EventKind.DELIVER))
         for ledger_id, entries in acked.items():
@@ -59,15 +59,15 @@ class OpenRun(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        """The most that the acks of what goes out can add to the ranges' size."""
+        """The most that the acks of the sent messages can add to the ranges' size."""
         return sum(worst_case(*each) for each in self.sent.items())
 
     def news(self, cursor: ManagedCursor) -> NewlyAckedRuns:
-        """Return what each event acks first."""
+        """Return the entries that each event acks first."""
         return _fold(cursor, self.acked).take(self.events)
 
     def one_by_one(self, cursor: ManagedCursor, on_their_way: InFlightSet) -> tuple[EventChunk, NewlyAckedRuns]:
-        """Return the deliveries and acks that really happen as events of their own, with what these ack first."""
+        """Return the effective deliveries and acks as separate events, with the entries that they ack first."""
         events = self.events
         mentions = np.isin(events.kind, (*_ACKS, EventKind.DELIVER))
         fold = _fold(cursor, {**self.acked, **self.sent})
@@ -85,10 +85,10 @@ class OpenRun(NamedTuple):
 
 
 def delivery_costs(events: EventChunk) -> Int64s:
-    """Return for each event at least what `OpenRun.record_bytes` says of what it delivers."""
+    """Return for each event an upper bound of `OpenRun.record_bytes` of its deliveries."""
     last = events.last_entry
     of_one = _FIXED_BUT_LEDGER_BYTES + 2 * (_varint_bytes(events.ledger_id) + _varint_bytes(last))
-    # The lower end of a range that begins with entry 0 is -1.
+    # The lower end of a range that starts at entry 0 is -1.
     costs = (last - events.first_entry + 1) * of_one + (MINUS_ONE_BYTES - 1) * (events.first_entry == 0)
     return np.where(events.kind == EventKind.DELIVER, costs, 0)
 
@@ -99,7 +99,7 @@ def _varint_bytes(numbers: Int64s) -> Int64s:
 
 
 def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulator:
-    """Return what a cursor has acked, as far as some ledgers go."""
+    """Return the acks of a cursor in some ledgers."""
     marked_ledger_id, marked_entry_id = cursor.mark_delete_position
     acked = {each: cursor.deleted.entries(each).copy() for each in ledgers if each >= marked_ledger_id}
     if marked_ledger_id in acked:
@@ -108,7 +108,7 @@ def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulato
 
 
 def _entries(events: EventChunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:
-    """Yield each ledger with the entries that some of the events name."""
+    """Yield each ledger with the entries named by the selected events."""
     meant = np.flatnonzero(is_meant)
     ledger_ids = events.ledger_id[meant]
     for ledger_id in np.unique(ledger_ids).tolist():

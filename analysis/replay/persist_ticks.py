@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.state_fields import Fields
     from ackstate.cursor.managed import ManagedCursor
 
-# A permit is at most so far away, by the lowest rate that a decimal of 17 digits can say.
+# The longest time to a permit, at the lowest rate that a decimal of 17 digits can express.
 _PERMIT_MS_MAX = 2**62
-# A rate is a decimal of 17 digits, and the limiter's unit of time the part of a millisecond that makes it whole.
+# A rate is a decimal of 17 digits; the limiter's unit of time is the fraction of a millisecond that makes it whole.
 _PAID_AT_MAX = NUMBER_MAX * 10**20
 
 
 @final
 class PersistTicks:
-    """The ticks of one open cursor, of which only those matter at which something may be persisted.
+    """The relevant ticks of one open cursor: those at which something may be persisted.
 
-    A tick comes after everything that happens in its millisecond. Times that are handed in never fall.
+    A tick comes after all events of its millisecond. Times passed to the methods never fall.
 
     Args:
         policy: Its flush interval, rate limit and ticks.
-        opened_ms: When the cursor was opened: its interval and its limiter begin there.
+        opened_ms: When the cursor was opened: its interval and its limiter start then.
     """
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
@@ -43,14 +43,14 @@ class PersistTicks:
             self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=opened_ms)
         self._flush_at = self.tick_at(opened_ms + self._flush_ms)
         self._permit_at = opened_ms  # or later than the last persist
-        # The first ticks after new acks, rising, the first of which may be over. Invariant: all acks before the first
-        # of them are persisted, and those between it and the others were refused by the limiter, were let through in
-        # vain, or wait for the flush.
+        # The first ticks after new acks, rising; the first of them may be over. Invariant: all acks before the first
+        # tick are persisted. Acks between it and the others were refused by the limiter, failed to be written, or wait
+        # for the flush.
         self._waiting: list[int] = []
 
     @property
     def flush_at(self) -> int:
-        """The first tick at which the flush interval is over and that is not over itself."""
+        """The next tick at which the flush interval is over."""
         return self._flush_at
 
     def tick_at(self, ts_ms: int) -> int:
@@ -58,7 +58,7 @@ class PersistTicks:
         return -(-ts_ms // self.tick_ms) * self.tick_ms
 
     def acked(self, ts_ms: Int64s) -> None:
-        """Take note of when something was newly acked; rising, not below earlier ones."""
+        """Record the times of new acks; rising, not below earlier ones."""
         if not len(ts_ms):
             return
         ticks = -(-ts_ms // self.tick_ms) * self.tick_ms
@@ -67,20 +67,20 @@ class PersistTicks:
         self._waiting += ticks[begin:].tolist()
 
     def acked_at(self, ts_ms: int) -> None:
-        """Take note of one newly acked message, as `acked` does."""
+        """Record the time of one new ack, as `acked` does."""
         tick = self.tick_at(ts_ms)
         if not self._waiting or self._waiting[-1] != tick:
             self._waiting.append(tick)
 
     @property
     def quiet_until(self) -> int:
-        """The last tick before which nothing will be due, whatever is acked."""
+        """The last tick before which nothing will be due, for any acks."""
         if self._limiter is None:
             return self._flush_at
         return min(self._flush_at, self.tick_at(self._permit_at))
 
     def next_due(self) -> int | None:
-        """Return the next tick at which the cursor persists for what was acked so far; None if nothing waits."""
+        """Return the next tick at which the cursor persists the acks so far; None if none is pending."""
         if not self._waiting:
             return None
         due = max(self._waiting[0], self._flush_at)
@@ -91,20 +91,20 @@ class PersistTicks:
         return due
 
     def persisted(self, at_ms: int) -> None:
-        """Take note of a persist at a tick: everything acked until then has been looked at."""
+        """Record a persist at a tick: it considered all acks until then."""
         del self._waiting[: bisect_right(self._waiting, at_ms)]
         self._flush_at = self.tick_at(max(at_ms + self._flush_ms, at_ms + 1))
         self._take_permit(at_ms)
 
     def settled(self, at_ms: int) -> None:
-        """Take note that between ticks everything acked so far was looked at, or forgotten."""
+        """Record that all acks so far were considered, or dropped, between ticks."""
         self._waiting.clear()
         self._flush_at = self.tick_at(at_ms + self._flush_ms)
 
     def failed(self, at_ms: int) -> None:
-        """Take note of a persist that could not be written: what it was for waits for the flush, or for later acks.
+        """Record a persist that could not be written: its acks wait for the flush, or for later acks.
 
-        The limiter lets nothing through twice: it is asked again when more was acked.
+        The limiter grants nothing twice: it is consulted again when there are more acks.
         """
         tried = bisect_right(self._waiting, at_ms)
         self._waiting[:tried] = [at_ms][:tried]
@@ -112,7 +112,7 @@ class PersistTicks:
         self._take_permit(at_ms)
 
     def persist_until(self, until_ms: int) -> Int64s:
-        """Persist at each tick before a time at which that is due, and return those ticks."""
+        """Persist at each due tick before a time, and return these ticks."""
         if self._limiter is None and self._flush_ms <= self.tick_ms:
             return self._every_tick(until_ms)
         found: list[int] = []
@@ -132,12 +132,12 @@ class PersistTicks:
         return np.array(found, np.int64)
 
     def _every_tick(self, until_ms: int) -> Int64s:
-        """As `persist_until` where the interval is over at every tick."""
+        """Do the same as `persist_until`, for an interval that is over at every tick."""
         ready = bisect_left(self._waiting, until_ms)
         if ready and self._waiting[0] < self._flush_at:
-            # A cursor that was just opened waits out its first interval.
+            # A cursor that was just opened waits for the end of its first interval.
             first = {max(each, self._flush_at) for each in self._waiting[:ready]}
-            # The tick that they wait for may be one that later acks wait for, too.
+            # Later acks may wait for the same tick.
             self._waiting = sorted(first.union(self._waiting[ready:]))
             ready = bisect_left(self._waiting, until_ms)
         found, self._waiting = self._waiting[:ready], self._waiting[ready:]
@@ -146,7 +146,7 @@ class PersistTicks:
         return np.array(found, np.int64)
 
     def _still_waiting(self, begin: int, until_ms: int) -> list[int]:
-        """Return the ticks that later calls need: the first, and those that are still to come."""
+        """Return the ticks that later calls need: the first, and those in the future."""
         to_come = bisect_left(self._waiting, until_ms, begin)
         return [*self._waiting[begin : min(begin + 1, to_come)], *self._waiting[to_come:]]
 
@@ -170,7 +170,7 @@ class PersistTicks:
         fields.check(self._check)
 
     def restore_cursor(self, cursor: ManagedCursor) -> None:
-        """Give a restored cursor the limiter's state: both take the same permits."""
+        """Copy the limiter's state into a restored cursor: both use the same permits."""
         if self._limiter is not None:
             limiter = cursor._persister._limiter
             assert limiter is not None

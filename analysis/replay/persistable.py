@@ -1,4 +1,4 @@
-"""Which policies of a grid could a broker run at all? Found out before a trace is read."""
+"""Separates the policies of a grid that a broker could run from those it could not, before a trace is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
     """Return the policies under which a new cursor can be opened, and the others by label with the reason.
 
     Raises:
-        PolicyError: There are only others, beside the recording.
+        PolicyError: No policy except the recording can be opened.
     """
     found: list[Policy | None] = []
     refused: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""A replay by counting, for policies under which each persist makes everything durable that is acked."""
+"""A replay by counting, for policies under which each persist makes all acks durable."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class PlainReplay:
     Complexity: O(events log events) in arrays, and a few steps for each persist.
 
     Args:
-        policy: One that `is_plain`.
+        policy: A policy that `is_plain`.
         opened_ms: When the cursor is opened.
     """
 
     kind: ClassVar[Literal["counted"]] = "counted"
-    """In a state."""
+    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
         self._policy = policy
@@ -52,7 +52,7 @@ class PlainReplay:
         return Epochs(at_ms, none, none, none, none, none, written, kept)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them, but for what is acked."""
+        """Return the fields for a state, except the acks."""
         return {"schedule": self._schedule.to_record(), "journal": self._size.to_record()}
 
     def restore(self, fields: Fields) -> None:
@@ -62,11 +62,11 @@ class PlainReplay:
 
     @property
     def pending(self) -> Mapping[int, BitMap]:
-        """What no persist has written yet, by ledger."""
+        """Acks that no persist has written yet, by ledger."""
         return self._size.pending
 
     def follow(self, acked: Mapping[int, BitMap]) -> None:
-        """Take what is acked for what the last piece led to."""
+        """Set the acks after the last piece."""
         self._acked = acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:

@@ -1,4 +1,4 @@
-"""How a cursor might have persisted: what a replay is told instead of the persists that a trace recorded."""
+"""The policy of a replay: settings of the cursor and the broker, used instead of the recorded persists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AS_RECORDED: Final = None
-"""The policy of the recording itself: what was durable is what its persist events say."""
+"""The policy of the recording itself: durability comes from its persist events."""
 
 
 class PolicyError(AckStateError):
@@ -30,15 +30,15 @@ class PolicyError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When and what a broker persists of a cursor.
+    """When and how a broker persists a cursor.
 
     Attributes:
         cursor: The cursor's own settings.
-        tick_ms: The broker ticks each cursor when the time is a multiple of this, after what happens in that
-            millisecond; 1 is a tick at the very instant at which a persist is due.
-        max_unpersisted_ack_record_bytes: Dispatch stops where the ranges that are acked and not durable, with what
-            acks of the messages on their way may add to them, would take more bytes; 0 for never.
-            `ackstate.analysis.replay.gated_replay` says how that is replayed.
+        tick_ms: The broker ticks each cursor when the time is a multiple of this, after the events of that
+            millisecond; 1 ticks at the very instant at which a persist is due.
+        max_unpersisted_ack_record_bytes: Dispatch stops if the ranges that are acked and not durable, plus the most
+            that acks of messages in flight may add, would take more bytes; 0 for never.
+            `ackstate.analysis.replay.gated_replay` describes the replay.
         ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
             metadata store, with its own limits.
 
@@ -56,17 +56,17 @@ class Policy:
         check_count("tick_ms", self.tick_ms, least=1)
         check_count("max_unpersisted_ack_record_bytes", self.max_unpersisted_ack_record_bytes, least=0)
         if self.cursor.mark_delete_rate_limit < 0:
-            raise ValueError(f"mark_delete_rate_limit cannot be negative, found {self.cursor.mark_delete_rate_limit}")
+            raise ValueError(f"mark_delete_rate_limit must not be negative, got {self.cursor.mark_delete_rate_limit}")
         GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
 
     @property
     def is_plain(self) -> bool:
-        """Whether each persist makes everything durable that is acked, so that counting replaces the cursor."""
+        """Whether each persist makes all acks durable, so that counting can replace the cursor."""
         return self.leaves_nothing_out and not self.blocks
 
     @property
     def leaves_nothing_out(self) -> bool:
-        """Whether each persist makes everything durable that is acked."""
+        """Whether each persist makes all acks durable."""
         config = self.cursor
         limits_nothing = config.format is Format.NATIVE and config.range_count_max is None
         holds_nothing_back = config.become_old_ack_record_seconds == 0
@@ -79,7 +79,7 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """What distinguishes it from the default policy, as `from_mapping` takes it: ``flush_interval_ms=5000``."""
+        """The difference from the default policy, in the form of `from_mapping`: ``flush_interval_ms=5000``."""
         return " ".join(f"{key}={text}" for key, text in self.to_mapping().items()) or "default"
 
     @property
@@ -88,16 +88,16 @@ class Policy:
         return {key: _text(self._value(key)) for key in KEYS}
 
     def to_mapping(self) -> dict[str, str]:
-        """Return what differs from the default policy: `from_mapping` makes the same policy of it."""
+        """Return the settings that differ from the default policy; `from_mapping` reads them."""
         return {key: text for key, text in self.texts.items() if text != _DEFAULT_TEXTS[key]}
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> Policy:
-        """Return the policy of some settings; what is left out is the default.
+        """Return the policy of some settings; missing settings have their defaults.
 
         Args:
             settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
-                type. ``none`` stands for None, an enum's member goes by its name, and a
+                type. ``none`` means None, a member of an enum has its name, and a
                 time may have a unit, as in ``5s``. ``AUTO`` chooses the young age, and ``AUTO:0.05:1:60`` with another
                 `AutoAge`: its share of late acks, its least and its greatest age.
 
@@ -107,7 +107,7 @@ class Policy:
         values = {str(key).strip().replace("-", "_"): value for key, value in settings.items()}
         for key in values:
             if key not in KEYS:
-                hint = did_you_mean(key, KEYS) or f"; known are {', '.join(KEYS)}"
+                hint = did_you_mean(key, KEYS) or f"; known keys are {', '.join(KEYS)}"
                 raise PolicyError(f"policy: unknown key {key!r}{hint}")
         parsed = {key: _parsed(key, value) for key, value in values.items()}
         own = {key: parsed.pop(key) for key in _OWN_KEYS if key in parsed}
@@ -121,11 +121,11 @@ class Policy:
 
 
 DEFAULT: Final = Policy()
-"""The policy of which `Policy.to_mapping` says what differs."""
+"""The default policy; `Policy.to_mapping` returns the differences from it."""
 
 _OWN_KEYS = ("tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable")
 KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)
-"""What `Policy.from_mapping` knows."""
+"""The keys that `Policy.from_mapping` accepts."""
 
 _ENUMS: Mapping[str, type[Enum]] = {
     "format": Format, "keep": Keep, "range_limit_rule": LimitRule, "range_form": RangeForm, "compression": Compression,
@@ -155,12 +155,12 @@ _DEFAULT_TEXTS = Policy().texts
 
 
 def _parsed(key: str, value: Any) -> Any:
-    """Return a setting's value; what is no text is left for the settings to judge, but for names of members."""
+    """Return a setting's value; a value that is not text is left unchecked here, except members of enums."""
     if isinstance(value, bool) and key not in _BOOLEANS:
-        raise PolicyError(f"policy: {key} is {value}, and not a truth value")
+        raise PolicyError(f"policy: {key} must not be a boolean, got {value}")
     if not isinstance(value, str):
         if key in _BOOLEANS and not isinstance(value, bool):
-            raise PolicyError(f"policy: {key} is true or false, found {value!r}")
+            raise PolicyError(f"policy: {key} must be true or false, got {value!r}")
         return value
     text = value.strip()
     if key in _ENUMS:
@@ -181,7 +181,7 @@ def _auto_age(key: str, text: str) -> AutoAge:
         _, share, least, greatest = text.split(":")
         return AutoAge(float(share), int(least), int(greatest))
     except ValueError:
-        raise PolicyError(f"policy: {key} is seconds, AUTO, or as AUTO:0.01:1:300, found {text!r}") from None
+        raise PolicyError(f"policy: {key} must be seconds, AUTO, or such as AUTO:0.01:1:300, got {text!r}") from None
 
 
 def _member(key: str, text: str) -> Any:
@@ -190,7 +190,7 @@ def _member(key: str, text: str) -> Any:
 
 def _chosen(key: str, text: str, values: Mapping[str, Any]) -> Any:
     if text not in values:
-        raise PolicyError(f"policy: {key} is one of {', '.join(values)}, found {text!r}")
+        raise PolicyError(f"policy: {key} must be one of {', '.join(values)}, got {text!r}")
     return values[text]
 
 

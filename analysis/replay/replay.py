@@ -1,7 +1,8 @@
-"""Replay one subscription under a policy, a piece of its trace at a time, an epoch between two persists at a time.
+"""Replays one subscription under a policy, a piece of its trace at a time, an epoch between two persists at a time.
 
-What each event acks first does not depend on the policy and is computed once (`ackstate.analysis.replay.acked`). A
-policy says when the cursor is persisted and what of it then is durable; both hold for a whole epoch.
+The entries that each event acks first do not depend on the policy and are computed once
+(`ackstate.analysis.replay.acked`). A policy decides when the cursor is persisted and which acks are then durable; both
+hold for a whole epoch.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """Consecutive events of one subscription in which no process dies or begins, but for the last event.
+    """Consecutive events of one subscription; only the last may be the death or the start of a process.
 
     Attributes:
-        events: They themselves.
-        news: What they ack first.
-        new_counts: How many entries each event acks first.
-        acked: How many entries have been acked before each event and after the last, since the cursor was opened:
-            one more number than events.
-        placed: What they ack first, by position.
-        acked_after: All that is acked after the last event, by ledger: to be read, not changed.
+        events: The events.
+        news: The entries that they ack first.
+        new_counts: The number of entries that each event acks first.
+        acked: The number of entries acked before each event and after the last one, since the cursor was opened: one
+            more number than events.
+        placed: The entries that they ack first, by position.
+        acked_after: All entries acked after the last event, by ledger; must not be changed.
     """
 
     events: EventChunk
@@ -45,26 +46,26 @@ class Piece(NamedTuple):
 
     @property
     def new_ts_ms(self) -> Int64s:
-        """When something was newly acked."""
+        """The times of new acks."""
         return self.events.ts_ms[self.new_counts > 0]
 
     def events_until(self, at_ms: Int64s) -> Int64s:
-        """Return how many events had happened at the end of some milliseconds."""
+        """Return the number of events up to the end of some milliseconds."""
         return np.searchsorted(self.events.ts_ms, at_ms, "right")
 
 
 class Epochs(NamedTuple):
-    """Persists of one subscription in order, as parallel arrays: each begins an epoch.
+    """Persists of one subscription in order, as parallel arrays: each starts an epoch.
 
     Attributes:
-        at_ms: When; after all that happened in this millisecond.
-        undurable: How many acked messages are not durable after it.
+        at_ms: The time of the persist; it comes after all events of this millisecond.
+        undurable: The number of acked messages that are not durable after it.
         young: Those of them that it held back as young.
-        cut_by_ranges: Those that the limit on ranges cut off.
-        cut_by_bytes: Those that a limit on bytes cut off.
+        cut_by_ranges: Those that the range limit cut off.
+        cut_by_bytes: Those that a byte limit cut off.
         cut_by_route: Those that only the narrower limit of the metadata store cut off.
-        bytes_written: Size of what it wrote.
-        bytes_kept: Size of what a recovery would read after it.
+        bytes_written: The bytes that it wrote.
+        bytes_kept: The bytes that a recovery would read after it.
     """
 
     at_ms: Int64s
@@ -78,7 +79,7 @@ class Epochs(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, ...]]) -> Epochs:
-        """Build from a row for each persist."""
+        """Return the epochs of a row for each persist."""
         columns = np.array(rows, np.int64).reshape(len(rows), len(cls._fields))
         return cls(*columns.T)
 
@@ -87,28 +88,28 @@ class Replay(Protocol):
     """One subscription under one policy."""
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
-        """Take the next events in, and return the persists before a time.
+        """Replay the next events, and return the persists before a time.
 
         Args:
             piece: None of its events is later than `until_ms`.
-            until_ms: Not below that of the call before; a persist at this very time comes with a later call.
+            until_ms: Not below that of the call before; a persist at exactly this time is returned by a later call.
         """
         ...
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
-        """Open the cursor again after a crash, and return what is acked then, by ledger: the caller's to change."""
+        """Reopen the cursor after a crash, and return its acks by ledger; the caller owns them."""
         ...
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """Put the cursor elsewhere, and persist at once what is acked then, as far as the policy can; return how.
+        """Reset the cursor, and persist its new acks at once, as far as the policy can; return the persist.
 
         Args:
-            acked: All that is acked then, by ledger: to be read, not changed.
-            mark_delete: Up to where everything is, included.
-            now_ms: Not before any event so far, nor a persist; no tick before it is still to come.
+            acked: All entries acked then, by ledger; not changed.
+            mark_delete: The new mark-delete position, inclusive.
+            now_ms: Not before any event or persist so far; all ticks before it must be done.
 
         Returns:
-            One row, the state right after the reset, before anything else of its millisecond.
+            One row: the state right after the reset, before other events of its millisecond.
         """
         ...
 
@@ -118,7 +119,7 @@ _OPENINGS = (EventKind.RECOVER, EventKind.RESET)
 
 
 def is_restart(part: EventChunk) -> bool:
-    """Whether a part made by `pieces` describes how a cursor restarted, after a crash or a reset."""
+    """Whether a part from `pieces` describes a restart of a cursor, after a crash or a reset."""
     return len(part.kind) > 0 and part.kind[0] in _RESTARTS
 
 
@@ -126,7 +127,8 @@ def is_same_restart(before: EventChunk, after: EventChunk) -> Bools:
     """Return for each pair of consecutive events whether both describe one restart.
 
     One restart is described within one millisecond: first by its openings, events that are all RECOVER or all RESET and
-    all have entries, or by one without entries; then by its REDELIVER events. Any other opening is another restart.
+    all have entries, or by one opening without entries; then by its REDELIVER events. Any other opening is another
+    restart.
 
     Args:
         before: The first event of each pair.
@@ -141,7 +143,7 @@ def is_same_restart(before: EventChunk, after: EventChunk) -> Bools:
 def pieces(chunk: EventChunk) -> list[EventChunk]:
     """Cut a chunk after each crash, and before and after the events that describe one restart.
 
-    A part may be empty of acks, never of events.
+    A part may have no acks, but always has events.
     """
     cuts = {0, len(chunk.ts_ms)}
     cuts.update((np.flatnonzero(chunk.kind == EventKind.CRASH) + 1).tolist())

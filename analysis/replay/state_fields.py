@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 VERSION = 7
-"""Of a state: of each record in it, and of its manifest."""
+"""The version of a state: of each record in it, and of its manifest."""
 NUMBER_MAX = 2**61
-"""Counts and times of a state are at most this, and at least its negative: what a day adds fits 64 bits, too."""
+"""Limit for the absolute value of counts and times in a state, so that adding a day still fits 64 bits."""
 ENTRY_COUNT_MAX = ENTRY_ID_MAX + 1
 """A ledger has at most this many entries."""
 _SHOWN_MAX = 40
 
 
 class CheckpointError(AckStateError):
-    """A state that cannot be continued; the message names it and says what to do."""
+    """A state that cannot be continued; the message has its name and the remedy."""
 
 
 def check_version(version: object, what: str) -> None:
-    """Refuse a state of another version; what is no version passes.
+    """Refuse a state of another version; a value that is not a version passes.
 
     Args:
-        version: What it says.
-        what: The state, for the message.
+        version: The version in the state.
+        what: The name of the state, for the message.
 
     Raises:
         CheckpointError: An older release wrote it.
@@ -48,20 +48,20 @@ def check_version(version: object, what: str) -> None:
     if type(version) is not int or version == VERSION:
         return
     if version > VERSION:
-        raise UnsupportedVersionError(f"{what} is of version {_shown(version)}; this release reads up to {VERSION}")
+        raise UnsupportedVersionError(f"{what} has version {_shown(version)}; this release reads up to {VERSION}")
     raise CheckpointError(
-        f"{what} is of version {_shown(version)}, which only older releases continue; give all days again, with "
+        f"{what} has version {_shown(version)}, which only older releases can continue; read all days again, with "
         "another --state"
     )
 
 
 def text_of(data: bytes) -> str:
-    """Return bytes as `Fields.data` reads them."""
+    """Encode bytes for `Fields.data`."""
     return base64.b64encode(data).decode()
 
 
 def compact_entries(bitmaps: Iterable[tuple[int, BitMap]]) -> list[list[Any]]:
-    """Return entries by ledger as `Fields.entries` reads them, in as few bytes as possible."""
+    """Encode entries by ledger for `Fields.entries`, in as few bytes as possible."""
     compact = [(ledger_id, bitmap.copy()) for ledger_id, bitmap in bitmaps]
     for _, bitmap in compact:
         bitmap.run_optimize()
@@ -69,7 +69,7 @@ def compact_entries(bitmaps: Iterable[tuple[int, BitMap]]) -> list[list[Any]]:
 
 
 def exact_entries(bitmaps: Iterable[tuple[int, BitMap]]) -> list[list[Any]]:
-    """Return entries by ledger as `Fields.entries` reads them, each bitmap with its kinds of containers.
+    """Encode entries by ledger for `Fields.entries`, preserving the kinds of containers of each bitmap.
 
     Two bitmaps with the same entries may be written to a cursor ledger in different sizes.
     """
@@ -78,13 +78,13 @@ def exact_entries(bitmaps: Iterable[tuple[int, BitMap]]) -> list[list[Any]]:
 
 @final
 class Fields:
-    """The fields of one object of a state. Each is taken once; `end` refuses those that were not.
+    """The fields of one object of a state. Each is read once; `end` refuses unread fields.
 
-    Every method raises `CheckpointError`, which names the field, if the value is not what it must be.
+    Every method raises `CheckpointError`, which names the field, if the value is invalid.
 
     Args:
-        value: The object as JSON has it.
-        path: Where it is in the state; empty for the state itself.
+        value: The decoded JSON object.
+        path: Its path in the state; empty for the state itself.
     """
 
     def __init__(self, value: object, path: str = "") -> None:
@@ -98,7 +98,7 @@ class Fields:
         raise CheckpointError(f"the state is damaged: {self._named(name)} must be {rule}, got {_shown(value)}")
 
     def end(self) -> None:
-        """Refuse fields that no one took."""
+        """Refuse fields that were not read."""
         if self._values:
             name = _shown(min(self._values))
             raise CheckpointError(f"the state is damaged: {self._path or 'it'} has an unknown field, {name}")
@@ -107,7 +107,7 @@ class Fields:
         """Refuse fields that contradict each other.
 
         Args:
-            check: Asserts every invariant of what was made of them.
+            check: Asserts every invariant of the restored object.
         """
         try:
             check()
@@ -225,23 +225,23 @@ class Fields:
         return [self._bytes(name, each) for each in self._list(name)]
 
     def one(self, name: str, read: Callable[[Fields], _Result]) -> _Result:
-        """Return what is read of an object.
+        """Return the result of reading an object.
 
         Args:
             name: The field.
-            read: Takes all fields of the object; what it refuses in another way than by `refuse` is reported as well.
+            read: Reads all fields of the object; its other errors are reported as `CheckpointError` as well.
         """
         return self._read(self._named(name), self._take(name), read)
 
     def optional(self, name: str, read: Callable[[Fields], _Result]) -> _Result | None:
-        """Return what is read of an object, or None for null."""
+        """Return the result of reading an object, or None for null."""
         if self._values.get(name, 0) is None:
             del self._values[name]
             return None
         return self.one(name, read)
 
     def each(self, name: str, read: Callable[[Fields], _Result]) -> list[_Result]:
-        """Return what is read of each object of a list."""
+        """Return the results of reading each object of a list."""
         path = self._named(name)
         return [self._read(f"{path}[{index}]", each, read) for index, each in enumerate(self._list(name))]
 
@@ -295,7 +295,7 @@ class Fields:
 
 
 def is_part(entries: Mapping[int, BitMap], whole: Mapping[int, BitMap]) -> bool:
-    """Tell whether some entries are all among others."""
+    """Return whether some entries are a subset of others."""
     return all(not bitmap or (each in whole and bitmap <= whole[each]) for each, bitmap in entries.items())
 
 

@@ -1,4 +1,4 @@
-"""One subscription, chunk by chunk, under all policies of a grid at once."""
+"""Replays one subscription, chunk by chunk, under all policies of a grid at once."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 
 
 class Costs(NamedTuple):
-    """What a policy took of one subscription.
+    """The costs of a policy for one subscription.
 
     Attributes:
-        write_count: Persists.
-        bytes_written: Size of what they wrote.
-        bytes_kept: Size of what a recovery would read at the end.
-        bytes_kept_max: The most of it at any time.
-        blocked_ms: For how long dispatch stood still.
+        write_count: The number of persists.
+        bytes_written: The bytes that they wrote.
+        bytes_kept: The bytes that a recovery would read at the end.
+        bytes_kept_max: The maximum of `bytes_kept` at any time.
+        blocked_ms: The time that dispatch was blocked.
     """
 
     write_count: int = 0
@@ -78,18 +78,18 @@ class Costs(NamedTuple):
 
 @final
 class RecordedCurve:
-    """The curve as recorded: what was durable is what the persist events say."""
+    """The curve as recorded: durability comes from the persist events."""
 
     def __init__(self) -> None:
         self.sum = CurveSum()
         self.costs = Costs()
-        # For each crash of the last chunk: what it brought back, what it would have had the persist under way been
-        # written, and whether there was one.
+        # For each crash of the last chunk: redelivery, redelivery if the persist in progress had been written, and
+        # whether a persist was in progress.
         self.at_crashes = np.empty((0, 3), np.int64)
         self._fold = RedeliveryFold()
 
     def take(self, chunk: EventChunk) -> Points:
-        """Take the next chunk in, and return its points."""
+        """Replay the next chunk, and return its points."""
         folded = self._fold.fold(chunk)
         died = chunk.kind == EventKind.CRASH
         self.at_crashes = np.column_stack([folded.redelivery[died], folded.if_written[died], folded.persisting[died]])
@@ -103,11 +103,11 @@ class RecordedCurve:
         return points
 
     def complete_until(self, log: Mapping[int, int]) -> int:
-        """Return the ledger in which the mark-delete position stands."""
+        """Return the ledger of the mark-delete position."""
         return self._fold.complete_until(log)
 
     def forget_below(self, ledger_id: int) -> None:
-        """Keep nothing of the ledgers below one."""
+        """Drop the acks of all ledgers below one."""
         self._fold.forget_below(ledger_id)
 
     def to_record(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class PolicyCurve:
     def __init__(self) -> None:
         self.sum = CurveSum()
         self.costs = Costs()
-        # After the last persist, or 0: messages acked since the cursor was opened that were durable, and why others
-        # were not.
+        # After the last persist, or 0: the number of messages acked since the cursor was opened that are durable, and
+        # the causes of the others.
         self._durable = 0
         self._causes = np.zeros((len(CAUSES), 1), np.int64)
 
@@ -142,17 +142,17 @@ class PolicyCurve:
         self._causes = fields.array("causes", least=0, count=len(CAUSES)).reshape(-1, 1)
 
     def restart(self) -> None:
-        """Begin again with an opened cursor: nothing is acked that is not durable."""
+        """Restart with an opened cursor: all acks are durable."""
         self._durable = 0
         self._causes = np.zeros((len(CAUSES), 1), np.int64)
 
     def reset(self, epochs: Epochs) -> None:
-        """Begin again with a cursor that was put elsewhere, after what its last persist left out."""
+        """Restart with a cursor that was reset; its last persist may have excluded acks."""
         self._durable = -int(epochs.undurable[-1])
         self._causes = np.array([getattr(epochs, name)[-1:] for name in CAUSES])
 
     def take(self, piece: Piece, epochs: Epochs) -> Points:
-        """Take the next events and persists in, and return their points."""
+        """Add the next events and persists, and return their points."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
         ends = piece.events_until(at_ms)
         durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.undurable))
@@ -185,12 +185,13 @@ def _curve_of(fields: Fields) -> RecordedCurve | PolicyCurve:
 
 @final
 class SubscriptionReplay:
-    """Carries one subscription from chunk to chunk.
+    """Replays one subscription chunk by chunk.
 
-    A process that died comes back with what is durable under the policy. What comes back then and did not in the
-    recording is sent and acked again at once, when the cursor is opened; what came back in the recording and does not
-    under the policy stays acked. A reset is that of the recording. A trace may begin with what a cursor found when it
-    was opened: that is persisted at once, as after a reset, as far as the policy allows.
+    A process that died restarts with the durable state under the policy. Messages that are redelivered then, but were
+    not in the recording, are sent and acked again at once, when the cursor is opened. Messages that were redelivered in
+    the recording, but are not under the policy, stay acked. A reset is that of the recording. A trace may begin with
+    the state that a cursor had when it was opened: it is persisted at once, as after a reset, as far as the policy
+    allows.
 
     Args:
         policies: The grid; None is the recording itself.
@@ -205,11 +206,11 @@ class SubscriptionReplay:
         self._log = log
         self._lives: list[_Life] = []
         self._is_alive = True
-        # What is acked in the recording; before the first recovery or reset that is what is acked under all policies.
+        # The acks of the recording; before the first recovery or reset all policies have the same acks.
         blocks = any(policy is not AS_RECORDED and policy.blocks for policy in policies)
         self._recorded = AckAccumulator() if blocks else None
-        # The restart being described: when it is, whether it is a reset, and its latest event as a chunk of one. It is
-        # over at the end of a day, so that no state has it.
+        # The restart being described: its time, whether it is a reset, and its latest event as a chunk of one. It is
+        # complete at the end of a day, so no state includes it.
         self._anew_ms: int | None = None
         self._is_reset = False
         self.latest_of_restart = NO_EVENTS
@@ -217,13 +218,15 @@ class SubscriptionReplay:
         self._is_reset_without_ledgers = False
 
     def take(self, chunk: EventChunk) -> list[Points]:
-        """Take the next chunk in, and return the points of each policy's curve.
+        """Replay the next chunk, and return the points of each policy's curve.
 
         Raises:
-            TraceError: Its times go back, or it resets the cursor to a ledger that is forgotten.
+            TraceError: Its times go back, or it resets the cursor to a dropped ledger.
         """
         if (chunk.ts_ms[1:] < chunk.ts_ms[:-1]).any():
-            raise TraceError("times go back within a chunk: ackstate trace check says where; convert it anew")
+            raise TraceError(
+                "times go back within a chunk: run ackstate trace check for details; convert the trace again"
+            )
         found: list[list[Points]] = [[] for _ in self._policies]
         for index, curve in enumerate(self.curves):
             if isinstance(curve, RecordedCurve):
@@ -233,7 +236,7 @@ class SubscriptionReplay:
         return [_concatenated(points) for points in found]
 
     def end(self, end_ms: int) -> list[Points]:
-        """Let the broker tick up to a time, included, with nothing more happening; return the points of that."""
+        """Replay the broker's ticks without events up to a time, inclusive; return their points."""
         found: list[list[Points]] = [[] for _ in self._policies]
         self._end_restart(found)
         if self._is_alive:
@@ -244,13 +247,13 @@ class SubscriptionReplay:
         return [_concatenated(points) for points in found]
 
     def grow(self, log: Mapping[int, int]) -> None:
-        """Go on with a longer message log.
+        """Continue with a longer message log.
 
         Args:
-            log: Ledger id -> entry count, rising, of what is added.
+            log: Ledger id -> entry count of new or longer ledgers, rising.
 
         Raises:
-            TraceError: A ledger has grown that was taken for complete.
+            TraceError: A ledger that was considered complete has grown.
         """
         longer = {each: max(log.get(each, 0), self._log.get(each, 0)) for each in sorted({*self._log, *log})}
         for life in self._lives:
@@ -258,7 +261,7 @@ class SubscriptionReplay:
         self._log = longer
 
     def forget_complete(self) -> None:
-        """Keep nothing of what is acked of the ledgers that all mark-delete positions have left behind."""
+        """Drop the acks of ledgers below all mark-delete positions."""
         recorded = [curve for curve in self.curves if isinstance(curve, RecordedCurve)]
         floors = [curve.complete_until(self._log) for curve in recorded]
         floor = min([*floors, *(life.complete_until for life in self._lives)])
@@ -346,7 +349,7 @@ class SubscriptionReplay:
                 self.curves[index].sum.add(dead)
 
     def _follow_restart(self, part: EventChunk, found: list[list[Points]]) -> None:
-        """Take in what the recording says of one restart; the next chunk may say more of it."""
+        """Add events that describe one restart; the next chunk may continue the description."""
         if not is_same_restart(self.latest_of_restart, part.part(0, len(self.latest_of_restart.kind))).any():
             self._end_restart(found)
         if self._recorded is None:
@@ -359,7 +362,7 @@ class SubscriptionReplay:
         self._anew_ms, self.latest_of_restart = int(part.ts_ms[0]), part.part(-1, len(part.kind))
 
     def _end_restart(self, found: list[list[Points]]) -> None:
-        """Restart all cursors, if the recording has described a restart."""
+        """Restart all cursors, if the recording describes a restart."""
         now_ms = self._anew_ms
         if now_ms is None:
             return
@@ -383,7 +386,7 @@ class SubscriptionReplay:
         replays = {index: replay for life in self._lives for index, replay in life.replays.items()}
         if reopened := self._recorded.reopened:
             raise TraceError(
-                f"it is reset to ledger {min(reopened)}, of which an earlier day left nothing to keep: give all days "
+                f"it is reset to ledger {min(reopened)}, whose state was dropped after an earlier day: read all days "
                 "again, with another --state"
             )
         self._is_reset_without_ledgers |= not self._log
@@ -400,7 +403,7 @@ class SubscriptionReplay:
 
 @final
 class _Life:
-    """Replays that agree in what is acked: all of them until the first recovery, each by itself after it."""
+    """Replays with the same acks: all of them until the first recovery, each on its own after it."""
 
     def __init__(self, log: Mapping[int, int], fold: AckAccumulator, replays: Mapping[int, _AnyReplay]) -> None:
         self.replays = replays
@@ -434,24 +437,24 @@ class _Life:
 
     @property
     def complete_below(self) -> int:
-        """The first ledger of which it is not known that all entries are acked."""
+        """The first ledger that may have unacked entries."""
         return self._fold.complete_below
 
     @property
     def complete_until(self) -> int:
-        """The first ledger of interest: the mark-delete position is in it, or an ack that no persist has written."""
+        """The first relevant ledger: that of the mark-delete position, or of the first ack not yet written."""
         waiting: list[int] = []
         for replay in self.replays.values():
             waiting += replay.pending if isinstance(replay, PlainReplay) else (replay.first_undurable_ledger,)
         return min([self._mark_delete.mark_delete.ledger_id, *waiting])
 
     def grow(self, log: Mapping[int, int]) -> None:
-        """Go on with a longer message log."""
+        """Continue with a longer message log."""
         self._mark_delete.grow(log, complete_below=self.complete_below)
         self._follow_log(log)
 
     def forget_below(self, ledger_id: int, log: Mapping[int, int]) -> None:
-        """Keep nothing of the ledgers below one, which the log has not any more."""
+        """Drop the ledgers below one; the log no longer has them."""
         self._fold.forget_below(ledger_id)
         self._follow_log(log)
         self.follow()
@@ -462,24 +465,24 @@ class _Life:
                 replay.follow_log(log)
 
     def follow(self) -> None:
-        """Let the replays know what is acked."""
+        """Pass the acks to the replays."""
         for replay in self.replays.values():
             if isinstance(replay, PlainReplay):
                 replay.follow(self._fold.acked)
 
     @property
     def acked_fold(self) -> AckAccumulator:
-        """What is acked: to be read, not changed."""
+        """The acks; must not be changed."""
         return self._fold
 
     def recovered(self, log: Mapping[int, int], *, now_ms: int) -> Iterator[_Life]:
-        """Yield what comes after a crash, one for each replay."""
+        """Yield the group of each replay after a crash."""
         for index, replay in self.replays.items():
             acked = self._fold.as_forgotten(replay.restart(now_ms=now_ms), log)
             yield _Life(log, AckAccumulator(acked, complete_below=self.complete_below), {index: replay})
 
     def missing(self, recorded: AckAccumulator, *, now_ms: int) -> EventChunk:
-        """Return acks of what is acked in the recording and not here, after one event that acks nothing."""
+        """Return acks of the entries acked in the recording but not here, after one event that acks nothing."""
         runs = [(-1, -1, -1)]
         for ledger_id, bitmap in sorted(recorded.acked.items()):
             held = self._fold.acked.get(ledger_id)
@@ -499,10 +502,10 @@ class _Life:
 
         Args:
             part: The events.
-            until_ms: As `Replay.take` has it.
-            curves: Of all policies.
-            found: Gets their points.
-            blocked_until_ms: Up to when time counts as blocked; None for `until_ms`.
+            until_ms: See `Replay.take`.
+            curves: The curves of all policies.
+            found: Receives their points.
+            blocked_until_ms: End of the time that counts as blocked; None for `until_ms`.
         """
         counted_ms = until_ms if blocked_until_ms is None else blocked_until_ms
         piece = None
@@ -560,19 +563,19 @@ def _replay_of(fields: Fields, policies: Sequence[Policy | None], log: Mapping[i
 
 
 def _agreeing(replays: Mapping[int, _AnyReplay]) -> list[dict[int, _AnyReplay]]:
-    """Put those together that agree in what is acked when: all but those that may move it."""
+    """Group the replays that have the same acks at all times: all except those that may postpone acks."""
     together: dict[int, _AnyReplay] = {index: replay for index, replay in replays.items() if replay.kind != "gated"}
     alone: list[dict[int, _AnyReplay]] = [{index: replay} for index, replay in replays.items() if index not in together]
     return [together, *alone] if together else alone
 
 
 def _last_of_each(ts_ms: Int64s) -> Int64s:
-    """Return the last event of each millisecond."""
+    """Return the index of the last event of each millisecond."""
     return np.flatnonzero(np.append(ts_ms[1:] != ts_ms[:-1], np.ones(min(len(ts_ms), 1), np.bool_)))
 
 
 def _merged(ts_ms: Int64s, value: Int64s, epoch: Int64s, epochs: Epochs) -> Points:
-    """Put the persists between the milliseconds with events; a persist comes after its own."""
+    """Insert the persists between the milliseconds with events; a persist comes after those of its own."""
     count = len(ts_ms) + len(epochs.at_ms)
     times, values = np.empty(count, np.int64), np.empty(count, np.int64)
     of_event = np.arange(len(ts_ms)) + epoch
@@ -583,7 +586,7 @@ def _merged(ts_ms: Int64s, value: Int64s, epoch: Int64s, epochs: Epochs) -> Poin
 
 
 def _epoch_of_points(ts_ms: Int64s, epoch: Int64s, at_ms: Int64s) -> Int64s:
-    """Return, for each of the points that `_merged` makes, how many persists there were up to it."""
+    """Return the number of persists up to each point of `_merged`."""
     found = np.empty(len(ts_ms) + len(at_ms), np.int64)
     found[np.arange(len(ts_ms)) + epoch] = epoch
     found[np.arange(len(at_ms)) + np.searchsorted(ts_ms, at_ms, "right")] = np.arange(1, len(at_ms) + 1)

@@ -1,4 +1,4 @@
-"""A broker that cannot write cursor ledgers: every persist takes the route to the metadata store."""
+"""A store of a broker that cannot write cursor ledgers: every persist falls back to the metadata store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @final
 class StoreWithoutLedgers:
-    """A store that makes no ledgers; all else is done by another.
+    """A store that creates no ledgers; it delegates all else to another store.
 
     Args:
-        store: The other.
+        store: The other store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,7 +36,7 @@ class StoreWithoutLedgers:
         self._store.close()
 
     def create(self, owner: str) -> int:
-        """Refuse.
+        """Refuse to create a ledger.
 
         Raises:
             StoreError: Always.

@@ -1,4 +1,4 @@
-"""What a report says: the one value that the page is made of."""
+"""The contents of a report: the value from which the page is rendered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.report.curves import CrashTimes, Curve
 
-# The last millisecond that the calendars of Python and of plots both have.
+# The last millisecond in the calendars of both Python and the plots.
 CALENDAR_END_MS = 253_402_300_799_999
 
 
@@ -23,10 +23,10 @@ class Contents:
 
     Attributes:
         result: The estimates. Its first policy is the one that the trace was recorded under, or the only one.
-        curves: Of the first policy in total, and of its worst subscriptions; of the recommended one in total.
+        curves: The total curve of the first and of the recommended policy, and the first one's worst subscriptions.
         crashes: When processes died.
-        provenance: What it was made of and by: pairs of name and text.
-        inputs: What else is shown.
+        provenance: The sources and programs of the report: pairs of name and text.
+        inputs: The other files shown.
     """
 
     result: SweepResult
@@ -48,14 +48,14 @@ def shown_policies(result: SweepResult) -> list[PolicyResult]:
 
 
 def worst_subscriptions(result: SweepResult) -> list[tuple[str, str]]:
-    """Return (topic, subscription) of those of which most comes back under the first policy, the worst first."""
+    """Return (topic, subscription) of those with most redelivery under the first policy, the worst first."""
     found = [each for each in result.policies[0].estimates if each.scope == "subscription"]
     found.sort(key=lambda each: badness(asdict(each)))
     return [(each.topic, each.subscription) for each in found[:CURVE_COUNT_MAX]]
 
 
 def headline(result: SweepResult) -> str:
-    """Say in a sentence what a crash of the broker brings back."""
+    """Return one sentence about redelivery after a crash of the broker."""
     first = result.policies[0]
     under = "" if first.policy is None else f"Under {first.label}: "
     said = _said(first.total)
@@ -64,12 +64,14 @@ def headline(result: SweepResult) -> str:
 
 def _said(total: Estimate) -> str:
     if not total.max:
-        return "No acked message would come back, whenever the broker died"
+        return "No acked message would be redelivered, at any time of death"
     worst = "" if total.max_ts_ms is None else f" at {time_text(total.max_ts_ms)}"
     if total.expected is None:
-        return f"The trace lasts no time: had the broker died{worst}, {_messages(total.max)} would have come back"
+        return (
+            f"The trace has no duration: had the broker died{worst}, {_messages(total.max)} would have been redelivered"
+        )
     return (
-        f"If the broker died at a random moment, {_messages(total.expected)} would come back; "
+        f"If the broker died at a random moment, {_messages(total.expected)} would be redelivered; "
         f"at the worst, {count_text(total.max)}{worst}"
     )
 
@@ -79,7 +81,7 @@ def _messages(number: float) -> str:
 
 
 def count_text(number: float) -> str:
-    """Return a number for a sentence: of a large mean, no fraction.
+    """Return a number for a sentence, without a fraction if it is large.
 
     >>> count_text(41_234.6), count_text(0.25), count_text(7)
     ('41,235', '0.25', '7')
@@ -88,7 +90,7 @@ def count_text(number: float) -> str:
 
 
 def time_text(ts_ms: int) -> str:
-    """Return an instant in words; one that no calendar has as a number.
+    """Return an instant in words; as a number if it is outside the calendar.
 
     >>> time_text(1_700_000_030_000)
     '2023-11-14 22:13:50.000 UTC'

@@ -1,4 +1,4 @@
-"""Redelivery if crashed over time, thinned out for a plot: of each slice of time its peak and its end, both exact."""
+"""Redelivery if crashed over time, thinned for a plot: the peak and the end of each slice of time, both exact."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TOTAL = ("", "")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line: the number holds from each time to the next.
+    """A line: each value holds from its time to the next.
 
     Attributes:
         policy: Index in the grid.
-        topic: Empty for all subscriptions at once, as the next.
-        subscription: Whose.
+        topic: Empty for all subscriptions at once.
+        subscription: Empty for all subscriptions at once.
         ts_ms: Rising, each once; the first and the last are those of the trace.
-        value: Acked messages that a crash would bring back.
-        causes: For each of `CAUSES`, how many of them there are for it; the others are not yet flushed.
+        value: Acked messages that a crash would redeliver.
+        causes: For each of `CAUSES`, the number of them due to it; the rest are not yet flushed.
     """
 
     policy: int
@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def is_total(self) -> bool:
-        """Whether it is that of all subscriptions at once."""
+        """Whether it is the curve of all subscriptions at once."""
         return (self.topic, self.subscription) == TOTAL
 
 
@@ -55,7 +55,7 @@ class CrashTimes:
 
     Attributes:
         ts_ms: The first `CRASHES_MAX` times, rising.
-        count: How many there are.
+        count: The number of times.
     """
 
     ts_ms: tuple[int, ...]
@@ -63,7 +63,7 @@ class CrashTimes:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Take them from the rows of `estimates`."""
+        """Return the times in the rows of `estimates`."""
         total = next(row for row in rows if (row["policy"], row["scope"]) == (0, "total"))
         return cls(tuple(total["crash_ms"] or ()), total["crash_count"])
 
@@ -74,10 +74,10 @@ def curves_of_rows(
     """Return the curve of all subscriptions at once under some policies, and some subscriptions' under the first.
 
     Args:
-        rows: Of `estimates`, with curves.
-        span: Of the trace.
+        rows: Rows of `estimates`, with curves.
+        span: The span of the trace.
         policies: Indexes in the grid; those of the curves are indexes in this list.
-        subscriptions: (topic, subscription) of those whose curves are wanted, of which least comes back last; at most
+        subscriptions: (topic, subscription) of the requested curves, least redelivery last; at most
             `CURVE_COUNT_MAX`.
 
     Returns:
@@ -97,19 +97,19 @@ def curves_of_rows(
 
 
 def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_ms: int, end_ms: int) -> Curve:
-    """Return the curve of some points in order, of which there are none if nothing ever comes back.
+    """Return the curve of some points in order; no points if nothing is ever redelivered.
 
     Args:
         key: Policy, topic and subscription.
-        ts_ms: When; never falls.
+        ts_ms: The times; never falling.
         values: A row for each of `SERIES`, a column for each time.
-        begin_ms: Of the trace.
-        end_ms: Of the trace.
+        begin_ms: Begin of the trace.
+        end_ms: End of the trace.
     """
     begin = np.zeros((SERIES, 1), np.int64)
     ts_ms = np.concatenate([[begin_ms], ts_ms, [end_ms]])
     values = np.concatenate([begin, values, values[:, -1:] if values.size else begin], axis=1)
-    # A peak may be the end of its slice, and that the end of the trace; what happened in its first millisecond counts.
+    # Points may share a time: a peak at the end of a slice, or that at the end of the trace. The last one counts.
     lasts = np.append(ts_ms[1:] != ts_ms[:-1], True)
     value, *causes = (tuple(each) for each in values[:, lasts].tolist())
     return Curve(*key, tuple(ts_ms[lasts].tolist()), value, tuple(causes))

@@ -1,4 +1,4 @@
-"""The report's plots, as the data that plotly.js draws: named by what they show, told apart by more than colour."""
+"""The report's plots, as data for plotly.js: the names state the content, and more than colour distinguishes them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     Figure = dict[str, Any]
 
-# They stand out from white and from black, three to one at least.
+# The contrast to white and to black is at least three to one.
 COLOURS = ("#2f81c7", "#c2692a", "#3b9150", "#9a62c9", "#cc4a6e", "#7a828b", "#2a8c97")
 _ALARM = "#d63b45"
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _PATTERNS = ("", "/", "x", ".", "|")
 CAUSE_NAMES = ("not yet flushed", "young", "cut by the range limit", "cut by the byte limit", "wrong route")
-# Runs beyond are in the table only.
+# Further runs are in the table only.
 _RUNS_MAX = 40
 PRICES = ("bytes written per second", "writes per second", "seconds blocked")
-# An axis of numbers so far apart is logarithmic.
+# An axis is logarithmic if its numbers differ by this factor.
 _WIDE = 50
 _NAME_LENGTH_MAX = 40
 
@@ -73,7 +73,7 @@ def cause_figure(curve: Curve) -> Figure:
 
 
 def price_figure(result: SweepResult) -> Figure:
-    """Draw what comes back over each price, the policies that no other beats apart."""
+    """Draw redelivery over each price; the policies that no other beats have their own marks."""
     tried = [each for each in result.policies if each.policy is not None]
     recommended = [] if result.recommended is None else [result.recommended]
     others = [each for each in tried if each not in recommended]
@@ -88,7 +88,7 @@ def price_figure(result: SweepResult) -> Figure:
             "y": [each.total.expected or 0 for each in members],
             "prices": list(zip(*(_prices(each) for each in members), strict=True)),
             "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"color": colour, "width": 1.5}},
-            "hovertemplate": "%{text}<br>%{y:,.1f} come back, price %{x:,.4~g}<extra></extra>",
+            "hovertemplate": "%{text}<br>%{y:,.1f} redelivered, price %{x:,.4~g}<extra></extra>",
         }
         for name, members, symbol, size, colour in groups
         if members
@@ -102,7 +102,7 @@ def price_figure(result: SweepResult) -> Figure:
 
 
 def calibration_figure(points: Sequence[CalibrationPoint]) -> Figure:
-    """Draw what was observed over what was predicted."""
+    """Draw observed over predicted numbers."""
     most = max((number for point in points for number in (point.predicted, point.observed)), default=1) or 1
     equal = {
         "type": "scatter", "mode": "lines", "name": "observed as predicted", "x": [0, most], "y": [0, most],
@@ -126,7 +126,7 @@ def calibration_figure(points: Sequence[CalibrationPoint]) -> Figure:
 
 
 def broker_figure(verdicts: Sequence[JudgedPrediction]) -> Figure:
-    """Draw, for each recorded run, the predicted interval and what was measured."""
+    """Draw the predicted interval and the measured number of each recorded run."""
     shown = verdicts[:_RUNS_MAX]
     rows = list(range(len(shown)))
     low = [each.prediction.low for each in shown]
@@ -179,7 +179,7 @@ def _crash_marks(contents: Contents, curves: Sequence[Curve]) -> list[dict[str, 
 def _over_time(identity: str, traces: list[dict[str, Any]], curve: Curve) -> Figure:
     begin_ms, end_ms = curve.ts_ms[0], curve.ts_ms[-1]
     is_dated = begin_ms >= 0 and end_ms <= CALENDAR_END_MS
-    # An axis needs a width, also where the trace has no length.
+    # An axis needs a width, even if the trace has no duration.
     span = [begin_ms, end_ms] if end_ms > begin_ms else [begin_ms - 1, end_ms + 1]
     return {
         "id": identity, "traces": traces, "time": True,
@@ -200,7 +200,7 @@ def _kind(numbers: Sequence[float]) -> str:
 
 
 def _label(text: str, length_max: int = _NAME_LENGTH_MAX) -> str:
-    """Return a text for a plot, which takes it for a kind of HTML in which a quote is only a quote."""
+    """Return a text escaped for a plot, whose HTML subset leaves quotes alone."""
     shown = printable(text)
     return escape(shown if len(shown) <= length_max else f"{shown[: length_max - 1]}…", quote=False)
 

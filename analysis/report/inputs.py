@@ -1,4 +1,4 @@
-"""What a report shows beside its trace: files that other commands wrote, read before the long work begins."""
+"""Reads the files that a report shows beside its trace: output of other commands, read before the long work begins."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.replay_table import JudgedPrediction
 
 KINDS = {"kill": "SIGKILL", "power_cut": "power cut"}
-"""How a process of a calibration ended: in its file, in words."""
+"""How a process of a calibration ended: in the file -> in words."""
 
 
 class ReportInputError(AckStateError):
-    """A file for the report that is not what it should be; the message names it."""
+    """An invalid file for the report; the message names it."""
 
 
 class CalibrationPoint(NamedTuple):
-    """What was predicted under a policy, and what really came back.
+    """The predicted and the observed redelivery under a policy.
 
     Attributes:
-        policy: In words.
-        predicted: Messages.
-        observed: Messages.
+        policy: The policy in words.
+        predicted: Number of messages.
+        observed: Number of messages.
         kind: A key of `KINDS`.
-        runs: How often it was tried.
+        runs: Number of tries.
     """
 
     policy: str
@@ -43,18 +43,18 @@ class CalibrationPoint(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction came true: a power cut may spare what nobody promised."""
+        """Whether the prediction came true: after a power cut, unsynced acks may survive."""
         return self.observed == self.predicted if self.kind == "kill" else self.observed <= self.predicted
 
 
 class TraceOrigin(NamedTuple):
-    """How the trace was made: what ``ackstate trace convert`` or ``generate`` printed as JSON.
+    """The origin of the trace: JSON output of ``ackstate trace convert`` or ``generate``.
 
     Attributes:
-        rows: How many rows were read; None if the trace was not converted.
-        bad_rows: How many of them were left out.
-        bad: What is wrong with them, how many there are, and where the first ones stand.
-        plan: The options of a made trace, its seed among them.
+        rows: Number of rows that were read; None if the trace was not converted.
+        bad_rows: Number of rows that were skipped.
+        bad: For each kind of error: its text, the number of rows, and the places of the first ones.
+        plan: The options of a generated trace, including its seed.
     """
 
     rows: int | None
@@ -65,12 +65,12 @@ class TraceOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """All of them; each is None if it was not given.
+    """The inputs of a report; each is None if it was not given.
 
     Attributes:
         calibration: The points of a calibration.
         broker_runs: For each policy, its predictions of recorded runs of real brokers.
-        origin: How the trace was made.
+        origin: The origin of the trace.
     """
 
     calibration: tuple[CalibrationPoint, ...] | None = None
@@ -82,8 +82,8 @@ class ReportInputs:
         """Read the files.
 
         Raises:
-            ReportInputError: One is not what it should be.
-            TraceError: The runs are none.
+            ReportInputError: A file is invalid.
+            TraceError: The file of runs is invalid.
             OSError: One cannot be read.
         """
         return cls(
@@ -96,24 +96,24 @@ class ReportInputs:
 def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
     """Read the points of a calibration: a JSON list of objects with the fields of `CalibrationPoint`.
 
-    They may also stand under ``points`` of an object; a policy may be an object of its settings.
+    They may also be under ``points`` of an object; a policy may be an object of its settings.
 
     Raises:
-        ReportInputError: It is not such a file.
+        ReportInputError: The file is invalid.
         OSError: It cannot be read.
     """
     found = _parsed(path)
     points = found.get("points") if isinstance(found, dict) else found
     if not isinstance(points, list):
-        raise ReportInputError(f"{path}: a calibration is a list of points, make one with make calibrate")
+        raise ReportInputError(f"{path}: a calibration must be a list of points; create one with make calibrate")
     return tuple(_point(path, number, point) for number, point in enumerate(points))
 
 
 def read_origin(path: Path) -> TraceOrigin:
-    """Read how a trace was made.
+    """Read the origin of a trace.
 
     Raises:
-        ReportInputError: The file is not what ``ackstate trace convert --json`` or ``generate --json`` printed.
+        ReportInputError: The file is not output of ``ackstate trace convert --json`` or ``generate --json``.
         OSError: It cannot be read.
     """
     found = _parsed(path)
@@ -129,7 +129,7 @@ def read_origin(path: Path) -> TraceOrigin:
             raise KeyError("rows")
         return TraceOrigin(rows, int(found.get("bad_rows", 0)), bad, plan)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise ReportInputError(f"{path}: not what ackstate trace printed with --json") from None
+        raise ReportInputError(f"{path}: not output of ackstate trace with --json") from None
 
 
 def _parsed(path: Path) -> Any:
@@ -146,7 +146,7 @@ def _point(path: Path, number: int, point: Any) -> CalibrationPoint:
     except (KeyError, TypeError):
         raise ReportInputError(f"{path}: point {number} lacks one of {', '.join(CalibrationPoint._fields)}") from None
     if kind not in KINDS or any(isinstance(each, bool) or not isinstance(each, int | float) for each in counts):
-        raise ReportInputError(f"{path}: point {number} is no prediction and its observation")
+        raise ReportInputError(f"{path}: point {number} is not a prediction with its observation")
     if isinstance(policy, dict):
         policy = " ".join(f"{key}={value}" for key, value in policy.items()) or "default"
     predicted, observed, runs = counts

@@ -1,4 +1,4 @@
-"""Makes a report of estimates and their curves, and notes by which programs they were made."""
+"""Builds a report from estimates and their curves, with the versions of the programs that computed them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def make_contents(  # noqa: PLR0913 - each is needed once
 
     Args:
         rows: The estimates, with curves.
-        span: Of the trace.
-        trace: Where it is.
-        result: What the estimates come to.
-        inputs: What else is shown.
-        command: By which it is made, in words.
-        engine: As `Engine.made_by`.
+        span: The span of the trace.
+        trace: Location of the trace.
+        result: The sweep result of the estimates.
+        inputs: The other files shown.
+        command: The command that makes the report.
+        engine: See `Engine.made_by`.
 
     Raises:
         TraceError: The trace cannot be read.
@@ -52,14 +52,14 @@ def make_daily_contents(
     found: DailyEstimates, result: SweepResult, inputs: ReportInputs, *, command: str,
     engine: tuple[tuple[str, str], ...],
 ) -> Contents:  # fmt: skip
-    """Return the report of all days up to now, from what is kept of them.
+    """Return the report of all days up to now, from their stored state.
 
     Args:
-        found: What all days come to.
-        result: The same, under the policies that it was found for.
-        inputs: What else is shown.
-        command: By which it is made, in words.
-        engine: As `Engine.made_by`.
+        found: The estimates over all days.
+        result: The sweep result, under the same policies.
+        inputs: The other files shown.
+        command: The command that makes the report.
+        engine: See `Engine.made_by`.
     """
     policies = [each.policy for each in result.policies]
     named = [((number, *TOTAL), curve) for number, curve in enumerate(found.broker.curves)]

@@ -1,4 +1,4 @@
-"""The report's page: one HTML file, whose only scripts are plotly.js and its own, and which can ask nobody anything."""
+"""Renders the report: one HTML file, whose only scripts are plotly.js and its own, and which sends no request."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def render(contents: Contents) -> str:
     )  # fmt: skip
     scripts = [get_plotlyjs(), _own("page.js")]
     return html_page.document(
-        f"ackstate: what would come back of {printable(Path(contents.result.trace).name)}",
-        f'<h1>What would come back</h1>\n<p class="lead" id="headline">{escape(headline(contents.result))}.</p>\n'
+        f"ackstate: redelivery of {printable(Path(contents.result.trace).name)}",
+        f'<h1>Redelivery if crashed</h1>\n<p class="lead" id="headline">{escape(headline(contents.result))}.</p>\n'
         f"{recommended}<noscript><p>The plots and the tables need JavaScript, which this browser does not run.</p>"
         f'</noscript>\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n{body}\n'
         f'{section(_SETTINGS[1], _SETTINGS[0], settings)}\n<script type="application/json" id="data">{data}</script>\n'
@@ -76,7 +76,7 @@ _SETTINGS = ("settings", "Settings and provenance")
 
 
 def _embedded(contents: Contents) -> str:
-    """Return what the page's script draws: JSON in which no character can end the script or begin a comment."""
+    """Return the data of the page's script: JSON in which no character can end the script or start a comment."""
     text = json.dumps({"figures": _figures(contents), "grids": _grids(contents)}, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -101,7 +101,7 @@ def _is_sweep(contents: Contents) -> bool:
 
 
 def _caused(contents: Contents) -> Any:
-    """Return the last total of which not everything is for the same cause: that of the recommended policy, if any."""
+    """Return the last total curve with more than one cause: that of the recommended policy, if any."""
     return next((curve for curve in reversed(contents.curves) if curve.is_total and any(map(any, curve.causes))), None)
 
 
@@ -157,7 +157,7 @@ def _estimate_row(each: Estimate) -> list[Any]:
 
 def _policy_row(each: PolicyResult) -> list[Any]:
     total = each.total
-    # What a recording wrote is not in it.
+    # A recording lacks the bytes that were written.
     prices = [total.per_second(total.bytes_written), (total.blocked_ms or 0) / 1_000] if each.policy else [None, None]
     return [
         each.label, total.expected, total.p99, total.max, total.duplicates_per_day,
@@ -189,14 +189,14 @@ def _causes(contents: Contents) -> tuple[str, str, str]:
     curve = _caused(contents)
     drawn = "" if curve is None else _figure("causes", "All subscriptions at once, by cause", _ZOOM)
     if not rows:
-        return "by-cause", "Causes", "<p>Nothing comes back, or the trace lasts no time: there is no mean.</p>"
+        return "by-cause", "Causes", "<p>Nothing is redelivered, or the trace has no duration: there is no mean.</p>"
     head = "".join(f'<th scope="col">{each}</th>' for each in ("cause", "policy", "expected", "share", ""))
     body = "".join(
         f"<tr><td>{name}</td><td>{escape(label)}</td><td>{count_text(number)}</td><td>{share:.1%}</td>"
         f'<td><meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter></td></tr>'
         for label, name, number, share in rows
     )
-    told = "" if curve else "<p>All of it is for one cause: it was acked, and not yet flushed.</p>"
+    told = "" if curve else "<p>There is a single cause: acked, but not yet flushed.</p>"
     return "by-cause", "Causes", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{told}{drawn}"
 
 
@@ -212,7 +212,7 @@ def _policies(contents: Contents) -> tuple[str, str, str]:
         text = "No other policy was compared. <code>ackstate sweep</code> compares many, and recommends one."
         return "policies", "Policies", f"<p>{text}</p>"
     caption = "Each mark is a policy: the lower the better, the further left the cheaper."
-    drawn = _figure("prices", "What comes back, and what that costs", caption)
+    drawn = _figure("prices", "Redelivery and its price", caption)
     return "policies", "Policies", f'{drawn}<div class="grid" id="all-policies"></div>'
 
 
@@ -243,7 +243,7 @@ def _broker_runs(contents: Contents) -> tuple[str, str, str]:
         return "brokers", title, f"<p>{said}: they show how a prediction compares with a real Pulsar broker.</p>"
     scores = table(SCORE_HEADS, [(name.value, *score_cells(each)) for name, each in verdicts.items()])
     told = f"Predicts what a real Pulsar broker redelivers. {escape(summary_line(_runs(contents)))}."
-    wrong = "<p>The same with policies that are wrong on purpose, which a check that can fail must tell apart:</p>"
+    wrong = "<p>The same with policies that are wrong on purpose, to prove that the check can fail:</p>"
     drawn = _figure("runs-plot", "Predicted and measured", "")
     return "brokers", title, f'<p>{told}</p>{drawn}<div class="grid" id="each-run"></div>{wrong}{scores}'
 
@@ -251,13 +251,13 @@ def _broker_runs(contents: Contents) -> tuple[str, str, str]:
 def _bad_rows(contents: Contents) -> tuple[str, str, str]:
     origin, title = contents.inputs.origin, "Bad rows"
     if origin is None or origin.rows is None:
-        said = "How the trace was converted was not given" if origin is None else "The trace was made, not converted"
-        return "bad-rows", title, f"<p>{said}: no bad rows are known of.</p>"
+        said = "The origin of the trace was not given" if origin is None else "The trace was generated, not converted"
+        return "bad-rows", title, f"<p>{said}: the number of bad rows is unknown.</p>"
     if not origin.bad_rows:
         return "bad-rows", title, f"<p>None of {origin.rows:,} rows was bad.</p>"
     rows = [(what, f"{count:,}", "; ".join(map(printable, first))) for what, count, first in origin.bad]
-    told = f"<p>{origin.bad_rows:,} of {origin.rows:,} rows were bad and left out.</p>"
-    return "bad-rows", title, told + table(("what is wrong", "rows", "the first of them"), rows)
+    told = f"<p>{origin.bad_rows:,} of {origin.rows:,} rows were bad and skipped.</p>"
+    return "bad-rows", title, told + table(("error", "rows", "first rows"), rows)
 
 
 def _settings(contents: Contents, *, size: int) -> str:
@@ -267,7 +267,7 @@ def _settings(contents: Contents, *, size: int) -> str:
         ("crashes a day", f"{contents.result.crashes_per_day:g}"),
         ("policies", f"{len(contents.result.policies):,}"),
         *contents.provenance,
-        *((f"trace made with {name}", text) for name, text in made),
+        *((f"trace generated with {name}", text) for name, text in made),
         ("plotly.js", get_plotlyjs_version()),
         ("size of this page", f"{len(get_plotlyjs()) / 1e6:.1f} MB of plotly.js, {size / 1e6:.2f} MB of data"),
     ]
@@ -285,10 +285,10 @@ def _yes(is_so: bool) -> str:
 
 @cache
 def _hash_source(script: str) -> str:
-    """Return what lets a policy run this script and no other."""
+    """Return the source expression that allows this script and no other."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _own(name: str) -> str:
-    """Return a file of this package, which may lie in an archive."""
+    """Return a file of this package, which may be in an archive."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

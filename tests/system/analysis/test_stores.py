@@ -213,7 +213,9 @@ def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_p
     given = {"cwd": tmp_path, "environment": server.environment}
     assert refused(["trace", "check", missing], **given) == f"{missing}: no such trace"
     assert refused(["redelivery", missing, *POLICY], **given) == f"{missing}: no such trace"
-    assert refused(["redelivery", missing, "--state", missing], **given) == f"{missing}: no directory of daily traces"
+    assert (
+        refused(["redelivery", missing, "--state", missing], **given) == f"{missing}: not a directory of daily traces"
+    )
     if server.url.startswith("s3a"):
         no_bucket = "s3a://no-bucket/trace"
         assert refused(["trace", "convert", source, no_bucket], **given) == f"{no_bucket}: no such bucket"

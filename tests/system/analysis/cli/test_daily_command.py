@@ -50,7 +50,7 @@ def test_the_report_of_a_new_day_is_that_of_all_days(tmp_path, capsys):
         told = json.loads(run(capsys, *words).out)
     page = report.read_text(encoding="utf-8")
     total = next(each for each in told["policies"][0]["estimates"] if each["scope"] == "total")
-    assert escape(f"{count_text(total['expected'])} acked messages would come back") in page
+    assert escape(f"{count_text(total['expected'])} acked messages would be redelivered") in page
     assert "Processes died at 2 moments" in page
     # Both days are plotted: the first millisecond of one, the last of the other.
     assert "1700000000000," in page

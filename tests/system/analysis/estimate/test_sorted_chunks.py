@@ -54,16 +54,16 @@ def test_only_what_was_published_may_be_acked(source_of, tmp_path, way):
     WAYS[way](source("sound"))
     WAYS[way](source("another topic", Event(7, ACK, 9, 9, 9), topic="that says nothing of what it published"))
     for name, event, said in (
-        ("entry", Event(7, ACK, 4, 2, 5), "4:5 of t is acked, whose ledger was published up to entry 4"),
+        ("entry", Event(7, ACK, 4, 2, 5), "4:5 of t is acked, but the ledger was published up to entry 4"),
         (
             "mark-delete",
             Event(7, MARK_DELETE, 3, 0, 20),
-            "3:20 of t is acked, whose ledger was published up to entry 19",
+            "3:20 of t is acked, but the ledger was published up to entry 19",
         ),
-        ("ledger", Event(7, ACK, 5, 0, 0), "5:0 of t is acked, whose ledger was published not at all"),
+        ("ledger", Event(7, ACK, 5, 0, 0), "5:0 of t is acked, but the ledger was published not at all"),
     ):
         told = refused(source(name, event), way, tmp_path / name)
-        assert f"{said}: ackstate trace check says more" in told
+        assert f"{said}: run ackstate trace check for details" in told
 
 
 def first_seq(value):
@@ -94,11 +94,11 @@ def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypat
         ("repeats", "s", 1, first_seq(1), "chunk 1 of s of t repeats a seq"),
         ("gap", "s", 1, first_seq(3), "chunk 1 of s of t comes after a gap in seq"),
         ("first", "s", 0, first_seq(1), "chunk 0 of s of t comes after a gap in seq"),
-        ("time", "s", 2, earlier(11), "chunk 2 of s of t begins before the one before it ended"),
+        ("time", "s", 2, earlier(11), "chunk 2 of s of t begins before the previous chunk ended"),
         ("topic", "", 2, first_seq(5), "chunk 2 of t comes after a gap in seq"),
     ):
         rows = [change(row) if (row["subscription"], row["chunk"]) == (subscription, chunk) else row for row in sound]
         (tmp_path / name).mkdir()
         write_rows(rows, tmp_path / name / "part-00000.parquet")
         told = refused(source_of(tmp_path / name, covered), way, tmp_path / name)
-        assert f"{said}: ackstate trace check says more" in told
+        assert f"{said}: run ackstate trace check for details" in told

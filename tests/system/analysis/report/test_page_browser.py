@@ -98,7 +98,7 @@ def test_every_cell_is_the_jsons_and_so_is_the_headline(browser, show):
         assert number(policies[label][0]) == pytest.approx(total["expected"], abs=0.0501)
         assert number(policies[label][2]) == total["max"]
     assert browser.find_element(By.ID, "headline").text == f"{headline(told.result)}."
-    assert "2,284 acked messages would come back; at the worst, 4,112 at" in headline(told.result)
+    assert "2,284 acked messages would be redelivered; at the worst, 4,112 at" in headline(told.result)
     assert "flush every 5 s instead of 60 s" in browser.find_element(By.ID, "recommendation").text
     assert browser.find_element(By.CSS_SELECTOR, "#all-policies tr.picked").text.startswith("flush_interval_ms=5000")
 
@@ -206,7 +206,7 @@ def test_a_line_is_hidden_and_time_is_zoomed_by_buttons(browser, show):
         (contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()),
          ["No process died", "No other policy was compared", "No calibration was given", "No recorded runs"]),
         (contents(sweep_result(usual_names(1), flushes=(), duration_ms=0), duration_ms=0, inputs=ReportInputs()),
-         ["The trace lasts no time: had the broker died at", "there is no mean"]),
+         ["The trace has no duration: had the broker died at", "there is no mean"]),
     ],
     ids=["one-subscription", "one-millisecond"],
 )  # fmt: skip

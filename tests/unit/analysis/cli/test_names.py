@@ -89,7 +89,7 @@ SUGGESTED = {
     ("trace", "check", "x", "--xyzzy"): "unknown option --xyzzy (see",
     ("sweep", "x", "--trace-sumary", "y"): "unknown option --trace-sumary; did you mean '--trace-summary'?",
     ("sweep", "x", "--set", "flush_intervall_ms=1"): "'flush_intervall_ms'; did you mean 'flush_interval_ms'?",
-    ("redelivery", "x", "--policy", "xyzzy=1"): "unknown key 'xyzzy'; known are format, ",
+    ("redelivery", "x", "--policy", "xyzzy=1"): "unknown key 'xyzzy'; known keys are format, ",
 }  # fmt: skip
 
 

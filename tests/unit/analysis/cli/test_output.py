@@ -46,7 +46,7 @@ def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, c
     assert estimates["views"][0]["rows"][0][:3] == ["<i>", "persistent://a/b/c", total["expected"]]
     drawn = data["figures"][0]["traces"][0]
     assert (max(drawn["y"]), drawn["x"][drawn["y"].index(max(drawn["y"]))]) == (total["max"], total["max_ts_ms"])
-    assert "trace made with seed" in page
+    assert "trace generated with seed" in page
     assert page.count("plotly.js v") == 1
     assert escape(said["recommendation"]) in page
 
@@ -99,7 +99,7 @@ def csv_value(text):
         (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
         (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
         (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),
-        (["--report", "r.html", "--trace-json", "bad.json"], "bad.json: not what ackstate trace printed with --json"),
+        (["--report", "r.html", "--trace-json", "bad.json"], "bad.json: not output of ackstate trace with --json"),
         (["--report", "r.html", "--broker-runs", "bad.json"], "bad.json"),
     ],
 )

@@ -47,12 +47,12 @@ def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
         (["sweep", "{trace}"], "give the grid by either --grid or --set"),
         (["sweep", "{trace}", "--set", "x=1"], "unknown key 'x'"),
         (["sweep", "{trace}", "--set", "x=1", "--baseline", "y=2"], "unknown key 'x'"),
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--baseline", "keep"], "a policy is KEY=V KEY=V or default"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--baseline", "keep"], "baseline must be KEY=V KEY=V or default"),
         (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "nan"], "got nan"),
         (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "-1"], "got -1.0"),
-        (["sweep", "{trace}", "--set", "tick_ms=1,1"], "the policy 'default' is there twice"),
+        (["sweep", "{trace}", "--set", "tick_ms=1,1"], "the policy 'default' occurs twice"),
         (["sweep", "{trace}", "--set", "tick_ms=1", "--set", "tick_ms=2"], "the setting tick_ms is given twice"),
-        (["sweep", "{trace}", "--set", "tick_ms=,"], "tick_ms has no values"),
+        (["sweep", "{trace}", "--set", "tick_ms=,"], "tick_ms must have at least one value"),
         (
             ["sweep", "{trace}", "--set", "ledger_writable=false", "--set", "metadata_bytes_max=10"],
             "not even an empty cursor can be written",
@@ -152,7 +152,7 @@ def test_what_a_recording_does_not_say_is_null_and_not_zero():
 
 
 def test_a_baseline_that_is_no_policy_of_the_grid_is_named():
-    with pytest.raises(PolicyError, match="baseline: 'keep=WIDEST' is none of the policies 'as recorded', 'default'"):
+    with pytest.raises(PolicyError, match="baseline must be one of 'as recorded', 'default', got 'keep=WIDEST'"):
         sweep_result(({}, 1, 2), baseline="keep=WIDEST")
 
 

@@ -271,7 +271,7 @@ def test_an_older_version_is_refused_and_left_alone(state):
     path = state / "000002" / "manifest.json"
     path.write_text(path.read_text().replace(f'"version": {VERSION}', f'"version": {VERSION - 1}'))
     before = path.read_bytes()
-    said = rf"state is of version {VERSION - 1}, which only older .* give all days again, with another"
+    said = rf"state has version {VERSION - 1}, which only older .* read all days again, with another"
     with pytest.raises(CheckpointError, match=said):
         Checkpoint.latest(state, POLICIES)
     assert path.read_bytes() == before
@@ -299,7 +299,7 @@ def test_a_day_that_changed_is_named(directory, state):
 
 def test_a_day_that_came_late_is_named(directory, state):
     add_day(directory, "day=2026-11-19")
-    with pytest.raises(CheckpointError, match=r"day=2026-11-19: it came after day=2026-11-21 was read"):
+    with pytest.raises(CheckpointError, match=r"day=2026-11-19: it was added after day=2026-11-21 was read"):
         unread(directory, days_of(directory), Checkpoint.latest(state, POLICIES))
 
 
@@ -339,7 +339,7 @@ def test_the_command_refuses_before_spark_starts(directory, state, tmp_path, cap
 
     monkeypatch.setattr("ackstate.analysis.spark.session._session", start)
     words = ["redelivery", directory, "--state"]
-    assert "it was begun with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
+    assert "it was started with the policies as recorded, default, not as recorded" in refused([*words, state], capsys)
     impossible = ["--policy", "ledger_writable=false", "--policy", "metadata_bytes_max=1"]
     assert "not even an empty cursor can be written" in refused([*words, tmp_path / "new", *impossible], capsys)
     lost = ["--report", tmp_path / "report.html", "--calibration", tmp_path / "lost.json"]

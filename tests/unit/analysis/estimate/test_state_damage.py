@@ -152,7 +152,7 @@ CURSOR = ("replay", "groups", 0, "replays", 0, "cursor")
     ((*CURSOR, "mark_delete"), [9, 9], "cursor.mark_delete must be at most the end of the message log, 3:59, got"),
     ((*CURSOR, "fresh"), [[1, "AAAA"]], "cursor.fresh must be a portable roaring bitmap, got 'AAAA'"),
     ((*CURSOR, "fresh"), [[1, "OjAAAAAAAAA="]], "cursor.fresh must be without empty bitmaps, got 1"),
-    ((*CURSOR, "acked"), [], "cursor.acked must be what the journal has, fresh, held_back and cut_off, got '[]'"),
+    ((*CURSOR, "acked"), [], "cursor.acked must be the union of the journal, fresh, held_back and cut_off, got '[]'"),
     ((*CURSOR, "journal", "last_entries"), [], "cursor.journal.last_entries must be"),
     ((*CURSOR, "journal", "pointer"), "QUNLUA==", "cursor.journal: cursor pointer"),
     (("plotted", 0, "width_ms"), 3, "plotted[0].width_ms must be a power of two, got 3"),

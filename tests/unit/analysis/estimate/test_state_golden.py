@@ -43,7 +43,7 @@ def test_the_golden_state_of_the_broker_is_read_and_written_with_the_same_bytes(
 
 
 def test_a_state_of_version_5_is_refused_with_what_to_do():
-    with pytest.raises(CheckpointError, match=r"^the state is of version 5, which only older .*; give all"):
+    with pytest.raises(CheckpointError, match=r"^the state has version 5, which only older .*; read all"):
         decoded(golden("ranges", 5), policies_of("ranges"))
 
 
