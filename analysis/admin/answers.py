@@ -1,4 +1,4 @@
-"""What the server answers when it refuses: a status and Pulsar's ``{"reason": ...}``, never a traceback."""
+"""Refusals of the server: a status and Pulsar's ``{"reason": ...}``, never a traceback."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ _MALFORMED, _NOT_FOUND, _NOT_ALLOWED, _CONFLICT, _PRECONDITION, _BROKEN, _UNAVAI
 )
 
 
-# Described by hand: a model would be built anew for each status of each route.
+# Written by hand: a model would be built again for each status of each route.
 REFUSAL_SCHEMA = {
     "title": "Refusal",
     "type": "object",
     "required": ["reason"],
-    "properties": {"reason": {"type": "string", "description": "What is wrong, for people."}},
+    "properties": {"reason": {"type": "string", "description": "The reason, for people."}},
 }
 _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
 _MEANINGS = {
-    400: "The request is malformed; the reason names the field, if it could be read so far",
+    400: "The request is malformed; the reason names the field, if known",
     401: "The bearer token is missing or wrong",
-    404: "There is no such thing",
+    404: "The resource does not exist",
     408: "The body did not arrive in time",
-    409: "Somebody else wrote at the same time; nothing was changed, read again and retry",
-    412: "The values cannot be set, a name is not valid, or the policies are not those that If-Match names",
+    409: "Another client wrote at the same time; nothing was changed, read again and retry",
+    412: "The values or a name are invalid, or the policies do not match If-Match",
     413: "The body is too large",
     415: "The body is not declared as application/json",
-    500: "The store holds what this release cannot read, or the server has a bug; its log says more",
+    500: "The store has data that this release cannot read, or the server has a bug; see its log",
     503: "The store does not answer",
 }
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe answers for the OpenAPI document, those that any request may get among them."""
+    """Describe refusals for the OpenAPI document, including those that any request may get."""
     described = (400, 401, *statuses, 500, 503)
     return {status: {"description": _MEANINGS[status], "content": _CONTENT} for status in described}
 
 
 def refusal(status: int, reason: object, *, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer of one bounded line, in ASCII: what a client sent may not be fit to be encoded."""
+    """Return a refusal of one bounded line, in ASCII, because text from a client may not be encodable."""
     line = " ".join(str(reason).split())[:_REASON_LENGTH_MAX]
     content = json.dumps({"reason": line}).encode("ascii")
     return Response(content, status, media_type="application/json", headers=dict(headers) if headers else None)
 
 
 def add_refusals(app: FastAPI) -> None:
-    """Let an app answer every error so."""
+    """Make an app answer every error with a refusal."""
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(StarletteHTTPException, _http)
     app.add_exception_handler(AckStateError, _refused)
@@ -79,7 +79,7 @@ def add_refusals(app: FastAPI) -> None:
 
 
 def invalid(error: ValueError | TypeError) -> HTTPException:
-    """Return what to raise for a value or a name that cannot be, as Pulsar answers it."""
+    """Return the exception for an invalid value or name, with Pulsar's status."""
     return HTTPException(_PRECONDITION, str(error))
 
 
@@ -92,7 +92,7 @@ def _malformed(_: Request, error: Exception) -> Response:
 
 
 def _place(location: Sequence[int | str]) -> str:
-    """Return a field's name by the way that leads to it."""
+    """Return the name of a field from its path."""
     return ".".join(
         str(step) if isinstance(step, int) or step.isidentifier() else ascii(step[:60]) for step in location
     )
@@ -102,14 +102,14 @@ def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     headers = error.headers
     if error.status_code == _NOT_ALLOWED:
-        # Starlette names the methods of the first route that has the path; here each method is a route of its own.
+        # Starlette lists only the methods of the first matching route, but here each method has its own route.
         headers = {"Allow": ", ".join(sorted(_methods_of_path(request)))}
     return refusal(error.status_code, error.detail, headers=headers)
 
 
 def _methods_of_path(request: Request) -> set[str]:
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    # The last name of the paths of number policies is free: a route without such a name knows better.
+    # The paths of number policies end in a parameter; a fixed route that matches has precedence.
     return set(routes[0].methods).union(*(route.methods for route in routes if route.path == routes[0].path))
 
 
@@ -117,13 +117,13 @@ def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, DelayPolicyRefusedError):
         return refusal(_PRECONDITION, error)
     if isinstance(error, VersionMismatchError):
-        return refusal(_CONFLICT, f"changed by somebody else at the same time: {error}")
+        return refusal(_CONFLICT, f"changed by another client at the same time: {error}")
     LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, CorruptStateError | UnsupportedVersionError):
         return refusal(_BROKEN, _with_way_out(str(error)))
     if isinstance(error, StoreError):
         return refusal(_UNAVAILABLE, f"the store does not answer: {error}")
-    return refusal(_BROKEN, f"{request.method} failed; the server's log says why")
+    return refusal(_BROKEN, f"{request.method} failed; see the server's log")
 
 
 def _with_way_out(text: str) -> str:
@@ -134,4 +134,4 @@ def _with_way_out(text: str) -> str:
 
 def _unexpected(request: Request, error: Exception) -> Response:
     # The server logs the traceback: Starlette raises the error once more after this answer.
-    return refusal(_BROKEN, f"{request.method} failed with {type(error).__name__}; the server's log says why")
+    return refusal(_BROKEN, f"{request.method} failed with {type(error).__name__}; see the server's log")

@@ -1,4 +1,4 @@
-"""The server as an ASGI application: all its paths, on a store that is open."""
+"""The server as an ASGI application: all its paths, on an open store."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _TITLE = "ackstate admin"
 _DESCRIPTION = (
-    "The delay and ack-record policies of namespaces and topics, and what a store holds of a topic, "
+    "The delay and ack-record policies of namespaces and topics, and the store's state of a topic, "
     "under the paths and names of Apache Pulsar's admin interface."
 )
 
-# The server leaves the body out.
+# The server omits the body.
 _HEAD: dict[str, Any] = {"methods": ["HEAD"], "include_in_schema": False}
 
 
@@ -43,19 +43,19 @@ def create_app(
     wrong_token_seconds: float = 0,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
-    """Return the application; whoever runs it closes the store afterwards.
+    """Return the application; the caller closes the store afterwards.
 
     Args:
-        store: Holds the policies, and the topics whose internal stats are asked for. Must be thread-safe.
-        broker: What holds where no policy says anything; Pulsar's defaults if not given.
-        token: What requests must bear; None to serve this machine without. `Tokens` for several.
-        wrong_token_seconds: How long the answer to a wrong token is delayed.
-        registry: Numbers to be exported beside those of the server, such as a `CursorCollector`'s.
+        store: Stores the policies, and the topics whose internal stats can be requested. Must be thread-safe.
+        broker: Defaults if no policy is set; Pulsar's defaults if not given.
+        token: The bearer token of requests; None to serve only this machine, without a token. `Tokens` for several.
+        wrong_token_seconds: Delay of the answer to a wrong token.
+        registry: Metrics to export besides those of the server, such as a `CursorCollector`'s.
     """
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
     own.register(PolicyCollector(policies))
-    # Its own pages would load scripts from the internet; redirects would repeat whatever Host the client sent.
+    # FastAPI's pages would load scripts from the internet; redirects would repeat any Host that the client sent.
     app = FastAPI(title=_TITLE, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_refusals(app)
     _StoreRoutes(store, policies, [own, *([registry] if registry else [])]).add_to(app)
@@ -69,7 +69,7 @@ def create_app(
 
 @final
 class _StoreRoutes:
-    """What is only read."""
+    """The read-only routes."""
 
     def __init__(self, store: Store, policies: PolicyStore, registries: list[CollectorRegistry]) -> None:
         self._store = store
@@ -77,9 +77,9 @@ class _StoreRoutes:
         self._registries = registries
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application; they come before those of the policies, whose last name is free."""
+        """Add the routes to an application, before those of the policies, which end in a parameter."""
         text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
-        shared: dict[str, Any] = {"tags": ["store"], "response_description": "What was asked for"}
+        shared: dict[str, Any] = {"tags": ["store"], "response_description": "The requested resource"}
         app.add_api_route("/healthz", self.healthz, responses=refusals(), **shared)
         app.add_api_route("/metrics", self.metrics, responses=text | refusals(), response_class=Response, **shared)
         app.add_api_route("/healthz", self.healthz, **_HEAD)
@@ -93,17 +93,17 @@ class _StoreRoutes:
         )
 
     def healthz(self) -> dict[str, str]:
-        """Whether the store answers."""
+        """Check that the store answers."""
         self._policies.read(PolicyOwner("healthz", "healthz"))
         return {"status": "ok"}
 
     def metrics(self) -> Response:
-        """The numbers of the server, in Prometheus' text form."""
+        """Return the metrics of the server in Prometheus' text format."""
         text = b"".join(generate_latest(registry) for registry in self._registries)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def internal_stats(self, owner: NamedOwner) -> PersistentTopicInternalStats:
-        """What the store has of a topic: its ledgers, and its cursors as a broker would recover them now."""
+        """Return the ledgers of a topic, and its cursors as a broker would recover them now."""
         found = internal_stats(self._store, str(owner))
         if found is None:
             raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
@@ -129,7 +129,7 @@ def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
     document = get_openapi(title=_TITLE, version=version("ackstate"), description=_DESCRIPTION, routes=app.routes)
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            # FastAPI declares what it would answer to malformed requests, were it not for `add_refusals`.
+            # FastAPI declares its own answer to malformed requests, which `add_refusals` replaces.
             operation["responses"].pop("422", None)
             if has_token and path not in OPEN_PATHS:
                 operation["security"] = [{"bearer": []}]

@@ -1,4 +1,4 @@
-"""The audit log: a line for each change of a policy, written when the change is on the disk."""
+"""The audit log: a line for each change of a policy, written after the change is durable."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def log_change(request: Request, owner: PolicyOwner, policy: str, *, before: obj
     """Log who changed which policy, from where, and its values before and after, as a JSON object in ASCII.
 
     Args:
-        request: What asked for it.
-        owner: Whose policy was changed.
-        policy: Its name.
-        before: Its value before as JSON has it, None for none.
-        after: Its value now.
+        request: The request for the change.
+        owner: The namespace or topic whose policy was changed.
+        policy: The name of the policy.
+        before: The earlier value as JSON, None for none.
+        after: The new value.
     """
     entry = {
         "who": request.scope[WHO],

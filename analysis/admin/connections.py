@@ -1,4 +1,4 @@
-"""Bounds what clients may hold of the server: how many connections, and each for how long without a request.
+"""Bounds the resources that clients can hold: the number of connections, and their time without a request.
 
 uvicorn bounds only the time between an answer and the next byte. Hypercorn bounds the headers too, but has no limit per
 client and upgrades plain connections to HTTP/2. Granian never times out before the first byte and has no such limit.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ACCEPT_BATCH = 16
-"""How many connections are accepted at once: before the first of them can be refused, each takes a descriptor."""
+"""Connections accepted at once: each needs a descriptor before the first of them can be refused."""
 
-# Descriptors that connections leave free, for the store and for connections about to be refused.
+# Descriptors reserved for the store and for connections about to be refused.
 _SPARE_DESCRIPTORS = 8 * ACCEPT_BATCH
 _IPV6_CLIENT_BITS = 64  # a host has all addresses of such a network
 _TIMEOUT, _TOO_MANY, _UNAVAILABLE = 408, 429, 503
@@ -34,17 +34,17 @@ _PHRASES = {_TIMEOUT: "Request Timeout", _TOO_MANY: "Too Many Requests", _UNAVAI
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may hold.
+    """Limits on the connections of clients.
 
     Attributes:
         header_seconds: From the connection, or the first byte of a later request, to the end of its headers.
         idle_seconds: From the end of an answer to the first byte of the next request.
-        answer_seconds: From when an answer waits for the client, which does not read, until the connection is cut.
-        per_client: Most connections of one address, of one /64 network with IPv6; 0 for any number. A connection counts
-            until its last request has been dealt with, also after the client has closed it.
+        answer_seconds: From when an answer first waits for a client that does not read, until the connection is cut.
+        per_client: Most connections of one address, or of one /64 network with IPv6; 0 for any number. A connection
+            counts until its last request is complete, even after the client has closed it.
 
     Raises:
-        TypeError: A number is no integer.
+        TypeError: A number is not an integer.
         ValueError: A time is below 1, or the number of connections below 0.
     """
 
@@ -61,7 +61,7 @@ class ConnectionLimits:
 
 @final
 class Connections:
-    """Counts the open connections of each client; to be used by one event loop. Memory: O(open connections)."""
+    """Counts the open connections of each client; not thread-safe, for one event loop. Memory: O(open connections)."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -73,14 +73,14 @@ class Connections:
         self._most = self._descriptors - min(_SPARE_DESCRIPTORS, self._descriptors // 2)
 
     def enter(self, client: str) -> Slot | tuple[int, str]:
-        """Admit a connection, or return the status and the reason why not."""
+        """Admit a connection, or return the status and the reason of the refusal."""
         most = self.limits.per_client
         if most and self._count_of.get(client, 0) >= most:
-            self._client_warning.log(f"refused a connection of {client}: it has {most} open, as many as one may have")
+            self._client_warning.log(f"refused a connection of {client}: it has {most} open, the limit per client")
             return _TOO_MANY, f"too many connections: at most {most} of one client"
         if self._count >= self._most:
             self.descriptors_warning.log(
-                f"out of file descriptors: {self._count} connections are open, and the process may have "
+                f"out of file descriptors: {self._count} connections are open, and the process is limited to "
                 f"{self._descriptors} descriptors (ulimit -n); new connections are refused"
             )
             return _UNAVAILABLE, "too many connections"
@@ -89,7 +89,7 @@ class Connections:
         return Slot(self, client)
 
     def leave(self, client: str) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._count -= 1
         self._count_of[client] -= 1
         if not self._count_of[client]:
@@ -98,7 +98,7 @@ class Connections:
 
 @final
 class Slot:
-    """The place that a connection has among those of its client, until it is closed and no request is under way."""
+    """A connection's share of its client's limit, until it is closed and no request is in progress."""
 
     def __init__(self, connections: Connections, client: str) -> None:
         self._connections = connections
@@ -106,7 +106,7 @@ class Slot:
         self._holders = 1
 
     def __enter__(self) -> None:
-        """Begin a request."""
+        """Start a request."""
         self._holders += 1
 
     def __exit__(
@@ -135,7 +135,7 @@ class BoundedConnection(H11Protocol):
         self._limits = connections.limits
         self.timeout_keep_alive = self._limits.idle_seconds
         self._slot: Slot | None = None
-        # When the headers must be complete; when the client must have taken its answer.
+        # Deadlines: for complete headers, and for the client to read its answer.
         self._header_deadline: asyncio.TimerHandle | None = None
         self._answer_deadline: asyncio.TimerHandle | None = None
 
@@ -143,7 +143,7 @@ class BoundedConnection(H11Protocol):
         """Admit a connection or refuse it."""
         super().connection_made(transport)
         if self.client is None:
-            transport.abort()  # The client is gone already.
+            transport.abort()  # The client has already disconnected.
             return
         admitted = self._connections.enter(client_of(self.client[0]))
         if isinstance(admitted, Slot):
@@ -154,7 +154,7 @@ class BoundedConnection(H11Protocol):
             self._refuse(*admitted)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Remove the connection."""
         self._stop_header_timer()
         self._stop_answer_timer()
         if self._slot is not None:
@@ -163,7 +163,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; of a new request the time for its headers begins, with their end it is over."""
+        """Read data; start the header timer with a new request, and stop it at the end of the headers."""
         if self.transport.is_closing():
             return
         super().data_received(data)
@@ -173,13 +173,13 @@ class BoundedConnection(H11Protocol):
             self._await_headers()
 
     def on_response_complete(self) -> None:
-        """Note the end of an answer."""
+        """Start to wait for the next request."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_reader()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer input that is not HTTP."""
         super().send_400_response(msg)
         self._await_reader()
 
@@ -189,12 +189,12 @@ class BoundedConnection(H11Protocol):
         self._await_reader()
 
     def pause_writing(self) -> None:
-        """Give the client a time to read what is written."""
+        """Start the timer for the client to read the answer."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """Note that the client reads."""
+        """Stop the timer: the client reads."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._stop_answer_timer()
@@ -234,7 +234,7 @@ class BoundedConnection(H11Protocol):
 
 
 def client_of(host: str) -> str:
-    """Return whose a connection is: an address, with IPv6 the network that one host has.
+    """Return the client of a connection: its address, or with IPv6 the network of one host.
 
     >>> client_of("192.0.2.1"), client_of("::ffff:192.0.2.1"), client_of("2001:db8::1%eth0")
     ('192.0.2.1', '192.0.2.1', '2001:db8::/64')

@@ -1,4 +1,4 @@
-"""What every request must pass before anything else sees it: whose it is, how it is addressed, how large it is."""
+"""Checks every request before it reaches the application: its token, its host and path, and its size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ackstate.analysis.admin.tokens import Tokens
 
 BODY_BYTES_MAX = 64 * 1024
-# Below the time that a server that is told to end gives to requests: each gets an answer of ours.
+# Below the time that a stopping server grants to requests, so that each gets our answer.
 BODY_SECONDS_MAX = 4.0
 WRONG_TOKEN_SECONDS_MAX = 4
 
-NO_TOKEN = "no token"  # noqa: S105 - who wrote where none is needed
+NO_TOKEN = "no token"  # noqa: S105 - the label if no token is needed
 WHO = "ackstate.who"
-"""Where a request's scope has the label of its token."""
+"""Key of the token's label in a request's scope."""
 
-# They tell nothing that is in the store.
+# They reveal nothing from the store.
 OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json"})
 _LOCAL_HOSTS = frozenset({"", "127.0.0.1", "localhost"})
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
@@ -35,19 +35,19 @@ _LENGTH_DIGITS_MAX = 20
 
 @final
 class Guard:
-    """Refuses what has the wrong token, an encoded slash in its path, or too large a body; hands on the rest.
+    """Refuses a wrong token, an encoded slash in the path, or too large a body; passes on all other requests.
 
-    The answer to a wrong token is delayed, never the answer to a right one: a client that guesses delays no other. The
-    delay and the limit on connections per client, which count until they are answered, bound the guesses of a client.
+    Only the answer to a wrong token is delayed, so a client that guesses does not delay others. The delay and the limit
+    on connections per client, which count until they are answered, bound the guesses of a client.
 
-    Bodies are read whole before they are handed on, so that their size is known without ``Content-Length`` too.
+    Bodies are read completely before they are passed on, so that their size is known even without ``Content-Length``.
 
     Args:
-        app: Gets what is not refused.
-        tokens: What requests must bear, except those for `OPEN_PATHS`. None if any client may use the server:
-            then the Host must be this machine's, because a name that somebody else controls may resolve to it and would
-            make a browser the way in.
-        wrong_token_seconds: How long the answer to a wrong token is delayed.
+        app: Receives the accepted requests.
+        tokens: The tokens of requests, except those for `OPEN_PATHS`. None if any client may use the server: then the
+            Host must be this machine's. Otherwise a name controlled by an attacker could resolve to this machine and
+            let a browser in.
+        wrong_token_seconds: Delay of the answer to a wrong token.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: Tokens | None, wrong_token_seconds: float = 0) -> None:
@@ -68,7 +68,7 @@ class Guard:
                 await answer(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """Hand a request on whole, or return what to answer instead."""
+        """Pass a complete request on, or return a refusal."""
         is_answered = False
 
         async def noted(message: Message) -> None:
@@ -86,14 +86,14 @@ class Guard:
                 return body
             await self._app(scope, _replay(body, receive), noted)
         except asyncio.CancelledError:
-            # The server ends and waits no longer. It would answer with a text of its own, and log a traceback.
+            # The server stops and cancels the request. uvicorn would answer with its own text, and log a traceback.
             if is_answered:
                 raise
             return refusal(503, "the server is shutting down", headers={"Connection": "close"})
         return None
 
     def _is_authorized(self, scope: Scope) -> bool:
-        """Find out who sent a request, and whether that is enough for it."""
+        """Identify the sender of a request, and return whether it is authorized."""
         scope[WHO] = NO_TOKEN
         if self._tokens is None or scope["path"] in OPEN_PATHS:
             return True
@@ -111,20 +111,20 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy may have gone by the other one: then what follows is no request of the client that it is sent for.
+            # A proxy may have used the other header: then the next bytes would be a smuggled request.
             return refusal(400, "both Content-Length and Transfer-Encoding are given", headers={"Connection": "close"})
         if self._tokens is None and not _is_local(headers.get(b"host", b"")):
-            return refusal(400, "Host is not this machine's: without a token only 127.0.0.1 and localhost are served")
+            return refusal(400, "Host must be 127.0.0.1 or localhost, because the server has no token")
         return None
 
 
 def _unsuitable(scope: Scope) -> Response | None:
-    # Once decoded it could not be told from a slash that separates names.
+    # Once decoded, it would be indistinguishable from a slash that separates names.
     if b"%2f" in scope.get("raw_path", b"").lower():
         return refusal(400, "a slash in a name (%2F) is not supported")
     if scope["method"] == "POST" and _media_type(dict(scope["headers"])) != b"application/json":
-        # A page of another origin can make a browser send other types unasked, but not this one.
-        return refusal(415, "Content-Type is not application/json")
+        # A page of another origin can make a browser send other types without a preflight, but not this one.
+        return refusal(415, "Content-Type must be application/json")
     return None
 
 
@@ -134,7 +134,7 @@ def _is_local(host: bytes) -> bool:
 
 
 def _use_origin_form(scope: Scope) -> None:
-    """Take the host out of a target that is a whole URL: it counts instead of the header."""
+    """Use the host of a target that is a whole URL instead of the header."""
     found = _ABSOLUTE.fullmatch(scope.get("raw_path", b""))
     if found is None:
         return
@@ -149,7 +149,7 @@ def _media_type(headers: dict[bytes, bytes]) -> bytes:
 
 
 async def _read_body(receive: Receive, scope: Scope) -> bytes | Response:
-    """Return the body, or what to answer instead."""
+    """Return the body, or a refusal."""
     too_large = refusal(413, f"the body is larger than {BODY_BYTES_MAX} bytes", headers={"Connection": "close"})
     length = dict(scope["headers"]).get(b"content-length", b"0")
     if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
@@ -171,7 +171,7 @@ async def _read_body(receive: Receive, scope: Scope) -> bytes | Response:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `Receive` that gives the body once, then what comes after it."""
+    """Return a `Receive` that yields the body once, then the following messages."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,9 +1,9 @@
-"""What a store knows of a topic, in the shape of Pulsar's ``PersistentTopicInternalStats``.
+"""Reports a store's state of a topic in the shape of Pulsar's ``PersistentTopicInternalStats``.
 
-A store keeps no history and holds nothing in flight. So a topic is told of as a broker would that has just loaded it
-and not yet been asked for anything, in a state of ``Closed``; what a store cannot know has the value that Pulsar gives
-to nothing: 0, an empty text or list, the time 1970-01-01T00:00:00Z. Sizes in bytes are among these: they would take
-reading every message.
+A store has no history and no messages in flight. So a topic is reported as by a broker that has just loaded it and has
+served no request yet, in the state ``Closed``. Fields that a store cannot fill have Pulsar's empty value: 0, an empty
+text or list, the time 1970-01-01T00:00:00Z. Sizes in bytes are among them, because computing them would require reading
+every message.
 
 Source: ``ManagedLedgerInternalStats`` and ``ManagedCursorImpl`` of Apache Pulsar.
 """
@@ -31,7 +31,7 @@ _NO_POSITION = "-1:-1"
 
 
 class _PulsarResponse(BaseModel):
-    """Has Pulsar's names in JSON."""
+    """A model with Pulsar's names in JSON."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
 
@@ -47,7 +47,7 @@ class InternalLedgerInfo(_PulsarResponse):
 
 
 class InternalCursorStats(_PulsarResponse):
-    """One cursor. Of one that cannot be opened only the name is known, and `state` is ``Uninitialized``."""
+    """One cursor. If it cannot be opened, only the name is known, and `state` is ``Uninitialized``."""
 
     mark_delete_position: str = _NO_POSITION
     read_position: str = _NO_POSITION
@@ -88,11 +88,11 @@ class PersistentTopicInternalStats(_PulsarResponse):
 
 
 def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
-    """Return what a store has of a topic, None if it has neither messages nor cursors of it.
+    """Return a store's state of a topic, None if it has neither messages nor cursors of it.
 
     Args:
-        store: Is read only.
-        topic: As its broker named it, such as ``persistent://public/default/orders``.
+        store: The store; it is only read.
+        topic: The topic's full name, such as ``persistent://public/default/orders``.
 
     Raises:
         StoreError: The storage failed.
@@ -106,7 +106,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
     names = [name for name in find_cursors(store) if name.topic == topic]
     if not counts and not names:
         return None
-    # Pulsar keys them by their names as in a URL's query, in order.
+    # Pulsar's keys are the URL-encoded names, in order.
     cursors = {_encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
     return PersistentTopicInternalStats(
         number_of_entries=sum(counts.values()),
@@ -120,7 +120,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
 
 
 def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> InternalCursorStats:
-    """Return what is known of a cursor; without the topic's log nothing is said of how many entries it has left."""
+    """Return the stats of a cursor; without the topic's log they omit the number of remaining entries."""
     record, content = found.record, found.content
     if record is None or content is None or found.problems:
         return InternalCursorStats()
@@ -128,7 +128,7 @@ def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> InternalCurs
     return InternalCursorStats(
         mark_delete_position=str(content.mark_delete),
         read_position=str(read),
-        # Below 0 after a load, as in Pulsar: with the counter of added entries at 0, their difference is the backlog.
+        # Negative after a load, as in Pulsar: the counter of added entries is 0, and the difference is the backlog.
         messages_consumed_counter=-_backlog(content, log) if log else 0,
         cursor_ledger=-1 if record.cursor_ledger_id is None else record.cursor_ledger_id,
         cursor_ledger_last_entry=len(found.records) - 1,

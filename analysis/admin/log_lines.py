@@ -1,4 +1,4 @@
-"""The server's log on standard error: one line per event, whatever a client sent."""
+"""The server's log on standard error: one line per event, for any input from clients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _REPEAT_SECONDS = 60.0
 
 
 def log_to_stderr() -> None:
-    """Write the server's log to standard error, of its libraries only what is an error.
+    """Write the server's log to standard error, including errors, but no warnings, of its libraries.
 
-    Clients cause the warnings of uvicorn, as many as they like.
+    Clients could cause any number of uvicorn's warnings.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(asctime)s %(name)s %(levelname)s %(message)s"))
@@ -26,7 +26,7 @@ def log_to_stderr() -> None:
 
 @final
 class _OneLine(logging.Formatter):
-    """Escapes what could break a message in two or change how it is shown; a traceback keeps its lines."""
+    """Escapes characters that could split a message or change its display; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
         """Return the line of a record."""
@@ -36,7 +36,7 @@ class _OneLine(logging.Formatter):
 
 @final
 class RepeatedWarning:
-    """Logs the first of many similar events at once, then at most one line a minute, with a count of those left out."""
+    """Logs the first of many similar events at once, then at most one line a minute, with the count of the rest."""
 
     def __init__(self) -> None:
         self._silent_until = 0.0

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the server: requests by route and status, and how many policies there are."""
+"""The server's Prometheus metrics: requests by route and status, and the number of policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 class RequestCounter:
     """Counts each answer in ``ackstate_admin_requests_total`` by method, route and status.
 
-    The labels are the server's own words: paths that no route matches, and other methods, count as ``none``.
+    The label values are bounded: paths that no route matches, and other methods, count as ``none``.
     """
 
     def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
@@ -51,7 +51,7 @@ class RequestCounter:
         try:
             await self._app(scope, receive, counted)
         except Exception:
-            # What makes an answer of it stands outside.
+            # An outer handler turns the exception into an answer.
             self._count(scope, _BROKEN)
             raise
 
@@ -63,20 +63,20 @@ class RequestCounter:
 
 @final
 class PolicyCollector(Collector):
-    """Exports ``ackstate_policies``, the number of namespaces and of topics that have policies of their own.
+    """Exports ``ackstate_policies``, the number of namespaces and of topics with policies of their own.
 
-    Complexity: O(of these) for a scrape.
+    Complexity: O(namespaces and topics with policies) for a scrape.
     """
 
     def __init__(self, policies: PolicyStore) -> None:
         self._policies = policies
 
     def collect(self) -> Iterable[Metric]:
-        """Count them; raises what `PolicyStore.namespaces` raises."""
+        """Count them; raises as `PolicyStore.namespaces`."""
         yield self._family(namespace=len(self._policies.namespaces()), topic=len(self._policies.topics()))
 
     def describe(self) -> Iterable[Metric]:
-        """Name what `collect` returns, without reading the store."""
+        """Return the metric without values and without reading the store."""
         yield self._family()
 
     @staticmethod

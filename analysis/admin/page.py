@@ -1,4 +1,4 @@
-"""The OpenAPI document as one page that needs neither scripts nor the internet."""
+"""Renders the OpenAPI document as one page that needs neither scripts nor the internet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ table { border-collapse: collapse; margin: .5rem 0; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .15rem .75rem .15rem 0; border-bottom: 1px solid #dfe3e8; }
 td:first-child { white-space: nowrap; width: 16rem; }
 """
-# Nothing but the style above; a script that got into the page would not run.
+# Only the style above is allowed; an injected script would not run.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -37,7 +37,7 @@ def render(document: Mapping[str, Any]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
         f"<h1>{title} {escape(info['version'])}</h1><p>{escape(info.get('description', ''))}</p>"
-        f'<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>{operations}</body></html>'
+        f'<p>For programs: <a href="/openapi.json">/openapi.json</a></p>{operations}</body></html>'
     )
 
 

@@ -1,4 +1,4 @@
-"""The paths under which the policies of namespaces and topics are read, set and removed."""
+"""The routes that read, set and remove the policies of namespaces and topics."""
 
 from __future__ import annotations
 
@@ -25,64 +25,66 @@ if TYPE_CHECKING:
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 
-# Told to readers of the OpenAPI document; what is refused, and how, `DelayedDeliveryPolicies` says.
+# Only for the OpenAPI document; `DelayedDeliveryPolicies` does the checks.
 _Milliseconds = Annotated[int, Field(json_schema_extra={"minimum": 0, "format": "int64"})]
 _TickMilliseconds = Annotated[int, Field(json_schema_extra={"minimum": 1, "format": "int64"})]
 
 
 class DelayedDelivery(BaseModel):
-    """Pulsar's delayed delivery policies; a field that is null or absent says nothing, and keeps its value when set."""
+    """Pulsar's delayed delivery policies; a null or absent field is not set, and keeps its value in an update."""
 
     model_config = ConfigDict(extra="forbid", strict=True, title="DelayedDeliveryPolicies")
 
     active: bool | None = Field(None, description="Whether messages are delayed at all.")
-    tick_time: _TickMilliseconds | None = Field(None, alias="tickTime", description="How exactly, in ms.")
+    tick_time: _TickMilliseconds | None = Field(
+        None, alias="tickTime", description="Precision of the delivery time, in ms."
+    )
     max_delivery_delay_in_millis: _Milliseconds | None = Field(
-        None, alias="maxDeliveryDelayInMillis", description="Longest delay that a producer may ask for; 0 for any."
+        None, alias="maxDeliveryDelayInMillis", description="Longest delay that a producer may request; 0 for any."
     )
     fixed_delivery_delay_in_millis: _Milliseconds | None = Field(
         None, alias="fixedDeliveryDelayInMillis", description="Delay of every message; 0 for none."
     )
 
 
-# Bounds for readers of the OpenAPI document; what is refused, and how, `PolicyOwner` says.
+# Only for the OpenAPI document; `PolicyOwner` does the checks.
 _NAME_BOUNDS = {"minLength": 1, "maxLength": NAME_LENGTH_MAX, "pattern": "^[-=:._a-zA-Z0-9]+$"}
 _TOPIC_BOUNDS = {"minLength": 1, "maxLength": TOPIC_BYTES_MAX, "pattern": r"^[^/\x00-\x1f\x7f-\x9f]+$"}
 Tenant = Annotated[str, Path(json_schema_extra=_NAME_BOUNDS)]
 Namespace = Annotated[str, Path(json_schema_extra=_NAME_BOUNDS)]
 Topic = Annotated[str, Path(json_schema_extra=_TOPIC_BOUNDS, description="The local name, percent-encoded.")]
 
-_Applied = Annotated[bool, Query(description="What is in force, from this level or one above.")]
+_Applied = Annotated[bool, Query(description="The policies in effect, from this level or a higher one.")]
 _Ignored = Annotated[bool, Query(description="Accepted from Pulsar's clients and ignored.")]
 _IsGlobal = Annotated[
-    bool, Query(alias="isGlobal", description="Of all clusters: ignored by a read, refused by a write.")
+    bool, Query(alias="isGlobal", description="Policies of all clusters: ignored by a read, refused by a write.")
 ]
 _Policy = Annotated[NumberPolicy, Path()]
 _IfMatch = Annotated[
     str | None,
     Header(
         alias="If-Match",
-        description="The ETag that the policies must still have; * for any, and to DELETE what cannot be read.",
+        description="The ETag that the policies must still have; * for any, and to DELETE unreadable policies.",
     ),
 ]
 
 
 def namespace_names(tenant: Tenant, namespace: Namespace, authoritative: _Ignored = False) -> None:
-    """Declare what a path of a namespace has in it."""
+    """Declare the parameters in the path of a namespace."""
 
 
 def topic_names(tenant: Tenant, namespace: Namespace, topic: Topic, authoritative: _Ignored = False) -> None:
-    """Declare what a path of a topic has in it."""
+    """Declare the parameters in the path of a topic."""
 
 
 def no_global_write(request: Request, is_global: _IsGlobal = False) -> None:
     """Refuse to write for other clusters."""
     if is_global and request.method in {"POST", "DELETE"}:
-        raise HTTPException(412, "isGlobal: global policies are not kept here; nothing was changed")
+        raise HTTPException(412, "isGlobal: global policies are not supported; nothing was changed")
 
 
 def named(request: Request) -> PolicyOwner:
-    """Return whom a path names."""
+    """Return the namespace or topic that a path names."""
     names = request.path_params
     try:
         return PolicyOwner(names["tenant"], names["namespace"], names.get("topic"))
@@ -97,8 +99,8 @@ NamedOwner = Annotated[PolicyOwner, Depends(named)]
 class PolicyRoutes:
     """GET, POST and DELETE of each policy, for namespaces and for topics.
 
-    POST and DELETE answer 204. What a GET and they answer has an ``ETag`` of all policies of that owner; with it in
-    ``If-Match``, a write is refused when anybody has written since.
+    POST and DELETE answer 204. Their answers and that of GET have an ``ETag`` of all policies of the owner; with it in
+    ``If-Match``, a write is refused if another write happened since.
     """
 
     def __init__(self, policies: LevelledPolicies) -> None:
@@ -120,15 +122,15 @@ class PolicyRoutes:
     ) -> None:
         get, post, delete = endpoints
         shared: dict[str, Any] = {"dependencies": [Depends(each) for each in names], "tags": ["policies"]}
-        # What says nothing is left out, as Pulsar's clients know it.
-        shared |= {"response_model_exclude_none": True, "response_description": "What was asked for"}
+        # Unset fields are omitted, as Pulsar's clients expect.
+        shared |= {"response_model_exclude_none": True, "response_description": "The requested policies"}
         app.add_api_route(path, get, methods=["GET"], responses=refusals(404, 412), **shared)
-        shared |= {"status_code": 204, "response_class": Response, "response_description": "It is done"}
+        shared |= {"status_code": 204, "response_class": Response, "response_description": "The policies are changed"}
         app.add_api_route(path, post, methods=["POST"], responses=refusals(404, 408, 409, 412, 413, 415), **shared)
         app.add_api_route(path, delete, methods=["DELETE"], responses=refusals(404, 408, 409, 412, 413), **shared)
 
     def delays(self, owner: NamedOwner, response: Response, applied: _Applied = False) -> DelayedDelivery | None:
-        """The delayed delivery policies of this level, null if it has none; with applied, those in force."""
+        """Return the delayed delivery policies of this level, null if it has none; with applied, those in effect."""
         if applied:
             return DelayedDelivery.model_validate(self._policies.applied_delays(owner))
         policies, version = self._policies.store.read(owner)
@@ -139,7 +141,7 @@ class PolicyRoutes:
     def set_delays(
         self, request: Request, owner: NamedOwner, update: DelayedDelivery, if_match: _IfMatch = None
     ) -> Response:
-        """Set the fields that are named and keep the others; an explicit 0 or false disables."""
+        """Set the given fields and keep the others; an explicit 0 or false disables."""
         try:
             delays = DelayedDeliveryPolicies.from_json(update.model_dump(by_alias=True))
         except (ValueError, TypeError) as error:
@@ -150,14 +152,14 @@ class PolicyRoutes:
         )
 
     def remove_delays(self, request: Request, owner: NamedOwner, if_match: _IfMatch = None) -> Response:
-        """Remove the delayed delivery policies of this level; with If-Match: *, all that cannot be read."""
+        """Remove the delayed delivery policies of this level; with If-Match: *, also all unreadable policies."""
         if self._is_discarded(request, owner, if_match):
             return _written(ABSENT)
         expected_version = self._expected_version(owner, if_match)
         return _delays_changed(request, owner, self._policies.remove_delays(owner, expected_version=expected_version))
 
     def number(self, owner: NamedOwner, policy: _Policy, response: Response, applied: _Applied = False) -> int | None:
-        """The number of this level, null if it has none; with applied, the one in force."""
+        """Return the number of this level, null if it has none; with applied, the one in effect."""
         if applied:
             return self._policies.applied_number(owner, policy)
         policies, version = self._policies.store.read(owner)
@@ -179,7 +181,7 @@ class PolicyRoutes:
     def remove_number(
         self, request: Request, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = None
     ) -> Response:
-        """Remove the number of this level; with If-Match: *, all policies that cannot be read."""
+        """Remove the number of this level; with If-Match: *, also all unreadable policies."""
         if self._is_discarded(request, owner, if_match):
             return _written(ABSENT)
         return self._put_number(request, owner, policy, None, self._expected_version(owner, if_match))
@@ -195,7 +197,7 @@ class PolicyRoutes:
         return _written(change.version)
 
     def _is_discarded(self, request: Request, owner: PolicyOwner, if_match: str | None) -> bool:
-        """Remove policies that nobody can read, for who asks for it; of nobody else is known that he knows of them."""
+        """Remove unreadable policies, only on request: other clients may not know about them."""
         is_discarded = (
             if_match is not None and "*" in _tags(if_match) and self._policies.store.discard_unreadable(owner)
         )
@@ -205,12 +207,14 @@ class PolicyRoutes:
         return is_discarded
 
     def _expected_version(self, owner: PolicyOwner, if_match: str | None) -> int | None:
-        """Return at which version the policies must be, None for any."""
+        """Return the version that the policies must have, None for any."""
         if if_match is None or "*" in (tags := _tags(if_match)):
             return None
         version = self._policies.store.read(owner).version
         if _etag(version) not in tags:
-            raise HTTPException(412, f"If-Match: the policies of {owner} are at {_etag(version)}; nothing was changed")
+            raise HTTPException(
+                412, f"If-Match must be {_etag(version)} for the policies of {owner}; nothing was changed"
+            )
         return version
 
 

@@ -1,4 +1,4 @@
-"""Which policies are in force where topic, namespace and broker each may have their say, and what may be set?"""
+"""Resolves the policies in effect from those of topic, namespace and broker, and checks which may be set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ackstate.limits import EffectiveDelayedDelivery
 
 _NOTHING = DelayedDeliveryPolicies()
-# What `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read of a broker's properties.
+# The broker's properties that `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read.
 _KEYS = (*GATE_KEYS, ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY)
 
 
@@ -42,13 +42,13 @@ class NumberPolicy(StrEnum):
     MAX_UNPERSIST_ACK_RECORDS_BYTES = "maxUnPersistAckRecordsBytes"
 
     def of(self, policies: Policies) -> int | None:
-        """Return the number that policies have for it."""
+        """Return the number of this policy."""
         if self is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
             return policies.become_old_ack_record_seconds
         return policies.max_unpersisted_ack_record_bytes
 
     def put_into(self, policies: Policies, number: int | None) -> Policies:
-        """Return policies with another number for it, None for none.
+        """Return policies with another number for this policy, None for none.
 
         Raises:
             ValueError: The number is out of its bounds.
@@ -60,10 +60,10 @@ class NumberPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerPolicies:
-    """What holds where neither a topic nor its namespace says anything; the defaults are Pulsar's.
+    """Policies of the broker, used if neither a topic nor its namespace sets them; the defaults are Pulsar's.
 
     Attributes:
-        delayed_delivery: Of message delays.
+        delayed_delivery: Policies of message delays.
         become_old_ack_record_seconds: As in `CursorConfig`.
         max_unpersisted_ack_record_bytes: As in `GateLimits`.
         topic_may_disable: Whether a topic may switch off a delay or a maximum that its namespace enforces.
@@ -76,14 +76,14 @@ class BrokerPolicies:
 
     @classmethod
     def from_pulsar_conf(cls, properties: Mapping[str, str], *, topic_may_disable: bool = False) -> BrokerPolicies:
-        """Return what the properties of a ``broker.conf`` say.
+        """Return the policies of the properties of a ``broker.conf``.
 
         Raises:
-            ValueError: A value is malformed, or a key is misspelt; the text names it.
+            ValueError: A value is malformed, or a key is misspelt; the message names it.
         """
         check_spelling(properties, _KEYS)
         seconds = CursorConfig.from_pulsar_conf(properties).become_old_ack_record_seconds
-        assert isinstance(seconds, int)  # a file cannot say AUTO
+        assert isinstance(seconds, int)  # a file cannot contain AUTO
         return cls(
             BrokerDelayedDelivery.from_pulsar_conf(properties),
             seconds,
@@ -92,7 +92,7 @@ class BrokerPolicies:
         )
 
     def number(self, policy: NumberPolicy) -> int:
-        """Return what the broker says of a policy."""
+        """Return the broker's value of a policy."""
         if policy is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
             return self.become_old_ack_record_seconds
         return self.max_unpersisted_ack_record_bytes
@@ -108,29 +108,29 @@ class PolicyChange(NamedTuple):
 
 @final
 class LevelledPolicies:
-    """The stored policies of namespaces and topics beside those of the broker.
+    """The stored policies of namespaces and topics, together with those of the broker.
 
-    What one level may say of delays depends on the others, and these are other values of the store: one change of
-    delays is looked at and written at a time, so that no two are allowed that contradict each other. Of topics whose
-    policies cannot be read nothing is known; they stand in the way of no other.
+    Delay policies of one level restrict the others, which are separate values of the store. So changes of delays are
+    checked and written one at a time, and never contradict each other. Topics whose policies cannot be read are ignored
+    in these checks.
 
-    All methods raise what `PolicyStore` raises. Safe for any number of threads.
+    All methods raise as `PolicyStore`. Thread-safe.
     """
 
     def __init__(self, store: PolicyStore, broker: BrokerPolicies) -> None:
         self.store = store
         self._broker = broker
-        # Held from when the other levels are read until the write is done.
+        # Held from reading the other levels until the write is done.
         self._changes = threading.Lock()
 
     def applied_delays(self, owner: PolicyOwner) -> dict[str, bool | int]:
-        """Return the delays in force, by Pulsar's JSON names; every field is there."""
+        """Return the delays in effect, by Pulsar's JSON names; every field is present."""
         return self._effective(owner).to_json()
 
     def log_not_kept(self) -> None:
-        """Warn of each owner with a fixed delay in force while delayed delivery is not active.
+        """Warn of each owner whose fixed delay has no effect because delayed delivery is not active.
 
-        A change that would lead there is refused; a broker that is started with other properties can.
+        A change that would lead there is refused, but a broker that is started with other properties can.
 
         Complexity: O(owners of policies).
         """
@@ -147,12 +147,12 @@ class LevelledPolicies:
                 continue
             if not applied.keeps_fixed_delay:
                 LOG.warning(
-                    "the fixed delay of %s, %d ms, is not kept: delayed delivery is not active (says the %s)",
+                    "the fixed delay of %s, %d ms, has no effect: delayed delivery is not active (set by the %s)",
                     owner, applied.fixed_delivery_delay_ms, applied.levels.active.value,
                 )  # fmt: skip
 
     def applied_number(self, owner: PolicyOwner, policy: NumberPolicy) -> int:
-        """Return the number in force: the owner's, else that of its namespace, else the broker's."""
+        """Return the number in effect: the owner's, else that of its namespace, else the broker's."""
         for each in (owner, owner.of_namespace):
             number = policy.of(self.store.read(each).policies)
             if number is not None:
@@ -162,10 +162,10 @@ class LevelledPolicies:
     def update_delays(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, *, expected_version: int | None
     ) -> PolicyChange:
-        """Set the fields that an update names and keep the others.
+        """Set the fields of an update and keep the others.
 
         Raises:
-            DelayPolicyRefusedError: They would contradict what another level says.
+            DelayPolicyRefusedError: They would contradict another level.
         """
 
         def _changed(policies: Policies) -> Policies:
@@ -180,10 +180,10 @@ class LevelledPolicies:
             return self._update(owner, _changed, expected_version=expected_version)
 
     def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> PolicyChange:
-        """Let an owner say nothing of delays.
+        """Remove the delay policies of an owner.
 
         Raises:
-            DelayPolicyRefusedError: A fixed delay that is kept would not be any more.
+            DelayPolicyRefusedError: A fixed delay would lose its effect.
         """
 
         def _changed(policies: Policies) -> Policies:
@@ -260,11 +260,11 @@ class LevelledPolicies:
         return effective(topic, namespace, broker.delayed_delivery, topic_may_disable=broker.topic_may_disable)
 
     def _known_delays(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
-        """Return what an owner says, None if that cannot be read."""
+        """Return the delay policies of an owner, None if they cannot be read."""
         try:
             return self._own_delays(owner)
         except (CorruptStateError, UnsupportedVersionError) as error:
-            LOG.error("left out of the check: %s", error)
+            LOG.error("excluded from the check: %s", error)
             return None
 
     def _own_delays(self, owner: PolicyOwner) -> DelayedDeliveryPolicies:

@@ -1,4 +1,4 @@
-"""Runs the application in this process until it is told to stop: the port, the signals, the log."""
+"""Runs the application in this process until a signal stops it: the port, the signals, the log."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errn
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What is served, and to whom.
+    """Settings of the server.
 
     Attributes:
-        store: The directory of an SQLite store; made if it is missing.
-        port: 0 for any that is free.
-        host: The address to listen at; without a token, only this machine's own.
-        token: What requests must bear, None for nothing; `Tokens` for several, or for those of a file.
-        broker: What holds where no policy says anything.
-        connections: What clients may hold.
-        wrong_token_seconds: How long the answer to a wrong token is delayed, 0 to 4 s.
+        store: The directory of an SQLite store; created if it is missing.
+        port: The port; 0 for any free port.
+        host: The address to listen on; without a token, only this machine's own.
+        token: The token of requests, None for none; `Tokens` for several, or for those of a file.
+        broker: Defaults if no policy is set.
+        connections: Limits on the connections of clients.
+        wrong_token_seconds: Delay of the answer to a wrong token, 0 to 4 s.
 
     Raises:
-        AckStateError: There is no token, and others than this machine could connect; the host is empty; or the delay is
+        AckStateError: There is no token although other machines could connect; the host is empty; or the delay is
             out of its bounds.
     """
 
@@ -63,9 +63,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not self.host.strip():
-            raise AckStateError("the host to listen at is empty: for every address say 0.0.0.0 or ::")
+            raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
         if self.token is None and self.host != LOCAL_HOST:
-            raise AckStateError(f"without a token only {LOCAL_HOST} is listened at, not {self.host}: see --token-file")
+            raise AckStateError(f"without a token the host must be {LOCAL_HOST}, got {self.host}: see --token-file")
         if not 0 <= self.wrong_token_seconds <= WRONG_TOKEN_SECONDS_MAX:
             raise AckStateError(
                 f"wrong_token_seconds must be from 0 to {WRONG_TOKEN_SECONDS_MAX}, got {self.wrong_token_seconds}"
@@ -73,15 +73,15 @@ class ServerSettings:
 
 
 def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests under way, at most 5 s, and close the store.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress, within 5 s, and close the store.
 
     Args:
-        settings: What, and to whom.
-        announce: Gets one line with the address as soon as requests are answered.
+        settings: The settings of the server.
+        announce: Called with one line, which has the address, as soon as requests are served.
 
     Raises:
         AckStateError: The store cannot be opened.
-        OSError: The port cannot be had.
+        OSError: The port cannot be opened.
     """
     log_to_stderr()
     with _listening(settings) as listener, closing(SqliteStore(settings.store)) as store:
@@ -101,7 +101,7 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
 
 @final
 class _Server(uvicorn.Server):
-    """Says when it is ready, and returns on a signal, which uvicorn would raise again before the store is closed."""
+    """Announces when it is ready, and returns on a signal; uvicorn would raise it again before the store is closed."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, *, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -109,18 +109,18 @@ class _Server(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         await super().startup(sockets)
         for listener in sockets or ():
-            # uvicorn has set it to how many are accepted at once; this many more may wait for that.
+            # uvicorn has set the backlog to the number accepted at once; this many more may wait.
             listener.listen(_BACKLOG)
         self._on_ready()
 
     def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
-            # It tries again in a second, and would log a traceback for each connection that waits.
+            # The loop retries in a second, and would log a traceback for each waiting connection.
             self._connections.descriptors_warning.log(f"cannot accept connections: {error.strerror}; they wait")
         else:
             LOG.error("%s", context.get("message"), exc_info=error)
@@ -143,12 +143,12 @@ def _listening(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family)
-        # Connections inherit it. Without, a body waits 40 ms for the client to acknowledge the headers.
+        # Connections inherit this option. Without it, a body waits 40 ms for the client to acknowledge the headers.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         reason = error.strerror or error
-        raise AckStateError(f"cannot listen at {settings.host} port {settings.port}: {reason}") from error
+        raise AckStateError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from error
 
 
 def _line(settings: ServerSettings, port: int) -> str:

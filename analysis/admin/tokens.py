@@ -22,16 +22,16 @@ _FILE_BYTES_MAX = 64 * 1024
 
 
 class Tokens(Protocol):
-    """The tokens that are accepted at present."""
+    """The tokens that are accepted now."""
 
     def label_of(self, given: bytes) -> str | None:
-        """Return the label of a token, None if the token is not accepted. Takes as long for one as for another."""
+        """Return the label of a token, None if the token is not accepted. Takes constant time."""
         ...
 
 
 @final
 class OneToken:
-    """A token that stays the same while the server runs."""
+    """A single token, fixed while the server runs."""
 
     def __init__(self, token: bytes, *, label: str = "token") -> None:
         self._labels = {token: label}
@@ -45,12 +45,12 @@ class OneToken:
 class TokenFile:
     """The tokens of a file, one a line, each alone or after a label and a blank.
 
-    The file is read again for each token that is checked, so that a changed file is in force at once. While the file
-    cannot be read or holds no tokens, the tokens read before stay in force, and the log says so once. Replace the file
-    by a rename, so that no half of it is read. A pipe is read once.
+    The file is read again for each token that is checked, so a changed file takes effect at once. While the file cannot
+    be read or has no tokens, the previous tokens stay valid, and the log has one line about it. Replace the file by a
+    rename, so that it is never read half-written. A pipe is read once.
 
     Raises:
-        AckStateError: The file holds no tokens.
+        AckStateError: The file has no tokens.
         OSError: It cannot be read.
     """
 
@@ -74,7 +74,7 @@ class TokenFile:
             labels = self._labels if content == self._content else parse_tokens(content, where=str(self._path))
         except (OSError, AckStateError) as error:
             if str(error) != self._problem:
-                LOG.error("the tokens in force stay: %s", error)
+                LOG.error("the previous tokens stay valid: %s", error)
                 self._problem = str(error)
             return
         if content != self._content or self._problem:
@@ -83,7 +83,7 @@ class TokenFile:
 
     def _read_now(self) -> bytes:
         def opener(path: str, flags: int) -> int:
-            return os.open(path, flags | os.O_NONBLOCK)  # a pipe in its place must not be waited for
+            return os.open(path, flags | os.O_NONBLOCK)  # must not block on a pipe in its place
 
         with open(self._path, "rb", opener=opener) as file:
             return file.read(_FILE_BYTES_MAX + 1)
@@ -96,7 +96,7 @@ def parse_tokens(content: bytes, *, where: str) -> dict[bytes, str]:
     {b's3cret': 'ops'}
 
     Raises:
-        AckStateError: There is no token, or a line is none; the text never shows one.
+        AckStateError: There is no token, or a line is invalid; the message never shows a token.
     """
     if len(content) > _FILE_BYTES_MAX:
         raise AckStateError(f"{where} holds no token: it is larger than {_FILE_BYTES_MAX} bytes")
@@ -113,10 +113,10 @@ def parse_tokens(content: bytes, *, where: str) -> dict[bytes, str]:
             )
         name = label.decode("ascii") or f"line {number}"
         if token in labels or name in labels.values():
-            raise AckStateError(f"{where}, line {number}, has a token or a label for the second time")
+            raise AckStateError(f"{where}, line {number}, repeats a token or a label")
         labels[token] = name
     if not labels:
-        raise AckStateError(f"{where} holds no token: it is empty")
+        raise AckStateError(f"{where} has no token: it is empty")
     return labels
 
 
@@ -135,7 +135,7 @@ def checked_token(text: bytes, *, where: str) -> bytes:
 def _label_of(given: bytes, labels: Mapping[bytes, str]) -> str | None:
     found = None
     for token, label in labels.items():
-        # All of them, whichever it is.
+        # All tokens are compared, so that the time does not depend on the match.
         if hmac.compare_digest(given, token):
             found = label
     return found

@@ -1,7 +1,7 @@
-"""Spark's classes as a Java virtual machine has them in memory: with that archive one starts in half the time.
+"""Creates an archive of Spark's classes, with which a Java virtual machine starts in half the time.
 
-``python -m ackstate.analysis.spark.class_archive`` makes it for this environment; whoever has none does without.
-It fits the Java and the Spark that it was made with, and a virtual machine that it does not fit does not use it.
+``python -m ackstate.analysis.spark.class_archive`` creates it for this environment; it is optional. It fits only the
+Java and the Spark that created it; any other virtual machine ignores it.
 
 Source: class-data sharing of the HotSpot virtual machine, JEP 310 and 350.
 """
@@ -31,12 +31,12 @@ _EXIT_S = 300
 
 
 def make_class_archive() -> Path:
-    """Make the archive anew, of what a virtual machine loads for small estimates, and return where it is.
+    """Create the archive again, with the classes that small estimates load, and return its path.
 
-    It has 190 MB. To be called before Spark is started in this process, which cannot start it again.
+    It has 190 MB. Call this before Spark is started in this process, which cannot start it again.
 
     Raises:
-        SparkUnavailableError: Spark does not start, or its virtual machine keeps no archive.
+        SparkUnavailableError: Spark does not start, or its virtual machine does not support archives.
         OSError: It cannot be written.
     """
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +48,10 @@ def make_class_archive() -> Path:
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
-    # At the end of its input the virtual machine exits, and writes.
+    # At the end of its input the virtual machine writes the archive and exits.
     gateway.proc.communicate(timeout=_EXIT_S)
     if not unfinished.exists():
-        raise SparkUnavailableError("this Java keeps no archive of classes: Spark starts without one")
+        raise SparkUnavailableError("this Java does not support archives of classes: Spark starts without one")
     return unfinished.replace(CLASS_ARCHIVE)
 
 

@@ -1,4 +1,4 @@
-"""A Spark cluster instead of this machine: is it there, does it give anything, and what do its workers need of us?"""
+"""Connects to a Spark cluster: checks that it answers and has free executors, and sends our package to its workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTOR_SECONDS = 60.0
-"""A standalone cluster that has started no executor for us by then has nothing to give."""
+"""A standalone cluster that has started no executor by then has no free resources."""
 
 _CONNECT_SECONDS = 5.0
 _STANDALONE = "spark://"
@@ -28,17 +28,17 @@ _LOOPBACK = re.compile(r"(127\.[\d.]+|localhost)$")
 
 
 class ClusterError(AckStateError):
-    """The cluster is not there, or gives nothing; the message names it and says what to do."""
+    """The cluster does not answer, or has no free resources; the message has its name and the remedy."""
 
 
 def check_master(master: str) -> None:
-    """Make sure that a master is one, and that somebody listens there if it is a standalone cluster's.
+    """Check the form of a master and, if it is a standalone cluster's, that its port is open.
 
     Raises:
-        ClusterError: It is not, or nobody does.
+        ClusterError: The form is invalid, or the port is closed.
     """
     if not _MASTER.fullmatch(master):
-        raise ClusterError(f"no Spark master: {master!r}; one is spark://HOST:PORT, yarn, k8s://... or local[N]")
+        raise ClusterError(f"the Spark master must be spark://HOST:PORT, yarn, k8s://... or local[N], got {master!r}")
     complaints = [_complaint(host, port) for host, port in _addresses(master)]
     if complaints and all(complaints):
         raise ClusterError(f"no Spark master at {master}: {complaints[0]}; start it, or give another --master")
@@ -50,33 +50,33 @@ def is_local(master: str) -> bool:
 
 
 def is_on_loopback(master: str) -> bool:
-    """Whether nothing needs to reach this process from another machine."""
+    """Whether no other machine needs to connect to this process."""
     return is_local(master) or any(_LOOPBACK.match(host) for host, _ in _addresses(master))
 
 
 @contextmanager
 def answer_awaited(master: str) -> Iterator[None]:
-    """Say so if Spark gives a standalone master up in the block.
+    """Raise a clear error if Spark gives up on a standalone master in the block.
 
     Raises:
-        ClusterError: It has, after a minute or so.
+        ClusterError: It has given up, after about a minute.
     """
     try:
         yield
     except Exception as error:
         if master.startswith(_STANDALONE) and _GIVEN_UP.search(str(error)):
             raise ClusterError(
-                f"no Spark master at {master}: what listens there does not answer as one of our version; its port for "
-                "applications is 7077 unless it was told another, its web page has another"
+                f"no Spark master at {master}: the server there does not answer as a master of our version; the "
+                "default port for applications is 7077, which is not the port of the web page"
             ) from None
         raise
 
 
 def await_executor(spark: SparkSession, master: str) -> None:
-    """Wait until a standalone cluster has started something for us.
+    """Wait until a standalone cluster has started an executor.
 
     Raises:
-        ClusterError: It has not in `EXECUTOR_SECONDS`.
+        ClusterError: It has not within `EXECUTOR_SECONDS`.
     """
     if not master.startswith(_STANDALONE):
         return
@@ -85,39 +85,39 @@ def await_executor(spark: SparkSession, master: str) -> None:
     while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"the Spark cluster at {master} has started nothing in {EXECUTOR_SECONDS:g} s: are its workers alive, "
-                "and have they as many free cores and as much memory as asked for?"
+                f"the Spark cluster at {master} has started no executor in {EXECUTOR_SECONDS:g} s: check that its "
+                "workers run, and have the requested number of free cores and amount of memory"
             )
         time.sleep(0.1)
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Send our packages to the workers, which need not have them installed; what they import must be there."""
-    # Workers fetch it when they begin, from a directory that lives as long as Spark.
+    """Send our package to the workers, which need not have it installed; its dependencies must be installed."""
+    # Workers fetch it when they start, from a directory that exists as long as Spark runs.
     package = Path(spark.sparkContext._temp_dir, "ackstate.zip")
     write_package(package)
     spark.sparkContext.addPyFile(str(package))
 
 
 def hint(reason: str, master: str) -> str:
-    """Return what to do about a worker's error, empty if that is unknown.
+    """Return the remedy for a worker's error, empty if there is none.
 
     Args:
         reason: The error in one line.
         master: Where Spark runs.
 
     >>> hint("ModuleNotFoundError: No module named 'pyroaring'", "spark://host:7077")
-    "; the workers' Python lacks pyroaring: send it an environment, as docs/cluster.md says"
+    "; the workers' Python lacks pyroaring: send it an environment, see docs/cluster.md"
     """
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
-        return f"; the workers' Python lacks {missing[1]}: send it an environment, as docs/cluster.md says"
+        return f"; the workers' Python lacks {missing[1]}: send it an environment, see docs/cluster.md"
     if re.search(r"Class \S+FileSystem not found|No FileSystem for scheme", reason):
-        return "; Spark lacks its client of this store: docs/cluster.md says which package has it"
+        return "; Spark lacks its client of this store: docs/cluster.md has the name of the package"
     if re.search("does not exist|FileNotFoundException|No such file", reason):
         if is_local(master):
-            return "; it was there when the run began: put it back and run again"
-        return "; if it is here, the workers cannot see it: put it on storage that all of them mount at this path"
+            return "; it existed when the run started: restore it and run again"
+        return "; if it exists here, the workers cannot see it: put it on storage that all of them mount at this path"
     if re.search(r"Cannot run program|PYTHON_VERSION_MISMATCH|different version", reason):
         return "; name the workers' interpreter, a Python of our version, with PYSPARK_PYTHON"
     return ""

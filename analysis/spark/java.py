@@ -1,8 +1,8 @@
-"""Starts the Java virtual machine of a Spark session in the background, and ends one that nobody came to use.
+"""Starts the Java virtual machine of a Spark session in the background, and ends it if it is not used.
 
-It takes a second until something can connect to it, in which Python imports Spark and looks at the trace.
+It takes a second until it accepts connections, during which Python imports Spark and checks the trace.
 
-Source: what pyspark.java_gateway does in one go.
+Source: `pyspark.java_gateway`, which does this in one blocking step.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 CLASS_ARCHIVE = Path(sys.prefix, "share", "ackstate", "spark-classes.jsa")
-"""Used if it is there; see `ackstate.analysis.spark.class_archive`."""
+"""Used if it exists; see `ackstate.analysis.spark.class_archive`."""
 JAVA_MAJOR_MIN = 17
 _POLL_S = 0.01
-# What Spark's first program, which puts the command of the second together, compiles well is not worth it.
+# Spark's launcher only assembles the real command line, so optimising compilation is not worth it.
 _LAUNCHER_OPTIONS: Final = {"SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 
 class SparkUnavailableError(AckStateError):
-    """Spark cannot run here; the message says what to install."""
+    """Spark cannot run here; the message names the missing package."""
 
 
 @final
 class Java:
-    """A virtual machine with Spark that starts; a context whose end ends it, unless `gateway` was called.
+    """A starting virtual machine with Spark; a context manager that ends it, unless `gateway` was called.
 
     Args:
-        settings: What to start Spark with.
+        settings: Settings of Spark.
 
     Raises:
         SparkUnavailableError: pyspark or Java is missing.
@@ -56,7 +56,7 @@ class Java:
         _java_program()
         self._directory = TemporaryDirectory()
         self._connection = Path(self._directory.name, "connection")
-        # The virtual machine greets every start with warnings that are none of the user's business.
+        # The virtual machine prints warnings at every start that are irrelevant to the user.
         self._said = TemporaryFile()  # noqa: SIM115 - closed by `_forget`
         command = [f"{home}/bin/spark-submit"]
         for name, value in settings.items():
@@ -66,8 +66,8 @@ class Java:
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._connection),
         }  # fmt: skip
         with _interrupts_held_back():
-            # It ends when its input does, so that none is left when this process is killed. In a group of its own it
-            # hears nothing of Ctrl-C, and ends together with what it was started by.
+            # It ends when its input does, so it never outlives this process. In a process group of its own it does not
+            # receive Ctrl-C, and its children end with it.
             self._process = subprocess.Popen(  # noqa: S603
                 [*command, *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))],
                 stdin=subprocess.PIPE, stdout=self._said, stderr=self._said, env=environment, process_group=0,
@@ -79,7 +79,7 @@ class Java:
         return self
 
     def __exit__(self, *_failure: object) -> None:
-        """End the virtual machine if nobody is connected to it."""
+        """End the virtual machine if it is not connected."""
         if not self._is_taken:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ class Java:
         self._said.close()
 
     def gateway(self) -> Any:
-        """Wait for the virtual machine and return pyspark's connection to it; whoever has that ends it.
+        """Wait for the virtual machine and return pyspark's connection to it; the caller then owns the process.
 
         Raises:
             SparkUnavailableError: It ended.
@@ -100,7 +100,7 @@ class Java:
         while not self._connection.exists():
             if self._process.poll() is not None:
                 check_java_version()
-                raise SparkUnavailableError(f"Spark does not start: {self.complaint() or 'it says nothing'}")
+                raise SparkUnavailableError(f"Spark does not start: {self.complaint() or 'without a message'}")
             time.sleep(_POLL_S)
         told = self._connection.read_bytes()
         # A port, and the length of the secret that follows.
@@ -114,34 +114,34 @@ class Java:
         return gateway
 
     def complaint(self) -> str:
-        """Return the line in which it says why it does not work, empty if it says nothing."""
+        """Return the line of its output that states the error, empty if there is none."""
         self._said.seek(0)
         return _complaint(self._said.read().decode(errors="replace"))
 
 
 def check_java_version() -> None:
-    """Make sure that Java is new enough.
+    """Check that Java is new enough.
 
     Raises:
-        SparkUnavailableError: It is not, or is missing.
+        SparkUnavailableError: Java is too old, or is missing.
     """
     java = _java_program()
     told = _output_of([java, "-version"])
-    # Java 8 calls itself 1.8.
+    # Java 8 reports 1.8.
     version = re.search(r'version "(?:1\.)?(\d+)', told)
     if version is None:
-        raise SparkUnavailableError(f"{java} does not say its version: {_complaint(told) or 'it says nothing'}")
+        raise SparkUnavailableError(f"{java} does not report its version: {_complaint(told) or 'no output'}")
     if int(version[1]) < JAVA_MAJOR_MIN:
         raise SparkUnavailableError(f"{java} is Java {version[1]}: Spark needs Java {JAVA_MAJOR_MIN} or newer")
 
 
 def class_archive_option() -> str:
-    """Return what makes Java use the archive of classes, empty if there is none."""
+    """Return the option that makes Java use the archive of classes, empty if there is none."""
     return f'"-XX:SharedArchiveFile={CLASS_ARCHIVE}"' if CLASS_ARCHIVE.is_file() else ""
 
 
 def _spark_home() -> str:
-    """Return where Spark is, without its import."""
+    """Return the directory of Spark, without importing it."""
     if given := os.environ.get("SPARK_HOME"):
         if not Path(given, "bin", "spark-submit").is_file():
             raise SparkUnavailableError(f"no spark-submit in SPARK_HOME={given}")
@@ -150,11 +150,11 @@ def _spark_home() -> str:
     if found is None or not found.submodule_search_locations:
         raise SparkUnavailableError("pyspark is missing: install ackstate[spark]")
     for package in found.submodule_search_locations:
-        # An installation for another Hadoop has Spark in a directory of its own.
+        # An installation for another Hadoop has Spark in a separate directory.
         for home in (f"{package}/spark-distribution", package):
             if Path(home, "bin", "spark-submit").is_file():
                 return home
-    raise SparkUnavailableError("pyspark has no spark-submit: set SPARK_HOME to where Spark is")
+    raise SparkUnavailableError("pyspark has no spark-submit: set SPARK_HOME to the directory of Spark")
 
 
 def _java_program() -> str:
@@ -176,7 +176,7 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def _complaint(told: str) -> str:
-    """Return the line in which a process that did not start says why, empty if it said nothing."""
+    """Return the line of a failed process's output that states the error, empty if there is no output."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     return next(
         (line for line in lines if re.search("error|exception|unrecognized", line, re.IGNORECASE)), "".join(lines[-1:])
@@ -185,7 +185,7 @@ def _complaint(told: str) -> str:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C take effect after the block: a virtual machine that nobody knows of yet would live on."""
+    """Delay Ctrl-C until after the block: otherwise a virtual machine that is not registered yet would survive."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is signal.SIG_IGN:
         yield

@@ -1,4 +1,4 @@
-"""A trace that one task of Spark replays from end to end: a small one is done before more tasks would have begun."""
+"""Replays a trace in a single Spark task: a small trace is done before more tasks would have started."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class OneTaskRows:
 
     Args:
         spark: The session.
-        rows: What computes them in the worker.
+        rows: Computes the rows in the worker.
     """
 
     def __init__(self, spark: SparkSession, rows: LocalRows) -> None:
@@ -104,7 +104,7 @@ class OneTaskRows:
 
     def _in_worker(self, work: Callable[[], list[Any]]) -> list[Any]:
         def computed(begun: Iterable[int]) -> list[Any]:
-            # Spark keeps a worker for the next job that has read all of what it was sent.
+            # Spark reuses a worker only if it has read all of its input.
             for _ in begun:
                 pass
             return work()

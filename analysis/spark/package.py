@@ -1,4 +1,4 @@
-"""Our package in one zip file, as Spark sends it to workers that do not have it installed."""
+"""Packs our package into one zip file, as Spark sends it to workers that do not have it installed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKAGE = "ackstate"
-# The first that the format knows: the same release makes the same bytes.
+# The earliest date of the format: the same release gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
 SCRIPT = "from ackstate.analysis.cli import main\n\nmain()\n"
-"""What `spark-submit` runs, which takes no module: the command line."""
+"""The script for `spark-submit`, which cannot run a module: it runs the command line."""
 
 
 def write_package(path: Path) -> int:
-    """Write the package of this installation, and return how many files it has.
+    """Write the package of this installation, and return the number of its files.
 
-    The file is there whole or not at all. The same sources make the same bytes.
+    The file is written atomically. The same sources give the same bytes.
 
     Raises:
-        OSError: The disk is full or failed; what stood at `path` still stands.
+        OSError: The disk is full or failed; `path` is unchanged.
     """
     count = 0
     with atomic_write(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -38,7 +38,7 @@ def write_package(path: Path) -> int:
 
 def _sources() -> Iterator[tuple[str, bytes]]:
     with as_file(files(_PACKAGE)) as directory:
-        # In a checkout folders of it are links.
+        # In a checkout some of its folders are links.
         found = [Path(place, name) for place, _, names in os.walk(directory, followlinks=True) for name in names]
         for file in sorted(found):
             if "__pycache__" not in file.parts:

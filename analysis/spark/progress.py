@@ -1,4 +1,4 @@
-"""How far Spark is, asked of its status tracker while a job runs."""
+"""Reports the progress of Spark from its status tracker while a job runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVERY_S = 0.2
 
 @contextmanager
 def tasks_shown(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[None]:
-    """Call `show` now and then, while the block runs, with how many tasks of the running stages are done, of how many.
+    """Call `show` periodically, while the block runs, with the completed and total tasks of the running stages.
 
     It is called from another thread, and not at all if Spark does not answer.
     """

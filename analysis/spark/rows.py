@@ -1,4 +1,4 @@
-"""Rows in Spark: steps run in its Python workers, and rows are brought together by its shuffle."""
+"""Rows in Spark: steps run in its Python workers, and its shuffle groups rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark session that is quiet and fails in a sentence; unless told otherwise it stays on this machine."""
+"""Opens a Spark session that is quiet and reports failures in a sentence; by default it runs on this machine."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _CORES = 2
-# Spark puts small ones together until there is one a core, and all are of about one size.
+# Spark merges small partitions until there is one per core, all of about the same size.
 _PARTITIONS_PER_CORE = 8
-# What `spark-submit` tells the program that it runs.
+# Set by `spark-submit` for the program that it runs.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _PROGRESS_SECONDS = 0.3
-# What one of our workers refused, at the end of its traceback.
+# An error of our own code in a worker, at the end of its traceback.
 _OWN_ERROR = re.compile(r"ackstate\.[\w.]+: (.*)")
-# Of a file that Spark reads itself, with the error at the root.
+# An error about a file that Spark reads itself, with the root cause.
 _UNREAD_FILE = re.compile(r"Encountered error while reading file (?:file://)?(.+?)(?:: |\. (?=File ))(.*)")
 # Java's and Python's text of ENOSPC.
 _NO_ROOM = "No space left on device"
@@ -56,16 +56,16 @@ def local_session(*, cores: int = 2) -> SparkSession:
 
 
 def open_session(master: str | None = None) -> SparkSession:
-    """Start, or find, a Spark session that is quiet and fails in a sentence.
+    """Start, or find, a Spark session that is quiet and reports failures in a sentence.
 
     Args:
         master: Where Spark runs: ``local[N]`` is this machine, ``spark://HOST:PORT`` a standalone cluster, whose
-            workers are sent our packages. None for what `spark-submit` was told, which also sends what it was given;
-            without that, two cores of this machine.
+            workers receive our package. None for the master given to `spark-submit`, which also sends its own files;
+            without `spark-submit`, two cores of this machine.
 
     Raises:
         SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
-        ClusterError: The cluster is not there, or gives nothing.
+        ClusterError: The cluster does not answer, or has no free resources.
     """
     with starting_session(master) as session:
         return session()
@@ -73,9 +73,9 @@ def open_session(master: str | None = None) -> SparkSession:
 
 @contextmanager
 def starting_session(master: str | None = None) -> Iterator[Callable[[], SparkSession]]:
-    """Start a session as `open_session` does, in the background: the block calls what it is given when it needs it.
+    """Start a session as `open_session` does, in the background; the block calls the yielded function to get it.
 
-    Java, which takes longest, is started at once, and ended if the block ends without the session.
+    Java, which takes longest, is started at once, and ended if the block ends without a session.
     """
     is_submitted = _SUBMITTED in os.environ
     if master is None and not is_submitted:
@@ -87,7 +87,7 @@ def starting_session(master: str | None = None) -> Iterator[Callable[[], SparkSe
         settings |= {"spark.master": master, "spark.app.name": "ackstate"}
         if is_on_loopback(master):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Workers would take the system's interpreter, which lacks our packages.
+    # Otherwise workers would use the system's interpreter, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with ExitStack() as kept:
         java = None if is_submitted or _is_running() else kept.enter_context(Java(settings))
@@ -114,7 +114,7 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
                 SparkContext._ensure_initialized(gateway=java.gateway())
                 _LOG.info("Java started")
             configuration = SparkConf().setAppName("ackstate").setAll(list(settings.items()))
-            # Now Spark tells what it was submitted to.
+            # Now Spark has the master that it was submitted to.
             where = master or SparkConf().get("spark.master", "local")
             assert where is not None
             check_master(where)
@@ -123,7 +123,7 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
             await_executor(spark, where)
             if not is_local(where) and _SUBMITTED not in os.environ:
                 ship_package(spark)
-            _LOG.info("Spark session begun")
+            _LOG.info("Spark session started")
         except (PySparkException, Py4JError, OSError) as error:
             told = "" if isinstance(error, Py4JError) or java is None else java.complaint()
             raise SparkUnavailableError(f"Spark does not start: {told or _reason(error)}") from error
@@ -132,11 +132,11 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
 
 @contextmanager
 def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
-    """Turn what Spark raises into a `TraceError` of one line, and put the trace into one that does not name it.
+    """Convert Spark's exceptions into a `TraceError` of one line, and add the trace's name to it.
 
     Args:
-        what: The trace that is read, or written.
-        work: Which of both.
+        what: The trace that is read or written.
+        work: The failed action, ``read`` or ``write``.
     """
     try:
         yield
@@ -154,10 +154,10 @@ def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
         reason = _reason(error)
         session = SparkSession.getActiveSession()
         master = (session and session.sparkContext.master) or "local"
-        # Behind a URL there is for all what there is for one.
+        # A URL has the same contents for every machine.
         advice = hint(reason, "local" if isinstance(what, StorePath) else master)
         if own := _OWN_ERROR.fullmatch(reason):
-            # An error of a file names it.
+            # An error about a file already names it.
             where = "" if own[1].startswith(f"{what}/") else f"{what}: "
             raise TraceError(f"{where}{own[1]}{advice}") from error
         if unread := _UNREAD_FILE.fullmatch(reason):
@@ -199,11 +199,11 @@ def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, ended:
 
 def _settings(master: str | None) -> dict[str, str]:
     settings = {
-        # A record of ours is a chunk of up to 16,384 events.
+        # Each of our records is a chunk of up to 16,384 events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
-        # Workers would look for modules in the current directory first, and find a stranger's `numpy.py` there.
+        # Otherwise workers would search the current directory first, and could import a foreign `numpy.py`.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
-        # Damage inside a page may decompress to other numbers.
+        # A damaged page may decompress to wrong numbers.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     }
     if master is None:
@@ -211,17 +211,18 @@ def _settings(master: str | None) -> dict[str, str]:
     settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # What takes time are our Python workers. To compile Java well takes their cores for seconds, and pays later.
+        # Our Python workers take most of the time. Optimising Java would occupy their cores for seconds, and pay off
+        # later.
         "spark.driver.extraJavaOptions": (
             f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={_log_settings()}" {class_archive_option()}'
         ),
     }
     if is_on_loopback(master):
-        # The workers of such a cluster are on this machine, too.
+        # The workers of such a cluster are also on this machine.
         settings["spark.executor.extraJavaOptions"] = class_archive_option()
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if is_local(master):
-        # Others have no such module until it is sent.
+        # Workers of other clusters lack this module until it is sent.
         settings["spark.python.daemon.module"] = "ackstate.analysis.spark.worker_daemon"
     cores = re.fullmatch(r"local\[(\d+)\]", master)
     if cores:
@@ -231,7 +232,7 @@ def _settings(master: str | None) -> dict[str, str]:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Take back what Spark makes of Ctrl-C: it would first ask the virtual machine, on a connection that is busy."""
+    """Restore the handler of Ctrl-C: Spark's would first call the virtual machine, on a connection that is busy."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -247,20 +248,20 @@ def parquet_frame(spark: SparkSession, schema: StructType, *paths: Location) -> 
 
     Args:
         spark: The session.
-        schema: Of the files; Spark would start a job to find out.
-        paths: Files or directories; brackets and stars in their names are no patterns.
+        schema: Schema of the files; otherwise Spark would start a job to infer it.
+        paths: Files or directories; brackets and stars in their names are literal.
     """
     reader = spark.read.schema(schema).option("__globPaths__", "false")
     return reader.parquet(*map(spark_url, paths))
 
 
 def _reason(error: Exception) -> str:
-    """Return in a line what a long story says: the exception and what caused it, neither its frames nor its codes."""
+    """Return a long error in one line: the exception and its root cause, without stack frames or codes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if any(line.startswith("Traceback ") for line in lines):
         return lines[-1]
     raised = [line for line in lines if line.startswith((": ", "Caused by: "))]
-    # The first exception and the one at the root; a message that is no exception stands for itself.
+    # The first exception and the root cause; a message that is not an exception is used as it is.
     told = [line.partition("Exception: ")[2] or line for line in (*raised[:1], *raised[1:][-1:])] or lines[:1]
     plain = [re.sub(r"^\[[\w.]+\] | *SQLSTATE: \w+$", "", line).rstrip(" .") for line in told]
     return ": ".join(plain) or type(error).__name__

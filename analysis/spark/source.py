@@ -1,4 +1,4 @@
-"""A trace as rows in Spark, which reads the files itself, wherever they are."""
+"""A trace as rows in Spark, which reads the files itself, in any location."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SparkSource(NamedTuple):
     """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
 
     Attributes:
-        trace: The DataFrame; of versions 1 and 2 its events are lists, which takes several times as long.
-        covered: What `check_trace` returned of it; None to have Spark find it.
+        trace: The DataFrame; in versions 1 and 2 its events are lists, which take several times as long.
+        covered: The result of `check_trace`; None to let Spark compute it.
     """
 
     trace: DataFrame
@@ -37,15 +37,15 @@ class SparkSource(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; what the files alone tell is checked at once.
+        """Find the files of a trace, a file or a directory; the checks that need only the files run at once.
 
         Args:
             spark: The session.
-            path: Where the trace is.
-            covered: What `ackstate.analysis.trace.parquet.check_trace` returned of it; None to have it called here.
+            path: Location of the trace.
+            covered: The result of `ackstate.analysis.trace.parquet.check_trace`; None to call it here.
 
         Raises:
-            TraceError: It is no trace, as `check_trace`.
+            TraceError: It is not a trace; see `check_trace`.
             UnsupportedVersionError: A newer release wrote it.
         """
         covered = check_trace(path) if covered is None else covered
@@ -77,7 +77,7 @@ class SparkSource(NamedTuple):
 
 @cache
 def _settle() -> None:
-    """Take the imports of a worker out of the garbage collection, of 40 ms, that Spark has it do after each task."""
+    """Exclude a worker's imports from the garbage collection that Spark runs after each task; it would take 40 ms."""
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""Keeps Arrow from importing pandas with its first array: that takes longer than to replay a small trace."""
+"""Keeps Arrow from importing pandas with its first array: the import takes longer than the replay of a small trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_pandas() -> Iterator[None]:
-    """Let pandas be missing while the block runs, unless it is imported already; Arrow then does without, for good."""
+    """Hide pandas while the block runs, unless it is already imported; Arrow then never uses it in this process."""
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
@@ -27,4 +27,4 @@ class _NoPandas:
         """See `importlib.abc.MetaPathFinder`."""
         del path, target
         if name == "pandas":
-            raise ModuleNotFoundError("pandas is left out", name=name)
+            raise ModuleNotFoundError("pandas is hidden", name=name)

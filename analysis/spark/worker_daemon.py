@@ -1,4 +1,4 @@
-"""What Spark's Python workers on this machine are forked from: it has imported what each of them would import anew.
+"""The process from which Spark's Python workers on this machine are forked, with their imports already done.
 
 Spark starts it by the setting ``spark.python.daemon.module``.
 """
@@ -17,20 +17,20 @@ def main() -> None:
     """Run until Spark ends."""
     sys.path[:] = _without_archives(sys.path)
     with without_pandas():
-        from pyspark import daemon, worker  # noqa: F401, PLC0415 - pandas is left out
+        from pyspark import daemon, worker  # noqa: F401, PLC0415 - pandas is hidden
 
-        from ackstate.analysis.estimate import estimates, trace_source  # noqa: F401, PLC0415 - the same
+        from ackstate.analysis.estimate import estimates, trace_source  # noqa: F401, PLC0415 - pandas is hidden
 
-        # Spark has each worker collect garbage after each task: what was imported here is none.
+        # Spark makes each worker collect garbage after each task: exclude the imports.
         gc.collect()
         gc.freeze()
         daemon.manager()
 
 
 def _without_archives(path: list[str]) -> list[str]:
-    """Return where modules are, without the archives of Spark's sources if the installation that has them is there.
+    """Return the module path without the archives of Spark's sources, if Spark's installation is there.
 
-    From an archive, each process compiles the sources.
+    Each process would have to compile the sources of an archive.
     """
     others = [each for each in path if not each.endswith(".zip")]
     found = PathFinder.find_spec("pyspark", others)

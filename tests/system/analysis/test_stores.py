@@ -230,7 +230,7 @@ def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_p
             assert refused(words, **gone).startswith(f"{trace}: network connection: ")
         bare = {"cwd": tmp_path, "environment": server.environment | {"SPARK_CONF_DIR": str(tmp_path)}}
         line = refused(["redelivery", str(base), "--state", tmp_path / "state", *POLICY], **bare)
-        assert line.endswith("Spark lacks its client of this store: docs/cluster.md says which package has it")
+        assert line.endswith("Spark lacks its client of this store: docs/cluster.md has the name of the package")
     else:
         nobody = "hdfs://127.0.0.1:1/trace"
         for words in (["trace", "check", nobody], ["trace", "convert", source, nobody]):

@@ -175,7 +175,7 @@ class TestManyConnections:
             status, errors = server.stop()
         entries, others = server.audited(errors)
         assert (status, len(entries), len(others)) == (0, 9, 1)
-        assert "out of file descriptors: 48 connections are open, and the process may have 96" in others[0]
+        assert "out of file descriptors: 48 connections are open, and the process is limited to 96" in others[0]
 
     def test_when_others_take_the_descriptors_the_log_says_so_once(self, start, tmp_path):
         """The share of connections is not full, and there is no descriptor to accept one."""

@@ -172,7 +172,7 @@ class TestRefusals:
     def test_without_a_token_nobody_else_is_served(self, capsys, tmp_path, monkeypatch):
         monkeypatch.delenv("ACKSTATE_ADMIN_TOKEN", raising=False)
         outcome = run(capsys, "serve", "--store", tmp_path / "store", "--host", "0.0.0.0")
-        assert_one_line(outcome, "without a token only 127.0.0.1", "0.0.0.0", "--token-file")
+        assert_one_line(outcome, "without a token the host must be 127.0.0.1", "0.0.0.0", "--token-file")
         assert not (tmp_path / "store").exists()
 
     def test_a_missing_token_file_is_named(self, capsys, tmp_path):
@@ -218,7 +218,7 @@ class TestRefusals:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             outcome = run(capsys, "serve", "--store", tmp_path / "store", "--port", port)
-        assert_one_line(outcome, f"cannot listen at 127.0.0.1 port {port}", "in use")
+        assert_one_line(outcome, f"cannot listen on 127.0.0.1 port {port}", "in use")
 
     def test_a_store_that_is_open_is_named(self, capsys, tmp_path):
         store = SqliteStore(tmp_path)

@@ -96,7 +96,7 @@ class TestTokenFile:
             assert tokens.label_of(b"s3cret") == "ops"
             assert tokens.label_of(b"b") is None
         assert len(caplog.records) == 1
-        assert "the tokens in force stay: " in caplog.text
+        assert "the previous tokens stay valid: " in caplog.text
         assert str(path) in caplog.text
         if break_it == "directory":
             path.rmdir()
@@ -136,7 +136,7 @@ class TestRunningServer:
             exit_status, errors = server.stop()
         assert exit_status == 0
         assert f"INFO tokens were read again from {path}: ops, ci\n" in errors
-        assert "ERROR the tokens in force stay: " in errors
+        assert "ERROR the previous tokens stay valid: " in errors
         assert "first" not in errors
         assert "second" not in errors
 

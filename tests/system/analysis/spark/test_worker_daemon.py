@@ -40,7 +40,7 @@ def test_pandas_is_missing_inside_and_there_after(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     words = [sys.executable, "-P", "-c", LEFT_OUT]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["pandas is left out", str(tmp_path / "pandas.py")]
+    assert done.stdout.splitlines() == ["pandas is hidden", str(tmp_path / "pandas.py")]
 
 
 @pytest.mark.spark

@@ -86,13 +86,13 @@ class TestTokenFiles:
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost"])
     def test_without_one_only_this_machine_is_served(self, tmp_path, host):
-        with pytest.raises(AckStateError, match=r"without a token only 127\.0\.0\.1"):
+        with pytest.raises(AckStateError, match=r"without a token the host must be 127\.0\.0\.1"):
             ServerSettings(tmp_path, host=host)
         assert ServerSettings(tmp_path, host=host, token=TOKEN).host == host
 
     @pytest.mark.parametrize("token", [None, TOKEN])
     def test_an_empty_host_is_not_every_address(self, tmp_path, token):
-        with pytest.raises(AckStateError, match="the host to listen at is empty"):
+        with pytest.raises(AckStateError, match="the host must not be empty"):
             ServerSettings(tmp_path, host="", token=token)
 
     @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n" * 100])

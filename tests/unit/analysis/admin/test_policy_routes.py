@@ -269,7 +269,7 @@ class TestAnotherBroker:
         ]
         assert "policies of persistent://public/default/bad" in caplog.records[1].getMessage()
         assert [each.getMessage() for each in caplog.records[2:]] == [
-            "the fixed delay of persistent://public/default/orders, 1 ms, is not kept: "
+            "the fixed delay of persistent://public/default/orders, 1 ms, has no effect: "
             "delayed delivery is not active (says the broker)"
         ]
 
@@ -290,7 +290,7 @@ class TestNumbers:
         wrote(ask("POST", path, json=4_096))
         for method, body in (("POST", 5_000), ("DELETE", None)):
             answer = ask(method, f"{path}?isGlobal=true", json=body)
-            assert (answer.status_code, "global policies are not kept here" in reason(answer)) == (412, True)
+            assert (answer.status_code, "global policies are not supported" in reason(answer)) == (412, True)
         assert ask("GET", f"{path}?isGlobal=true").json() == 4_096
 
     def test_set_read_and_removed_at_each_level(self, ask, policy):
@@ -416,7 +416,7 @@ class TestConcurrentWriters:
         monkeypatch.setattr(type(store.metadata), "get", lambda _, asked: and_somebody_writes(asked))
         answer = ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1})
         assert answer.status_code == 409
-        assert "somebody else" in reason(answer)
+        assert "another client" in reason(answer)
         assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").json() == 3
         assert ask("GET", f"{TOPIC}/delayedDelivery").json() is None
 
@@ -488,7 +488,7 @@ class TestUnreadable:
         store.metadata.put(PolicyOwner("public", "default", "bad").path, document, expected_version=ABSENT)
         wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 7}))
         wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"tickTime": 1}))
-        assert "left out of the check: policies of persistent://public/default/bad" in caplog.text
+        assert "excluded from the check: policies of persistent://public/default/bad" in caplog.text
         assert ask("GET", f"{NAMESPACE}/delayedDelivery").json() == {"tickTime": 1}
         answer = ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False})
         assert (answer.status_code, "default/orders" in reason(answer)) == (412, True)
@@ -531,7 +531,7 @@ class TestTrouble:
         monkeypatch.setattr(type(store.metadata), "get", fail)
         answer = ask("GET", f"{TOPIC}/delayedDelivery")
         assert answer.status_code == 500
-        assert reason(answer) == "GET failed with RuntimeError; the server's log says why"
+        assert reason(answer) == "GET failed with RuntimeError; see the server's log"
 
     def test_an_error_of_the_store_is_logged(self, ask, store, monkeypatch, caplog):
         def fail(*_):

@@ -622,7 +622,7 @@ def test_a_policy_of_all_clusters_is_not_set(ask):
     for words in ("set-delayed-delivery -e", "remove-delayed-delivery"):
         status, out, err = ask(f"topicPolicies {words} -g a/global/orders")
         assert (status, out) == (1, "")
-        assert err.startswith("isGlobal: global policies are not kept here")
+        assert err.startswith("isGlobal: global policies are not supported")
     assert ask("topicPolicies get-delayed-delivery -g a/global/orders") == (0, "null\n", "")
 
 

@@ -247,7 +247,7 @@ def test_a_manifest_that_is_sealed_and_wrong_is_refused_by_the_name_of_its_field
 def test_a_file_that_the_manifest_does_not_name_is_refused(state):
     stranger = state / "000002" / "states" / "other.parquet"
     stranger.write_bytes(b"PAR1")
-    with pytest.raises(CheckpointError, match=r"other\.parquet: the state is damaged, it is not the"):
+    with pytest.raises(CheckpointError, match=r"other\.parquet: the state is damaged, the file was changed"):
         Checkpoint.latest(state, POLICIES)
 
 
@@ -283,7 +283,7 @@ def test_a_directory_of_something_else_is_refused(directory):
 
 
 def test_two_runs_at_once_are_refused(state):
-    with claimed(state), pytest.raises(CheckpointError, match="another run is at work"), claimed(state):
+    with claimed(state), pytest.raises(CheckpointError, match="another run is using it"), claimed(state):
         pass
     with claimed(state):
         assert Checkpoint.latest(state, POLICIES).day_count == 2
