@@ -1,0 +1,183 @@
+"""The worst patterns of unplain English become fewer: each file has at most as many as `plain_english.txt` allows.
+
+Run this file as a program to rewrite the allowed counts: `.venv/bin/python tests/test_plain_english.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
+ALLOWED = ROOT / "tests" / "plain_english.txt"
+FOLDERS = (
+    ".github", "ackstate", "analysis", "benchmarks", "cursor", "delay", "docs", "examples", "limits", "tests",
+)  # fmt: skip
+NOT_WRITTEN_BY_HAND = ("_pb2.py",)
+REWRITE = f".venv/bin/python {Path(__file__).resolve().relative_to(ROOT)}"
+
+PATTERNS = {
+    # A clause where a noun belongs. A question is no such clause, nor is a name such as `what` or what=1.
+    "what": re.compile(r"\bwhat\s+\w(?!(?:[^.!?]|[.!?](?=\S))*\?(?:\s|$))", re.IGNORECASE),
+    "whoever": re.compile(r"\bwho(?:m?ever)\b", re.IGNORECASE),
+    "anew": re.compile(r"\banew\b", re.IGNORECASE),
+    "nobody": re.compile(r"\b(?:nobody|somebody)\b", re.IGNORECASE),
+    "so-many": re.compile(r"\bso\s+many\b", re.IGNORECASE),
+}
+QUESTION = "question"
+FOUND = "found"
+GOT_SOMETHING = re.compile(r"\bfound \{\}")
+
+
+def prose_of_markdown(text):
+    """Return the text outside of code blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def strings(tree):
+    """Yield each string of a module as one text, in which `{}` stands for each expression of an f-string."""
+    if isinstance(tree, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in tree.values)
+        for part in tree.values:
+            if isinstance(part, ast.FormattedValue):
+                yield from strings(part.value)
+        return
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
+        yield tree.value
+    for child in ast.iter_child_nodes(tree):
+        yield from strings(child)
+
+
+def comments(source):
+    """Return all comments of a module as one text. Faster than `tokenize`, by which this test would take 20 s."""
+    return "\n".join(re.findall(r"(?:^|\s)#\s(.*)$", source, re.MULTILINE))
+
+
+def matches(name, text):
+    """Return the matches in a file: pattern -> the texts that match. The name of the file says its language."""
+    found = {}
+    if name.endswith(".md"):
+        proses = [prose_of_markdown(text)]
+    else:
+        tree = ast.parse(text)
+        messages = [*strings(tree)]
+        proses = [*messages, comments(text)]
+        found[FOUND] = [prose for prose in messages for _ in GOT_SOMETHING.findall(prose)]
+        first_line = (ast.get_docstring(tree) or "").partition("\n\n")[0]
+        found[QUESTION] = [first_line] if first_line.endswith("?") else []
+    for pattern, expression in PATTERNS.items():
+        found[pattern] = [
+            " ".join(prose[max(0, match.start() - 40) : match.end() + 40].split())
+            for prose in proses for match in expression.finditer(prose)
+        ]  # fmt: skip
+    return found
+
+
+def counts(root):
+    """Return the counts above 0 of all files of a checkout: (file, pattern) -> count."""
+    return Counter({
+        (name, pattern): len(texts)
+        for name in names(root)
+        for pattern, texts in matches(name, (root / name).read_text(encoding="utf-8")).items()
+        if texts
+    })  # fmt: skip
+
+
+def names(root):
+    """Yield the names of the files to read, relative to a checkout. This test is not one of them."""
+    yield from (path.name for path in root.glob("*.md"))
+    for folder in FOLDERS:
+        for directory, _, files in os.walk(root / folder):
+            for file in files:
+                path = Path(directory, file)
+                is_prose = file.endswith((".py", ".md")) and not file.endswith(NOT_WRITTEN_BY_HAND)
+                if is_prose and file != Path(__file__).name:
+                    yield path.relative_to(root).as_posix()
+
+
+def written(counted):
+    """Return counts as text: a line for each file."""
+    files = {}
+    for (name, pattern), count in sorted(counted.items()):
+        files.setdefault(name, []).append(f"{pattern}={count}")
+    return "".join(f"{name} {' '.join(numbers)}\n" for name, numbers in files.items())
+
+
+def read(text):
+    """Return the counts of a text by `written`."""
+    lines = [line.split(" ") for line in text.splitlines()]
+    parts = [(name, number.partition("=")) for name, *numbers in lines for number in numbers]
+    return Counter({(name, pattern): int(count) for name, (pattern, _, count) in parts})
+
+
+def risen(root, counted, allowed):
+    """Return a line for each count above the allowed one, with places to look at."""
+    lines = []
+    for (name, pattern), count in sorted((counted - allowed).items()):
+        texts = matches(name, (root / name).read_text(encoding="utf-8"))[pattern]
+        places = "".join(f"\n    ... {text} ..." for text in texts[:10])
+        lines.append(f"{name}: {count} more of {pattern!r} than allowed, among these:{places}")
+    return lines
+
+
+@cache
+def counts_now():
+    return counts(ROOT)
+
+
+def test_no_count_rises():
+    lines = risen(ROOT, counts_now(), read(ALLOWED.read_text(encoding="utf-8")))
+    assert not lines, "write plainer English:\n" + "\n".join(lines)
+
+
+def test_counts_that_fell_are_written_down():
+    is_up_to_date = written(counts_now()) == ALLOWED.read_text(encoding="utf-8")
+    assert is_up_to_date, f"run `{REWRITE}` and commit {ALLOWED.relative_to(ROOT)}"
+
+
+PLANTED = {
+    "what": ("a.md", "It reports what a persist leaves out."),
+    "whoever": ("a.md", "Whoever persists calls it."),
+    "anew": ("a.py", "x = 1  # begins anew\n"),
+    "nobody": ("a.py", 'def f():\n    """Let somebody know."""\n'),
+    "so-many": ("a.md", "It waits until so\nmany messages are due."),
+    "question": ("a.py", '"""What does a broker.conf say?"""\n'),
+    "found": ("a.py", 'raise ValueError(f"n is an integer, found {n!r}")\n'),
+}
+PLAIN = (
+    ("a.md", "It reports the excluded acks. What does it cost? A field is named `what`.\n```\nwhat a persist\n```"),
+    ("a.py", '"""X does Y.\n\nDoes it?\n"""\nwhat = 1 if what is None else 2\nraise ValueError(f"got {n!r}")\n'),
+)
+
+
+def test_each_pattern_is_seen_where_it_is_planted():
+    for pattern, (name, text) in PLANTED.items():
+        seen = {each: len(texts) for each, texts in matches(name, text).items() if texts}
+        assert seen == {pattern: 1}, text
+    for name, text in PLAIN:
+        assert not any(matches(name, text).values()), text
+
+
+def test_a_planted_sentence_fails_and_a_removed_one_asks_for_an_update(tmp_path):
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("It counts what is acked.")
+    allowed = read(written(counts(tmp_path)))
+    assert written(allowed) == "docs/page.md what=1\n"
+    assert not risen(tmp_path, counts(tmp_path), allowed)
+
+    page.write_text("It counts what is acked, and what is not.")
+    (line,) = risen(tmp_path, counts(tmp_path), allowed)
+    assert line.startswith("docs/page.md: 1 more of 'what' than allowed")
+
+    page.write_text("It counts acks.")
+    assert not risen(tmp_path, counts(tmp_path), allowed)
+    assert written(counts(tmp_path)) != written(allowed)
+
+
+if __name__ == "__main__":
+    ALLOWED.write_text(written(counts(ROOT)), encoding="utf-8")
