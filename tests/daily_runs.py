@@ -137,5 +137,5 @@ def again_from_state(replay, policies):
 
 def cursors_of(replay):
     """Return the cursors of all replays that have one."""
-    replays = [each for life in replay._lives for each in life.replays.values()]
+    replays = [each for group in replay._groups for each in group.replays.values()]
     return [each._cursor for each in replays if not isinstance(each, PlainReplay)]

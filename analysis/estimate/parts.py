@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
 from ackstate.analysis.replay.curve_sum import CAUSES, SERIES, Histogram, quantile, weight_of
-from ackstate.analysis.replay.subscription_replay import Costs
+from ackstate.analysis.replay.curves import Costs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -14,8 +14,9 @@ from ackstate.analysis.estimate.parts import PART, RUN, SCOPES, STATE, Part, bat
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, SliceChange, Slices, SliceWriter, namespace_of
 from ackstate.analysis.estimate.sorted_chunks import by_subscription
 from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
+from ackstate.analysis.replay.curves import RecordedCurve
 from ackstate.analysis.replay.state_fields import CheckpointError
-from ackstate.analysis.replay.subscription_replay import RecordedCurve, SubscriptionReplay
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:

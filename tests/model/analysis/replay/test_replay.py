@@ -18,7 +18,7 @@ from ackstate.analysis.replay.journal_size import JournalSize
 from ackstate.analysis.replay.mark_delete import MarkDeleteFold
 from ackstate.analysis.replay.persist_ticks import PersistTicks
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.replay.subscription_replay import _Life
+from ackstate.analysis.replay.replay_group import ReplayGroup
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.state.auto_age import AutoAge
@@ -136,9 +136,9 @@ def test_it_catches_a_reset_after_which_the_old_flush_interval_goes_on(monkeypat
 
 
 def test_it_catches_that_what_came_back_under_the_policy_alone_is_not_acked_again(monkeypatch):
-    missing = _Life.missing
+    missing = ReplayGroup.missing
     monkeypatch.setattr(
-        _Life, "missing", lambda self, recorded, *, now_ms: missing(self, AckAccumulator(), now_ms=now_ms)
+        ReplayGroup, "missing", lambda self, recorded, *, now_ms: missing(self, AckAccumulator(), now_ms=now_ms)
     )
     assert_agreement_fails(PLAIN)
 

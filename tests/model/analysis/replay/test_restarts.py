@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import montecarlo
 from ackstate.analysis.replay import subscription_replay
+from ackstate.analysis.replay.curve_sum import CAUSES
+from ackstate.analysis.replay.curves import PolicyCurve
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.replay.subscription_replay import PolicyCurve, SubscriptionReplay
+from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.bad_rows import BadRows
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -102,7 +104,7 @@ def test_what_a_restart_finds_beyond_a_limit_counts_from_the_start(kind, setting
         assert {curve[ts_ms] for ts_ms in range(1_000, 2_001)} == {3}
         sums = replay.curves[0].sum
         assert (sums.peak, sums.cause_sums) == (
-            3, [3_000 * (name == cause) for name in subscription_replay.CAUSES]
+            3, [3_000 * (name == cause) for name in CAUSES]
         )  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def planted(monkeypatch, change):
 
     def wrong(text, policies):
         state = decoded(text, policies)
-        for life in state.replay._lives:
+        for life in state.replay._groups:
             for each in life.replays.values():
                 change(life, each)
         return state

@@ -1,0 +1,194 @@
+"""The curves of one subscription: redelivery if crashed at every instant, as recorded or under a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
+from ackstate.analysis.replay.curve_sum import CAUSES, CurveSum, Points
+from ackstate.analysis.trace.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ackstate.analysis.replay.acked import EventChunk, Int64s
+    from ackstate.analysis.replay.replay import Epochs, Piece
+    from ackstate.analysis.replay.state_fields import Fields
+
+
+class Costs(NamedTuple):
+    """The costs of a policy for one subscription.
+
+    Attributes:
+        write_count: The number of persists.
+        bytes_written: The bytes that they wrote.
+        bytes_kept: The bytes that a recovery would read at the end.
+        bytes_kept_max: The maximum of `bytes_kept` at any time.
+        blocked_ms: The time that dispatch was blocked.
+    """
+
+    write_count: int = 0
+    bytes_written: int = 0
+    bytes_kept: int = 0
+    bytes_kept_max: int = 0
+    blocked_ms: int = 0
+
+    def to_record(self) -> dict[str, int]:
+        """Return its fields as a state has them."""
+        return {
+            "write_count": self.write_count, "bytes_written": self.bytes_written, "bytes_kept": self.bytes_kept,
+            "bytes_kept_max": self.bytes_kept_max, "blocked_ms": self.blocked_ms,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, fields: Fields) -> Costs:
+        """Build from fields that `to_record` returned."""
+        written = fields.integer("write_count"), fields.integer("bytes_written")
+        kept = fields.integer("bytes_kept"), fields.integer("bytes_kept_max")
+        return cls(*written, *kept, fields.integer("blocked_ms"))
+
+    def and_then(self, epochs: Epochs) -> Costs:
+        """Return the costs with some more persists."""
+        if not len(epochs.at_ms):
+            return self
+        return Costs(
+            self.write_count + int(np.count_nonzero(epochs.bytes_written)),
+            self.bytes_written + int(epochs.bytes_written.sum()),
+            int(epochs.bytes_kept[-1]),
+            max(self.bytes_kept_max, int(epochs.bytes_kept.max())),
+            self.blocked_ms,
+        )
+
+
+@final
+class RecordedCurve:
+    """The curve as recorded: durability comes from the persist events."""
+
+    def __init__(self) -> None:
+        self.sum = CurveSum()
+        self.costs = Costs()
+        # For each crash of the last chunk: redelivery, redelivery if the persist in progress had been written, and
+        # whether a persist was in progress.
+        self.at_crashes = np.empty((0, 3), np.int64)
+        self._fold = RedeliveryFold()
+
+    def take(self, chunk: EventChunk) -> Points:
+        """Replay the next chunk, and return its points."""
+        folded = self._fold.fold(chunk)
+        died = chunk.kind == EventKind.CRASH
+        self.at_crashes = np.column_stack([folded.redelivery[died], folded.if_written[died], folded.persisting[died]])
+        self.sum.note_peak(folded.redelivery, chunk.ts_ms)
+        ends = _last_of_each(chunk.ts_ms)
+        causes = None if folded.causes is None else folded.causes[:, ends]
+        points = Points(chunk.ts_ms[ends], folded.redelivery[ends], folded.alive[ends], causes)
+        self.sum.add(points)
+        ended = int(np.count_nonzero(chunk.kind == EventKind.PERSIST_ENDED))
+        self.costs = self.costs._replace(write_count=self.costs.write_count + ended)
+        return points
+
+    def complete_until(self, log: Mapping[int, int]) -> int:
+        """Return the ledger of the mark-delete position."""
+        return self._fold.complete_until(log)
+
+    def forget_below(self, ledger_id: int) -> None:
+        """Drop the acks of all ledgers below one."""
+        self._fold.forget_below(ledger_id)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        return {"kind": "recorded", **_sums_record(self), "counts": self._fold.to_record()}
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned."""
+        self._fold = fields.one("counts", RedeliveryFold.of)
+
+
+@final
+class PolicyCurve:
+    """The curve under a policy, from the persists of its replay."""
+
+    def __init__(self) -> None:
+        self.sum = CurveSum()
+        self.costs = Costs()
+        # After the last persist, or 0: the number of messages acked since the cursor was opened that are durable, and
+        # the causes of the others.
+        self._durable = 0
+        self._causes = np.zeros((len(CAUSES), 1), np.int64)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return its fields as a state has them."""
+        causes = self._causes[:, 0].tolist()
+        return {"kind": "policy", **_sums_record(self), "durable_count": self._durable, "causes": causes}
+
+    def restore(self, fields: Fields) -> None:
+        """Continue from fields that `to_record` returned."""
+        self._durable = fields.signed("durable_count")
+        self._causes = fields.array("causes", least=0, count=len(CAUSES)).reshape(-1, 1)
+
+    def restart(self) -> None:
+        """Restart with an opened cursor: all acks are durable."""
+        self._durable = 0
+        self._causes = np.zeros((len(CAUSES), 1), np.int64)
+
+    def reset(self, epochs: Epochs) -> None:
+        """Restart with a cursor that was reset; its last persist may have excluded acks."""
+        self._durable = -int(epochs.undurable[-1])
+        self._causes = np.array([getattr(epochs, name)[-1:] for name in CAUSES])
+
+    def take(self, piece: Piece, epochs: Epochs) -> Points:
+        """Add the next events and persists, and return their points."""
+        ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
+        ends = piece.events_until(at_ms)
+        durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.undurable))
+        causes = np.concatenate((self._causes, np.array([getattr(epochs, name) for name in CAUSES])), axis=1)
+        epoch = np.searchsorted(at_ms, ts_ms, "left")
+        after_event = piece.acked[1:] - durable[epoch]
+        self.sum.note_peak(after_event, ts_ms)
+        lasts = _last_of_each(ts_ms)
+        points = _merged(ts_ms[lasts], after_event[lasts], epoch[lasts], epochs)
+        if causes.any():
+            points = points._replace(causes=causes[:, _epoch_of_points(ts_ms[lasts], epoch[lasts], at_ms)])
+        self.costs = self.costs.and_then(epochs)
+        self._durable, self._causes = int(durable[-1]), causes[:, -1:]
+        self.sum.add(points)
+        return points
+
+
+def _sums_record(curve: RecordedCurve | PolicyCurve) -> dict[str, Any]:
+    return {"sums": curve.sum.to_record(), "costs": curve.costs.to_record()}
+
+
+def curve_of(fields: Fields) -> RecordedCurve | PolicyCurve:
+    """Build a curve from fields that its `to_record` returned."""
+    kind = fields.word("kind", "recorded", "policy")
+    curve = RecordedCurve() if kind == "recorded" else PolicyCurve()
+    fields.one("sums", curve.sum.restore)
+    curve.costs = fields.one("costs", Costs.of)
+    curve.restore(fields)
+    return curve
+
+
+def _last_of_each(ts_ms: Int64s) -> Int64s:
+    """Return the index of the last event of each millisecond."""
+    return np.flatnonzero(np.append(ts_ms[1:] != ts_ms[:-1], np.ones(min(len(ts_ms), 1), np.bool_)))
+
+
+def _merged(ts_ms: Int64s, value: Int64s, epoch: Int64s, epochs: Epochs) -> Points:
+    """Insert the persists between the milliseconds with events; a persist comes after those of its own."""
+    count = len(ts_ms) + len(epochs.at_ms)
+    times, values = np.empty(count, np.int64), np.empty(count, np.int64)
+    of_event = np.arange(len(ts_ms)) + epoch
+    of_persist = np.arange(len(epochs.at_ms)) + np.searchsorted(ts_ms, epochs.at_ms, "right")
+    times[of_event], values[of_event] = ts_ms, value
+    times[of_persist], values[of_persist] = epochs.at_ms, epochs.undurable
+    return Points(times, values, np.ones(count, np.bool_))
+
+
+def _epoch_of_points(ts_ms: Int64s, epoch: Int64s, at_ms: Int64s) -> Int64s:
+    """Return the number of persists up to each point of `_merged`."""
+    found = np.empty(len(ts_ms) + len(at_ms), np.int64)
+    found[np.arange(len(ts_ms)) + epoch] = epoch
+    found[np.arange(len(at_ms)) + np.searchsorted(ts_ms, at_ms, "right")] = np.arange(1, len(at_ms) + 1)
+    return found
