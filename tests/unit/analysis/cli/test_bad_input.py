@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.demo.results import DemoDirectory
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import VERSION_KEY
@@ -25,8 +19,7 @@ from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
-from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
-from trace_files import read_rows, write_rows
+from command_line import assert_one_line, killed_broker, run, tree
 
 DATABASE = "ackstate.sqlite3"
 
@@ -265,83 +258,6 @@ def test_a_trace_replaces_a_trace(good_trace, killed, tmp_path, capsys, kind):
     assert {path.name for path in tmp_path.iterdir()} == {"trace"} | ({"elsewhere"} if kind == "link" else set())
 
 
-def flipped(good_trace, share):
-    """Return the trace with one bit of its data pages changed; its footer is sound."""
-    damaged = bytearray(good_trace.read_bytes())
-    footer_bytes = int.from_bytes(damaged[-8:-4], "little") + 8
-    damaged[4 + int(share * (len(damaged) - footer_bytes - 8))] ^= 0x10
-    return bytes(damaged)
-
-
-# How many flipped bits are tried: Spark reads the pages by the same code.
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "count"), [("local", 60), pytest.param("spark", 3, marks=pytest.mark.spark)])
-def test_damage_that_only_a_replay_can_see_is_one_line_or_harmless(good_trace, tmp_path, capsys, engine, count):
-    sound = run(capsys, "redelivery", good_trace, "--engine", engine, "--json")
-    assert sound.status == 0
-    path = tmp_path / "damaged.parquet"
-    refused = 0
-    for number in range(count):
-        path.write_bytes(flipped(good_trace, number / count))
-        outcome = run(capsys, "redelivery", path, "--engine", engine, "--json")
-        if outcome.status:
-            assert_one_line(outcome, path)
-            refused += 1
-        else:
-            assert json.loads(outcome.out) == json.loads(sound.out) | {"trace": str(path)}
-    assert refused > count // 3
-
-
-def first_row(**changes):
-    return lambda rows: [
-        {**rows[0], **{name: change(rows[0].get(name)) for name, change in changes.items()}}, *rows[1:]
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        (first_row(ledger_id=lambda values: values[:-1]), 2),
-        (first_row(kind=lambda values: [99, *values[1:]]), 2),
-        (first_row(kind=lambda values: [99, *values[1:]]), 3),
-        (first_row(first_entry=lambda values: [None, *values[1:]]), 2),
-        (first_row(last_entry=lambda values: None), 2),
-        (first_row(**dict.fromkeys(("ts_ms", "kind", "ledger_id", "first_entry", "last_entry"), lambda _: [])), 2),
-        (first_row(ts_ms=lambda values: values[:-1]), 3),
-        (first_row(ledgers=lambda _: []), 3),
-    ],
-    ids=["list too short", "kind of list", "kind", "null in list", "no list", "no events", "too short", "ledgers"],
-)
-def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, damage, engine):
-    change, version = damage
-    path = tmp_path / "trace.parquet"
-    write_rows(change(sorted_by_use(read_rows(good_trace))), path, version=version)
-    outcome = run(capsys, "redelivery", path, "--engine", engine)
-    assert_one_line(outcome, f"ackstate: {path}: not a trace, damaged chunk 0")
-
-
-def sorted_by_use(rows):
-    """Rows of subscriptions first: those of the topic alone are not computed with."""
-    return sorted(rows, key=lambda row: row["subscription"] == "")
-
-
-NAMES = ["a trace [1] {b} c*?", "a:b", "50%20#x&y", "trace.d", "ärger"]
-PLACES = [
-    *(("local", name) for name in NAMES),
-    pytest.param("spark", "a [1] {b} c*? 50%20#x&y ärger:b", marks=[pytest.mark.spark, pytest.mark.slow]),
-]
-
-
-@pytest.mark.parametrize(("engine", "name"), PLACES)
-def test_a_path_is_a_name_and_no_pattern(good_trace, tmp_path, capsys, engine, name):
-    shutil.copytree(good_trace.parent, tmp_path / name)
-    (tmp_path / "a trace 1 b c").mkdir()
-    outcome = run(capsys, "redelivery", tmp_path / name, "--engine", engine, "--json")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert len(json.loads(outcome.out)["subscriptions"]) == 3
-
-
 # --- recordings
 
 
@@ -498,21 +414,6 @@ def test_a_store_that_is_open_elsewhere_is_refused(broker, tmp_path, capsys, com
         assert run(capsys, command, broker, *arguments).status == 0
 
 
-@pytest.mark.slow
-def test_a_running_broker_keeps_everybody_else_out(tmp_path):
-    command = [*ENTRY, "broker", str(tmp_path / "broker"), "--seconds=60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
-        assert live.stdout.readline() == "ready\n"
-        for arguments in (
-            ["recover", tmp_path / "broker"],
-            ["broker", tmp_path / "broker"],
-            ["demo", "--out", tmp_path],
-        ):
-            assert_one_line(run_apart(*arguments), tmp_path / "broker", f"open in process {live.pid}")
-        live.send_signal(signal.SIGKILL)
-    assert run_apart("recover", tmp_path / "broker").status == 0
-
-
 @pytest.mark.parametrize("command", ["recover", "broker"])
 def test_a_directory_that_no_broker_had_is_refused(tmp_path, capsys, command):
     (tmp_path / "notes.txt").write_text("remember the milk")
@@ -596,14 +497,6 @@ def test_a_demo_removes_no_directory_with_the_name_of_a_file_of_a_store(broker, 
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["trace", "recover"])
-def test_a_pipe_in_a_recording_is_refused_and_not_waited_for(broker, tmp_path, command):
-    os.mkfifo(broker / "recording" / "000002.events")
-    given = (broker,) if command == "recover" else (broker / "recording", tmp_path / "trace")
-    outcome = run_apart(command, *given)
-    assert_one_line(outcome, broker / "recording" / "000002.events", "not a file")
-
-
 def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
     set_version(broker / "recording")
     before = tree(tmp_path)
@@ -629,259 +522,4 @@ def test_a_second_demo_in_the_same_directory_is_refused(tmp_path, capsys):
 # --- permissions, full disks
 
 
-def run_without_privilege(*arguments):
-    """Run a command to which permissions apply, also if root runs the tests."""
-    command = [*ENTRY, *map(str, arguments)]
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root passes all permissions, and there is no setpriv to drop them")
-        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["demo", "broker", "trace"])
-def test_a_directory_that_may_not_be_written_is_named(broker, tmp_path, command):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o555)
-    arguments = {
-        "demo": ["demo", "--out", closed / "out"],
-        "broker": ["broker", closed / "broker"],
-        "trace": ["trace", broker / "recording", closed / "trace"],
-    }[command]
-    assert_one_line(run_without_privilege(*arguments), closed, "Permission denied")
-    assert not list(closed.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["redelivery", "trace", "recover"])
-def test_what_may_not_be_read_is_named(broker, good_trace, tmp_path, command):
-    trace = shutil.copytree(good_trace.parent, tmp_path / "trace")
-    closed = {"redelivery": trace, "trace": broker / "recording", "recover": broker / "store"}[command]
-    arguments = {"redelivery": [trace], "trace": [broker / "recording", tmp_path / "new"], "recover": [broker]}[command]
-    closed.chmod(0)
-    outcome = run_without_privilege(command, *arguments)
-    closed.chmod(0o755)
-    assert_one_line(outcome, closed)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Make small file systems; a real one each, because only that is full in the places where it hurts."""
-    mounted = []
-
-    def mount(size):
-        if os.geteuid() != 0:
-            pytest.skip("only root mounts file systems")
-        point = tmp_path / f"disk-{len(mounted)}"
-        point.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], capture_output=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
-        mounted.append(point)
-        return point
-
-    yield mount
-    for point in mounted:
-        # Spark's virtual machine ends a moment after the command.
-        subprocess.run(["umount", "--lazy", str(point)], check=True)
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("size", ["16k", "48k"])
-def test_a_disk_too_small_for_a_store_is_full(small_disk, capsys, size):
-    disk = small_disk(size)
-    assert_one_line(run(capsys, "broker", disk / "broker", "--seconds=1"), disk / "broker", "full")
-
-
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["256k", "512k", "1m"])
-def test_a_broker_that_fills_the_disk_stops_and_loses_nothing(small_disk, tmp_path, capsys, size):
-    disk = small_disk(size)
-    outcome = run(capsys, "broker", disk / "broker", "--seconds=30", "--messages-per-second=20000")
-    assert_one_line(outcome._replace(out=outcome.out.removeprefix("ready\n")), disk / "broker", "full")
-    roomy = shutil.copytree(disk / "broker", tmp_path / "roomy")
-    assert run(capsys, "recover", roomy).status == 0
-
-
-@pytest.mark.root
-def test_a_recovery_on_a_full_disk_is_one_line_and_can_be_had_later(small_disk, killed, capsys):
-    disk = small_disk("4m")
-    shutil.copytree(killed, disk / "broker")
-    fill(disk)
-    assert_one_line(run(capsys, "recover", disk / "broker"), disk / "broker", "full")
-    (disk / "filler").unlink()
-    assert run(capsys, "recover", disk / "broker").status == 0
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("earlier", [True, False])
-def test_a_trace_on_a_full_disk_is_whole_or_not_there(small_disk, good_trace, killed, capsys, earlier):
-    disk = small_disk("1m")
-    trace = disk / "trace"
-    if earlier:
-        shutil.copytree(good_trace.parent, trace)
-    fill(disk)
-    before = tree(disk)
-    assert_one_line(run(capsys, "trace", killed / "recording", trace), trace, "full")
-    assert tree(disk) == before
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("earlier", [True, False])
-def test_a_result_on_a_full_disk_is_whole_or_not_there(small_disk, earlier):
-    disk = small_disk("64k")
-    if earlier:
-        (disk / "summary.json").write_text("earlier")
-    fill(disk)
-    before = tree(disk)
-    with pytest.raises(OSError, match="No space left") as raised:
-        write_atomically(disk / "summary.json", "x" * 100_000)
-    assert raised.value.filename == str(disk / "summary.json")
-    assert tree(disk) == before
-
-
-@pytest.mark.root
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["32k", "3m"])
-def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, size):
-    out = small_disk(size) / "out"
-    assert_one_line(run(capsys, "demo", "--out", out, "--seconds=2"), out, "full")
-    assert not (out / "summary.json").exists()
-    assert not (out / "report.html").exists()
-
-
-@pytest.mark.root
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, good_trace, tmp_path):
-    disk = small_disk("64k")
-    # A trace by itself may be small, and is then replayed without files.
-    shutil.copytree(good_trace.parent, tmp_path / "days" / "2026-01-01")
-    words = ["redelivery", tmp_path / "days", "--state", tmp_path / "state"]
-    outcome = run_apart(*words, env={**os.environ, "SPARK_LOCAL_DIRS": str(disk)})
-    assert_one_line(outcome, tmp_path / "days", "the disk is full", "SPARK_LOCAL_DIRS")
-    assert "Job aborted" not in outcome.err
-
-
-def fill(disk):
-    """Leave no room at all."""
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        for size in (65_536, 4_096, 1):
-            try:
-                while filler.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["recover", "trace"])
-def test_an_answer_that_cannot_be_written_is_said_to_be_so(broker, tmp_path, command):
-    arguments = [broker] if command == "recover" else [broker / "recording", tmp_path / "trace"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*ENTRY, command, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: the disk is full\n")
-
-
-@pytest.mark.slow
-def test_a_reader_that_left_is_one_line(broker):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(
-        [*ENTRY, "recover", str(broker), "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: Broken pipe\n")
-
-
 # --- Java, and what the extra `spark` brings
-
-
-def fake_java(home, *, version, then="exit 0"):
-    java = home / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(
-        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit; fi\n{then}\n'
-    )
-    java.chmod(0o755)
-
-
-@pytest.mark.parametrize("version", ["11.0.22", "1.8.0_292", "16-ea"])
-def test_a_java_that_is_too_old_is_named(good_trace, tmp_path, version):
-    fake_java(tmp_path, version=version)
-    major = version.removeprefix("1.").partition(".")[0].partition("-")[0]
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, tmp_path / "bin" / "java", f"Java {major}", "17 or newer")
-
-
-def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
-    for words in (["redelivery", good_trace], ["demo", "--out", tmp_path / "out"]):
-        assert_one_line(run_apart(*words, env=environment), "no Java on the PATH", "Java 17")
-    assert not list((tmp_path / "out").iterdir())
-
-
-@pytest.mark.parametrize("what", ["nowhere", "no program", "silent"])
-def test_a_java_home_without_java_is_named(good_trace, tmp_path, what):
-    if what != "nowhere":
-        fake_java(tmp_path, version="17")
-        (tmp_path / "bin" / "java").write_text("#!/bin/sh\n")
-        (tmp_path / "bin" / "java").chmod(0o644 if what == "no program" else 0o755)
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_java_that_does_not_start_spark_is_one_line(good_trace, tmp_path):
-    fake_java(tmp_path, version="17.0.1", then="echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1")
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, "Spark does not start", "Could not create the Java Virtual Machine")
-
-
-BARE = """
-import sys
-for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
-    sys.modules[name] = None
-from ackstate.analysis.cli import main
-main(sys.argv[1:])
-"""
-
-
-def run_bare(*arguments):
-    """Run a command as if the extra `spark` were not installed."""
-    command = [sys.executable, "-P", "-c", BARE, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.slow
-def test_what_needs_no_spark_runs_without_it(broker, tmp_path):
-    for arguments in (["--help"], [], ["broker", "--help"]):
-        assert run_bare(*arguments)[0] == 0
-    assert run_bare("broker", tmp_path / "new", "--seconds=0.1") == (0, "ready\n", "")
-    status, out, err = run_bare("recover", broker, "--json")
-    assert (status, err, len(json.loads(out)["subscriptions"])) == (0, "", 3)
-    assert run_bare("recover", tmp_path / "new")[0] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["demo", "redelivery", "trace"])
-def test_what_needs_spark_names_the_extra(broker, good_trace, tmp_path, command):
-    arguments = {
-        "demo": ["demo", "--out", tmp_path / "out"],
-        "redelivery": ["redelivery", good_trace],
-        "trace": ["trace", broker / "recording", tmp_path / "trace"],
-    }[command]
-    status, out, err = run_bare(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("ackstate: ")
-    assert err.endswith("is missing: install ackstate[spark]\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker"]

@@ -11,7 +11,7 @@ from ackstate.cursor import FileStore, SqliteStore
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.stores.file_records import APPEND_SIZE
 from command_line import assert_one_line, run, tree
-from tests.unit.analysis.cli.test_store import NAMES, TOPIC, fill, fsck
+from sample_store import NAMES, TOPIC, fill, fsck
 
 
 @pytest.fixture

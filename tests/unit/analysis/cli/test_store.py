@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -12,53 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ackstate import Position
-from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor import (
-    CursorConfig,
-    Format,
     ManagedCursor,
-    Message,
     MessageLog,
     Repair,
     SqliteStore,
     UnreadableCursorError,
 )
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
 from ackstate.wire import native, native_pointer
-from command_line import assert_one_line, run, run_apart, tree
-
-TOPIC = "persistent://a/b/orders"
-NAMES = ("audit", "billing")
-FORMATS = {"audit": Format.PULSAR, "billing": Format.NATIVE}
-DATABASE = "ackstate.sqlite3"
-RECORD = "UPDATE metadata SET data = ? WHERE path = ?"
-ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND entry_id = ?"
-
-
-def fill(store):
-    """Publish, and let a cursor of each format persist five times."""
-    log = MessageLog.open(store, topic=TOPIC)
-    log.publish([Message(0, -1, b"")] * 100)
-    for name in NAMES:
-        cursor = opened(store, name)
-        for number in range(5):
-            cursor.ack_entries(log.ledgers.current_ledger_id, [10 * number + 2, 10 * number + 4], now_ms=0)
-            cursor.persist(now_ms=0)
-        cursor.mark_delete(Position(log.ledgers.current_ledger_id, 2), now_ms=0, properties={"step": 9})
-        cursor.persist(now_ms=0)
-
-
-def opened(store, name, **options):
-    return ManagedCursor.open(
-        store,
-        topic=TOPIC,
-        subscription=name,
-        ledgers=MessageLog.open(store, topic=TOPIC).ledgers,
-        config=CursorConfig(format=FORMATS[name]),
-        now_ms=0,
-        **options,
-    )
+from command_line import assert_one_line, run, tree
+from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, Damage, fill, fsck, opened
 
 
 @pytest.fixture
@@ -66,88 +29,6 @@ def path(tmp_path):
     with closing(SqliteStore(tmp_path / "store")) as store:
         fill(store)
     return tmp_path / "store"
-
-
-class Damage:
-    """Changes a closed store behind its back."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def do(self, statement, *values):
-        with closing(sqlite3.connect(self.path / DATABASE)) as connection, connection:
-            return connection.execute(statement, values).fetchall()
-
-    def journal(self, name="billing"):
-        """The ledger's id and its entries."""
-        owner = cursor_owner(cursor_path(TOPIC, name))
-        ((ledger_id,),) = self.do("SELECT id FROM ledgers WHERE owner = ?", owner)
-        rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY entry_id", ledger_id)
-        return ledger_id, [row[:-SEAL_BYTES] for (row,) in rows]
-
-    def write_entry(self, ledger_id, sequence, data):
-        """As the store would have written it: what is wrong with it is the cursor's to find."""
-        self.do(ENTRY, self.seal().entry(ledger_id, sequence, data), ledger_id, sequence)
-
-    def seal(self):
-        ((salt,),) = self.do("SELECT salt FROM identity")
-        return RowSeal(salt)
-
-    def flip(self, sequence, *, name="billing", byte=40):
-        ledger_id, entries = self.journal(name)
-        self.write_entry(ledger_id, sequence, flipped(entries[sequence], byte))
-
-    def flip_row(self, sequence):
-        """Behind the back of the store, too."""
-        ledger_id, entries = self.journal()
-        self.do(ENTRY, flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
-
-    def flip_record_row(self):
-        ((row,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, "billing"))
-        self.do(RECORD, flipped(row, 9), cursor_path(TOPIC, "billing"))
-
-    def tear(self):
-        ledger_id, entries = self.journal()
-        self.write_entry(ledger_id, len(entries) - 1, entries[-1][:-9])
-
-    def flip_record(self, name="billing"):
-        path = cursor_path(TOPIC, name)
-        ((row, version),) = self.do("SELECT data, version FROM metadata WHERE path = ?", path)
-        self.do(RECORD, self.seal().value(path, version, flipped(row[:-SEAL_BYTES], 9)), path)
-
-    def delete_record(self, name="billing"):
-        self.do("DELETE FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
-
-    def delete_journal(self, name="billing"):
-        ledger_id, _ = self.journal(name)
-        self.do("DELETE FROM entries WHERE ledger_id = ?", ledger_id)
-        self.do("DELETE FROM ledgers WHERE id = ?", ledger_id)
-
-    def lose_an_entry(self):
-        ledger_id, _ = self.journal()
-        self.do("DELETE FROM entries WHERE ledger_id = ? AND entry_id = 2", ledger_id)
-
-    def make_newer(self):
-        ledger_id, entries = self.journal()
-        self.write_entry(ledger_id, 1, native.MAGIC + bytes([native.VERSION + 1]) + entries[1][5:])
-
-
-def flipped(data, byte):
-    changed = bytearray(data)
-    changed[byte % len(data)] ^= 0x21
-    return bytes(changed)
-
-
-def fsck(capsys, path):
-    """Check a store, see that it was not touched, and return the status and, by subscription, what was found."""
-    before = tree(path)
-    outcome = run(capsys, "fsck", path, "--json")
-    assert tree(path) == before
-    assert outcome.err == ""
-    answer = json.loads(outcome.out)
-    assert answer["store"] == str(path)
-    assert answer["problems"] == sum(len(cursor["problems"]) for cursor in answer["cursors"])
-    return outcome.status, {cursor["subscription"]: cursor for cursor in answer["cursors"]}
 
 
 # --- fsck
@@ -303,15 +184,6 @@ def test_damaged_pages_are_one_line_that_names_the_store(path, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_itself_says_it_by_its_status(path):
-    assert run_apart("fsck", path).status == 0
-    Damage(path).flip(3)
-    outcome = run_apart("fsck", path)
-    assert (outcome.status, outcome.err) == (1, "")
-    assert_one_line(run_apart("inspect", path, "--subscription", "biling"), "'billing'", "'audit'")
-
-
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 30), st.integers(0, 300), st.integers(1, 255))
 def test_any_changed_byte_is_told_without_a_traceback(path, capsys, which, at, mask):
@@ -410,56 +282,6 @@ def test_help_fits_80_columns(monkeypatch, capsys, command):
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
-
-
-@pytest.mark.slow
-def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp_path, capsys):
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-
-    with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks/one")) as store:
-        fill(store)
-        status, cursors = fsck_of(capsys, f"zookeeper://{server.hosts}/acks/one")
-        assert (status, {cursor["status"] for cursor in cursors}) == (0, {"ok"})
-        value = store.metadata.get(cursor_path(TOPIC, "billing"))
-        store.metadata.put(cursor_path(TOPIC, "billing"), value.data[:-1], expected_version=value.version)
-        status, (_, billing) = fsck_of(capsys, f"zookeeper://{server.hosts}/acks/one")
-        assert (status, billing["problems"][0]["repairs"][0]["repair"]) == (1, "USE_ORPHAN_JOURNAL")
-        for root in ("two", "acks"):
-            assert_one_line(run(capsys, "fsck", f"zookeeper://{server.hosts}/{root}"), "not an ackstate store")
-        session = store._session._client
-        assert (sorted(session.get_children("/")), session.get_children("/acks")) == (["acks", "zookeeper"], ["one"])
-
-
-@pytest.mark.slow
-def test_a_look_at_a_store_in_zookeeper_leaves_every_node_as_it_was(tmp_path, capsys, monkeypatch):
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-
-    with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks")) as store:
-        fill(store)
-        gone = store.ledgers.create(cursor_owner(cursor_path(TOPIC, "billing")))
-        store.ledgers.append(gone, b"half deleted")
-        # The process dies when the ledger is gone for callers, and its nodes are still there.
-        monkeypatch.setattr(store.ledgers, "_clear", lambda ledger_id: None)
-        store.ledgers.delete(gone)
-        client = store._session._client
-        before = znodes(client, "/")
-        assert f"/acks/garbage/{gone}" in before
-        for command in ("fsck", "inspect"):
-            outcome = run(capsys, command, f"zookeeper://{server.hosts}/acks", "--json")
-            assert outcome.status == 0
-            assert [cursor["leftovers"] for cursor in json.loads(outcome.out)["cursors"]] == [[], []]
-            assert znodes(client, "/") == before
-
-
-def znodes(client, path):
-    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
-    below = [znodes(client, f"{path.rstrip('/')}/{name}") for name in client.get_children(path)]
-    return {path: client.get(path)} | {each: found for nodes in below for each, found in nodes.items()}
-
-
-def fsck_of(capsys, store):
-    outcome = run(capsys, "fsck", store, "--json")
-    return outcome.status, json.loads(outcome.out)["cursors"]
 
 
 def test_a_store_that_lost_its_database_is_one_line_that_names_it(tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 from ackstate.cursor import FileStore, SqliteStore
 from ackstate.cursor.stores import file_copy
 from command_line import Outcome, assert_one_line, run, run_apart
-from tests.unit.analysis.cli.test_store import fill
+from sample_store import fill
 from tests.unit.cursor.test_no_plain_file import STRANGERS, let_go, stale_names
 
 COMMANDS = ("fsck", "inspect", "explain")

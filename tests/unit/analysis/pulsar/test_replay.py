@@ -483,21 +483,3 @@ def test_a_measurement_that_is_none_concerns_the_table_alone(tmp_path, capsys):
 
 
 # On a cluster
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_spark_answers_the_same(spark, lines, tmp_path):
-    from ackstate.analysis.pulsar.replay_spark import predict_frame
-
-    chosen = lines[:3]
-    path = tmp_path / "runs.txt"
-    path.write_text("".join(chosen))
-    frame = spark.read.text(str(path))
-    rows = {row.topic: row for row in predict_frame(frame).collect()}
-    for line in chosen:
-        prediction = predict(parse_run(line))
-        row = rows.pop(prediction.topic)
-        assert (row.low, row.high) == (prediction.low, prediction.high)
-        assert [tuple(candidate) for candidate in row.candidates] == list(prediction.candidates)
-    assert not rows

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.analysis.trace.generate import series as series_module
 from ackstate.analysis.trace.generate.clock import Arrivals
 from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
@@ -15,10 +15,8 @@ from ackstate.analysis.trace.generate.outages import RECOVERY_MS
 from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, RowGroupPlan, TracePlan
 from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.generate.turns import Classes, Turns
-from ackstate.analysis.trace.parquet import check_trace, trace_files
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS, Traffic
 from command_line import assert_one_line, run
-from trace_files import read_rows, subscriptions_of
 
 PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
 EVENTS = 25_000
@@ -329,59 +327,3 @@ def test_bad_options_are_one_line_and_write_nothing(capsys, tmp_path, options, n
     pytest.importorskip("pyspark")
     assert_one_line(run(capsys, "trace", "generate", tmp_path / "trace", *options), naming)
     assert not list(tmp_path.iterdir())
-
-
-def rows_of(path):
-    tables = [read_rows(file) for file in trace_files(path)]
-    return sorted((row for table in tables for row in table), key=lambda row: tuple(row.values())[:3])
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
-    from ackstate.analysis.trace.generate import job
-
-    plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, crashes=1, flush_interval_ms=200)
-    for cores in (1, 2):
-        monkeypatch.setattr(job, "_cores", lambda _, cores=cores: cores)
-        monkeypatch.setattr(job, "_FILES_PER_CORE", 1)
-        made = job.make_trace(spark, plan, tmp_path / str(cores))
-        assert (made.events, made.files) == (60_000, cores)
-        check_trace(tmp_path / str(cores))
-    rows = rows_of(tmp_path / "1")
-    assert rows == rows_of(tmp_path / "2")
-    assert sum(len(row["kind"]) for row in rows if row["subscription"]) == 60_000
-    assert all(len(row["kind"]) == CHUNK_EVENTS for row in rows if row["chunk"] == 0 and row["subscription"])
-    assert all(row["first_seq"] == CHUNK_EVENTS * row["chunk"] for row in rows)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
-    from ackstate.analysis.trace.generate.job import make_trace
-
-    rate, interval_ms = 2_000, 500
-    plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
-    make_trace(spark, plan, tmp_path / "trace")
-    (row,) = subscriptions_of(tmp_path / "trace")
-    assert row["expected"] == pytest.approx(rate * interval_ms / 1_000 / 2, rel=0.05)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
-    from ackstate.analysis.spark.session import readable_failures
-    from ackstate.analysis.trace.generate import job
-
-    plan = plan_of("in_order", 20_000)
-    job.make_trace(spark, plan, tmp_path / "trace")
-    before = rows_of(tmp_path / "trace")
-
-    def fails(_batches, **_settings):
-        raise OSError("no room")
-
-    monkeypatch.setattr(job, "_make", fails)
-    with pytest.raises(TraceError, match=r"cannot write it.*no room"), readable_failures(tmp_path, work="write"):
-        job.make_trace(spark, plan_of("in_order", 30_000), tmp_path / "trace")
-    assert rows_of(tmp_path / "trace") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
