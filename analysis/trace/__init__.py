@@ -1,1 +1,1 @@
-"""Traces: what happened to subscriptions, recorded live, kept as Parquet."""
+"""Traces of subscriptions: recorded live or generated, stored as Parquet."""

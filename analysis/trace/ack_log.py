@@ -1,13 +1,13 @@
-"""Logs of the ACK commands that real brokers received, one run a line, into rows of one event each.
+"""Converts logs of the ACK commands that real brokers received, one run per line, into rows of one event each.
 
-A run is an object with `topic`, `subscription`, `entries` (what was published, runs of ledger, first and last entry),
-`batch_sizes` (messages in each entry, null for one each) and `broker_acks_ms` (a row for each command: received,
-handled, and what was acked: an entry's index, or that and the words of its batch ack set; then maybe the type of the
-ack, `Individual` or `Cumulative`, which acks everything up to its last entry). Times are ms since the first command.
-`t_end_ms`, if there, is when the broker was killed. Other fields are not looked at.
+A run is an object with `topic`, `subscription`, `entries` (the published entries, as runs of ledger, first and last
+entry), `batch_sizes` (messages in each entry, null for one each) and `broker_acks_ms` (a row for each command:
+received, handled, and acked: an entry's index, or the index and the words of its batch ack set; optionally the type of
+the ack, `Individual` or `Cumulative`, which acks everything up to its last entry). Times are ms since the first
+command. `t_end_ms`, if present, is the time when the broker was killed. Other fields are ignored.
 
-An ack counts from when the broker had handled it. Batches are taken apart: an event's entries are messages then,
-numbered from 0 in each ledger, so that what comes back is counted in messages.
+An ack counts from the time when the broker had handled it. Batches are split: an event's entries are then messages,
+numbered from 0 in each ledger, so that redelivery is counted in messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Run = tuple[int, int, int]
 
 
 def is_ack_log(first_line: bytes) -> bool:
-    """Tell whether a line is a run of such a log."""
+    """Return whether a line is a run of such a log."""
     try:
         row = json.loads(first_line)
     except (ValueError, RecursionError):
@@ -46,7 +46,7 @@ def tables(
 ) -> Iterator[tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]]:
     """Yield, for each line, a table with columns as `ROW_SCHEMA`, and the line's number for each of its rows.
 
-    A line that is no run is counted as one bad row.
+    A line that is not a run is counted as one bad row.
     """
     for number, line in enumerate(lines, start=first_number):
         if not line.strip():
@@ -57,7 +57,7 @@ def tables(
         except (
             ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
         ) as error:  # fmt: skip
-            # Arrow's own errors are of these kinds.
+            # Arrow's own errors have these types, too.
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             bad_rows.rows += 1
             problem = Wrong.NOT_IN_THE_LOG if isinstance(error, IndexError) else Wrong.WRONG_TYPE
@@ -67,7 +67,7 @@ def tables(
 
 
 class _BrokerRun:
-    """One run, with where the messages of each entry are."""
+    """One run, with the positions of the messages of each entry."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self._said = said
@@ -77,13 +77,13 @@ class _BrokerRun:
         sizes = said.get("batch_sizes")
         if sizes is not None and any(not 0 <= size <= _BATCH_MAX for size in sizes):
             raise ValueError(f"a batch must have at most {_BATCH_MAX} messages")
-        # By entry index: ledger, first message and the one after the last.
+        # By entry index: ledger, first message, and end (exclusive).
         self._messages: list[_Run] = (
             [(ledger, entry, entry + 1) for ledger, entry in entries] if sizes is None else _numbered(entries, sizes)
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield what was published, what was acked, and the crash."""
+        """Yield the publishes, the acks and the crash."""
         said = self._said
         commands = sorted(said[MARK], key=lambda command: command[1])
         topic = {"topic": said["topic"], "ts_ms": 0, "kind": "publish", "subscription": ""}
@@ -99,7 +99,7 @@ class _BrokerRun:
             yield {**event, "ts_ms": max(ts_ms, said["t_end_ms"]), "kind": "crash"}
 
     def _acked(self, entry: int | Sequence[Any]) -> Iterator[_Run]:
-        """Yield the messages that an ack of an entry, or of some messages of it, acks."""
+        """Yield the messages acked by an ack of an entry or of some of its messages."""
         if isinstance(entry, int):
             yield self._at(entry)
             return
@@ -120,7 +120,7 @@ class _BrokerRun:
 
 
 def _listed(acked: Sequence[Any], kind: str = "individual") -> Sequence[Any]:
-    """Return every entry that a command acks, as an index or with its words."""
+    """Return every entry acked by a command, as an index or with its words."""
     match kind.lower():
         case "individual":
             return acked
@@ -144,7 +144,7 @@ def _numbered(entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[
 
 
 def _gathered(runs: Iterable[_Run]) -> Iterator[_Run]:
-    """Join runs that touch; in order of position."""
+    """Merge adjacent runs; in order of position."""
     gathered = EntrySet()
     for run in runs:
         gathered.add_run(*run)

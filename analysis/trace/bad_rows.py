@@ -1,4 +1,4 @@
-"""Rows of a trace that cannot be right: why, how many, which, and when they are too many."""
+"""Counts the invalid rows of a trace, with reasons and samples, and refuses a trace with too many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THRESHOLD = re.compile(r"(\d+(?:\.\d+)?)%|(\d{1,18})", re.ASCII)
 
 
 class Wrong(Enum):
-    """What is wrong with a row; the value says it."""
+    """The reason why a row is bad; the value is its text."""
 
     NOT_JSON = "not a JSON object"
     NOT_UTF8 = "not UTF-8"
@@ -40,11 +40,11 @@ class Wrong(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRowsMax:
-    """How many rows may be bad.
+    """A limit on the number of bad rows.
 
     Attributes:
-        count: So many; None for a share.
-        share: So large a part of all rows, 0 to 1.
+        count: Most bad rows; None for a share.
+        share: Largest share of bad rows among all rows, 0 to 1.
     """
 
     count: int | None = 0
@@ -59,11 +59,11 @@ class BadRowsMax:
         """
         match = _THRESHOLD.fullmatch(text)
         if match is None or (match[1] and float(match[1]) > 100):
-            raise ValueError(f"{text!r} is neither a number such as 12 nor a share such as 0.1%")
+            raise ValueError(f"must be a number such as 12 or a share such as 0.1%, got {text!r}")
         return cls(None, float(match[1]) / 100) if match[1] else cls(int(match[2]))
 
     def allows(self, bad: int, rows: int) -> bool:
-        """Tell whether so many bad ones of so many rows may be."""
+        """Return whether `bad` of `rows` rows may be bad."""
         return bad <= (self.share * rows if self.count is None else self.count)
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ class BadRowsMax:
 @final
 @dataclass(slots=True)
 class BadRows:
-    """Counts bad rows by what is wrong, and keeps the first few of each.
+    """Counts bad rows by reason, and stores samples of each.
 
     Attributes:
-        rows: How many rows there were, good and bad.
-        counts: How many bad ones, by what is wrong.
-        samples: The first of each: where they stand, and what is there.
+        rows: Number of rows, good and bad.
+        counts: Number of bad rows by reason.
+        samples: The first rows of each reason: place and content.
     """
 
     rows: int = 0
@@ -87,11 +87,11 @@ class BadRows:
 
     @property
     def count(self) -> int:
-        """How many rows are bad."""
+        """The number of bad rows."""
         return sum(self.counts.values())
 
     def add(self, wrong: Wrong, count: int, samples: Iterable[str]) -> None:
-        """Count bad rows; of the samples, as many are kept as there is room for, and no more are asked for."""
+        """Count bad rows; take samples only up to a fixed number per reason."""
         self.counts[wrong] = self.counts.get(wrong, 0) + count
         kept = self.samples.setdefault(wrong, [])
         for sample in samples if len(kept) < SAMPLES_MAX else ():
@@ -100,16 +100,16 @@ class BadRows:
                 return
 
     def check(self, most: BadRowsMax, *, what: str, hint: str, finished: bool = True) -> None:
-        """Refuse to go on if too many are bad; a share is judged when all rows are known.
+        """Raise an error if too many rows are bad; a share is judged only when all rows are known.
 
         Args:
-            most: How many may be.
-            what: What they are in.
-            hint: What the user may do.
+            most: The limit.
+            what: The name of the source.
+            hint: Advice for the user.
             finished: Whether all rows are known.
 
         Raises:
-            TraceError: Too many are bad; it says where the first of each kind are.
+            TraceError: Too many are bad; the message has the places of the first of each reason.
         """
         if (finished or most.count is not None) and not most.allows(self.count, self.rows):
             so_far = "" if finished else " so far"
@@ -117,7 +117,7 @@ class BadRows:
             raise TraceError(f"{what}: {self.count} bad of {self.rows} rows{so_far}, more than {most}: {said}")
 
     def lines(self) -> list[str]:
-        """Say for each thing that is wrong how often it is, and where first."""
+        """Return a line for each reason: its count, and its first places."""
         return [
             f"{wrong.value}: {count}, {'first' if count > len(self.samples[wrong]) else 'at'} "
             + ", ".join(self.samples[wrong])

@@ -1,4 +1,4 @@
-"""Look at every event of a Parquet trace, columnar and without Spark: `ackstate trace check`."""
+"""Checks every event of a Parquet trace, columnar and without Spark, for `ackstate trace check`."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _LEDGERS = ("kind", "ledger_id", "last_entry")
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace holds; every event of it is right.
+    """The contents of a trace; every event of it is valid.
 
     Attributes:
         trace: Its path.
-        sha256: `trace_hash` of it.
-        events: How many.
-        chunks: In how many chunks.
-        topics: How many topics.
-        subscriptions: How many subscriptions; the topics themselves are none.
+        sha256: Its `trace_hash`.
+        events: Number of events.
+        chunks: Number of chunks.
+        topics: Number of topics.
+        subscriptions: Number of subscriptions, not counting the topics themselves.
         first_ts_ms: Time of the earliest event.
-        last_ts_ms: Time of the latest.
-        kinds: How many events of each kind, by its name in small letters; none that does not occur.
+        last_ts_ms: Time of the latest event.
+        kinds: Number of events by kind, named in small letters; kinds without events are omitted.
     """
 
     trace: str
@@ -67,7 +67,7 @@ class TraceSummary:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def lines(self) -> list[str]:
-        """Say it in words."""
+        """Return the summary in words."""
         kinds = ", ".join(f"{count:,} {name}" for name, count in self.kinds.items())
         return [
             f"{self.trace}: {self.events:,} events of {self.subscriptions:,} subscriptions and {self.topics:,} topics",
@@ -78,9 +78,9 @@ class TraceSummary:
 
 
 def trace_hash(path: Location) -> str:
-    """Return a SHA-256, in hexadecimal digits, that names a trace: of those of its Parquet files, in order of names.
+    """Return a SHA-256 in hexadecimal that identifies a trace: of the SHA-256s of its files, in order of names.
 
-    It does not depend on where the trace lies nor on how its files are called, only on their order and bytes.
+    It does not depend on the path of the trace or the names of its files, only on their order and bytes.
 
     Raises:
         TraceError: There is no trace.
@@ -98,15 +98,16 @@ def check_events(
 ) -> TraceSummary:
     """Check every event of a trace and count.
 
-    Memory: a row group of its files, about a kilobyte for each subscription, and a bitmap of what each topic published
-    and had acked. A subscription's chunks that the files hold out of order are kept until those before them have come.
+    Memory: a row group of its files, about a kilobyte for each subscription, and a bitmap of the published and the
+    acked entries of each topic. Chunks that the files hold out of order are held until the chunks before them have
+    come.
 
     Args:
         path: A Parquet file or a directory of them.
-        progress: Called with the chunks seen so far, and how many there are.
+        progress: Called with the number of chunks checked so far, and of all chunks.
 
     Raises:
-        TraceError: It is no trace, or something in it cannot be right; it says what and where.
+        TraceError: It is not a trace, or an event is invalid; the message has the reason and the place.
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read.
     """
@@ -141,7 +142,7 @@ class _Chunk(NamedTuple):
 
 @final
 class _Followed:
-    """A subscription, or a topic, up to the last of its chunks that came in order."""
+    """The state of a subscription or a topic after the chunks checked so far."""
 
     def __init__(self) -> None:
         self.next_chunk = self.next_seq = 0
@@ -151,7 +152,7 @@ class _Followed:
 
 @final
 class _TraceCheck:
-    """Takes chunks in any order and judges each subscription's in theirs."""
+    """Accepts chunks in any order, and checks each subscription's chunks in their order."""
 
     def __init__(self) -> None:
         self.keys: dict[tuple[str, str], _Followed] = {}
@@ -162,17 +163,17 @@ class _TraceCheck:
         self._clock = TraceClock()
 
     def take(self, chunk: _Chunk) -> None:
-        """Take the next chunk of a file."""
+        """Add the next chunk of a file."""
         followed = self.keys.setdefault(chunk.key, _Followed())
         followed.early[chunk.number] = chunk
         while followed.next_chunk in followed.early:
             self._judge(followed, followed.early.pop(followed.next_chunk))
 
     def finish(self, path: Location) -> None:
-        """Judge the whole."""
+        """Finish the checks of the whole trace."""
         for topic, count, sample in self._published.never():
             self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
-        self._bad_rows.check(BadRowsMax(), what=str(path), hint="record it anew, or convert it from its source")
+        self._bad_rows.check(BadRowsMax(), what=str(path), hint="record it again, or convert it from its source")
 
     def _judge(self, followed: _Followed, chunk: _Chunk) -> None:
         events = chunk.events
@@ -205,7 +206,7 @@ class _TraceCheck:
 
 
 def _wrong_alone(events: Events) -> dict[Wrong, Mask]:
-    """Return which events are wrong by themselves."""
+    """Return the events that are invalid by themselves."""
     naming = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
     entries = (events.ledger_id, events.first_entry, events.last_entry)
     negative = (events.ts_ms < 0) | (events.number < -1)
@@ -246,7 +247,7 @@ def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[_Chunk]:
 
 
 def _time(ts_ms: int) -> str:
-    """Return a time in words, and one that no calendar has as a number."""
+    """Return a time in words, or as a number if it is outside the calendar."""
     try:
         return datetime.fromtimestamp(ts_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

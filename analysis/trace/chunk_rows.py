@@ -1,7 +1,7 @@
-"""The rows of a Parquet trace: a chunk of events each, packed into bytes; of earlier versions, as lists.
+"""Encodes a chunk of events as a row of a Parquet trace, packed into bytes; reads lists of earlier versions, too.
 
-Spark takes a list apart and puts it together again, value by value, on the way to a Python worker: that takes several
-times as long as a replay. Bytes it copies.
+Spark splits lists into values and rebuilds them on the way to a Python worker, which takes several times as long as a
+replay. It copies bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEDGERS_TYPE = pa.list_(
         pa.field(name, pa.int64(), nullable=False) for name in ("ledger_id", "entry_count", "published", "acked")
     ]), nullable=False)
 )  # fmt: skip
-"""What the events of a chunk name in each ledger, rising; see `ackstate.analysis.trace.events`."""
+"""The entries that a chunk's events name in each ledger, rising; see `ackstate.analysis.trace.events`."""
 _SCALARS = [pa.field(name, pa.type_for_alias(kind), nullable=False) for name, kind in SCALAR_COLUMNS.items()]
 TRACE_SCHEMA = pa.schema(
     [
@@ -51,22 +51,22 @@ LIST_SCHEMA = pa.schema(
     [*_SCALARS, *(pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in EVENT_COLUMNS.items())],
     metadata={VERSION_KEY: b"2"},
 )
-"""Of versions 1 and 2, which are still read."""
+"""Columns of versions 1 and 2, which can still be read."""
 ONLY_FILE_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: ONLY})
-"""Of a Parquet file that is a trace by itself."""
+"""Value for a Parquet file that is a whole trace."""
 SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
-"""Of a Parquet file that is one of several."""
-# Spark checks the checksums too: damage inside a page is noticed, not computed with.
+"""Value for a Parquet file that is one of several."""
+# Spark verifies the checksums too, so damage inside a page is detected.
 WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["topic", "subscription"]}
 """How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
-# Neighbours differ by little. Of a key-shared trace: 0.7 bytes an event, 2 in whichever form is shorter.
+# Neighbours differ by little. A key-shared trace takes 0.7 bytes an event, against 2 with the shorter form for each.
 _IN_STEPS = frozenset(("ts_ms", "first_entry"))
 EVENTS_AT_ONCE = 1 << 20
-"""So many events are taken apart at once, unless a single chunk has more."""
+"""Events that are unpacked at once, unless a single chunk has more."""
 
 
 class ChunkRow(NamedTuple):
-    """A chunk that is to be written.
+    """A chunk to write.
 
     Attributes:
         key: Its topic and subscription.
@@ -111,16 +111,16 @@ def _ledgers_of(events: Sequence[Events]) -> pa.Array:
 
 
 def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.NDArray[np.int64]:
-    """Return which entries events name, a row each for the fields of `LEDGERS_TYPE` and a column for each ledger.
+    """Return the entries that events name, a row for each field of `LEDGERS_TYPE` and a column for each ledger.
 
-    Complexity: O(events), and O(n log n) in how often the ledger changes from one event to the next.
+    Complexity: O(events), and O(n log n) for n changes of the ledger from one event to the next.
     """
     begins = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
     begins = begins[ledger_id[begins] >= 0] if len(begins) else begins
     if not len(begins):
         return np.empty((len(LEDGERS_TYPE.value_type), 0), np.int64)
     ends = last_entry + 1
-    # A run of events without a ledger is added to the one before it, where its ends count as none.
+    # A run of events without a ledger is merged into the run before it; its ends are ignored.
     ends[ledger_id < 0] = 0
     acked = (kind == EventKind.ACK) | (kind == EventKind.MARK_DELETE)
     counts = [np.maximum.reduceat(each, begins) for each in (ends, ends * (kind == EventKind.PUBLISH), ends * acked)]
@@ -133,12 +133,12 @@ def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.ND
 
 
 def is_packed(schema: pa.Schema) -> bool:
-    """Tell whether the events of rows are bytes, as from version 3 on."""
+    """Return whether the events of rows are bytes, as since version 3."""
     return "event_count" in schema.names
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch, a few at a time: as many as have `EVENTS_AT_ONCE` events, and at least one."""
+    """Yield the rows of a batch in groups of at most `EVENTS_AT_ONCE` events, but at least one row."""
     if not is_packed(batch.schema):
         if batch.num_rows:
             yield batch
@@ -155,30 +155,31 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    """Return where each row's events begin, and where the last one's end, and some columns of all rows' events.
+    """Return the offsets of each row's events, including the end of the last, and columns of all rows' events.
 
     Args:
-        batch: Rows of a trace of any version: `names`, what `packed_columns` adds to them, and what names a chunk.
+        batch: Rows of a trace of any version: `names`, the additions of `packed_columns`, and the columns that name a
+            chunk.
         names: Columns of `EVENT_COLUMNS`.
 
     Raises:
-        TraceError: A row's columns do not belong together: not equally long, empty, or damaged.
+        TraceError: The columns of a row differ in length, or are empty or damaged.
     """
     return (_unpacked if is_packed(batch.schema) else _from_lists)(batch, names)
 
 
 def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
-    """Make sure that the ledgers of rows are those that their events name; earlier versions do not tell them.
+    """Check that the ledgers of rows are those that their events name; earlier versions lack them.
 
     Args:
         batch: The rows, with `ledgers` if they are packed.
-        offsets: As of `events_of`, which also returns the columns.
-        kind: Of all rows' events.
-        ledger_id: The same.
-        last_entry: The same.
+        offsets: From `events_of`, which also returns the columns.
+        kind: Kinds of all rows' events.
+        ledger_id: Ledger ids of all rows' events.
+        last_entry: Last entries of all rows' events.
 
     Raises:
-        TraceError: They are others.
+        TraceError: They differ.
     """
     if not is_packed(batch.schema):
         return
@@ -190,7 +191,7 @@ def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_i
 
 
 def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
-    """Return where each row's ledgers begin, and all rows' ledgers as `named_entries` has them.
+    """Return the offset of each row's ledgers, and all rows' ledgers as `named_entries` returns them.
 
     Raises:
         TraceError: A row lacks them.
@@ -206,7 +207,7 @@ def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
 
 
 def packed_columns(names: Sequence[str], *, is_packed: bool) -> tuple[str, ...]:
-    """Return what `events_of` needs to read for some columns."""
+    """Return the columns that `events_of` reads for some columns."""
     if not is_packed:
         return tuple(names)
     more = {"first_entry"} if "last_entry" in names else set()
@@ -214,7 +215,7 @@ def packed_columns(names: Sequence[str], *, is_packed: bool) -> tuple[str, ...]:
 
 
 def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool_], what: str = "") -> None:
-    """Raise `TraceError` for the row with the first of some events that are wrong, if there are any."""
+    """Raise `TraceError` for the row of the first wrong event, if there is any."""
     for at in np.flatnonzero(is_wrong)[:1].tolist():
         damaged(batch, int(np.searchsorted(offsets, at, "right")) - 1, what)
 
@@ -223,7 +224,7 @@ def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
     """Raise `TraceError` for a row.
 
     Raises:
-        TraceError: In any case.
+        TraceError: Always.
     """
     keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
     chunk = " of ".join(str(each) for each in keys if each not in {"", None})
@@ -252,7 +253,7 @@ def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int)
             data = memoryview(cell.as_buffer() or b"")
             _, end = unpack(data, count, out=joined[begin : begin + count])
             if end != len(data):
-                raise ValueError(f"{len(data) - end} bytes are too many")
+                raise ValueError(f"{len(data) - end} surplus bytes")
         except ValueError as error:
             damaged(batch, row, f"{name!r}: {error}")
         begin += count

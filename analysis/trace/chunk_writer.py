@@ -20,10 +20,10 @@ _CHUNKS_PER_ROW_GROUP = 4_096
 
 @final
 class ChunkWriter:
-    """Writes the only Parquet file of a trace; memory is that of a row group.
+    """Writes the only Parquet file of a trace. Memory: a row group.
 
     Args:
-        file: What to write; the caller gives it its place in a trace when it is closed.
+        file: The file to write; the caller moves it into the trace when it is closed.
 
     Raises:
         OSError: The disk is full or failed; any call may raise it.
@@ -38,7 +38,7 @@ class ChunkWriter:
         self._waiting = 0
 
     def write(self, key: tuple[str, str], events: Events) -> None:
-        """Write the next chunk of a (topic, subscription); without events, nothing."""
+        """Write the next chunk of a (topic, subscription); no-op without events."""
         count = len(events.kind)
         if not count:
             return
@@ -51,7 +51,7 @@ class ChunkWriter:
             self._write_row_group()
 
     def close(self) -> None:
-        """Write what waits, and the footer."""
+        """Write the pending rows and the footer."""
         with self._sink:
             if self._rows:
                 self._write_row_group()
@@ -64,7 +64,7 @@ class ChunkWriter:
         if kind is None:
             self.close()
             return
-        # After a failure the file is nothing's: another error while closing it would hide the first.
+        # After a failure the file is discarded: another error while closing it would hide the first.
         with suppress(pa.ArrowException, OSError, ValueError):
             self._writer.close()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Turn what others recorded into a Parquet trace: `ackstate trace convert`."""
+"""Converts recordings and logs of other brokers into a Parquet trace, for `ackstate trace convert`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.rows import Int64s
 
 _PARQUET = b"PAR1"
-_HINT = "correct them, or allow them with --bad-rows-max, which leaves them out"
+_HINT = "correct them, or skip them with --bad-rows-max"
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
-        events: How many events the trace has.
-        bad_rows: What was left out; of a recording nothing is.
+        events: Number of events in the trace.
+        bad_rows: The rows that were skipped; a recording has none.
     """
 
     events: int
@@ -54,20 +54,20 @@ def convert(
     text_bytes_max: int = jsonl.TEXT_BYTES_MAX,
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
-    """Write one trace from all sources, read in order; it appears at `out` when it is whole.
+    """Write one trace from all sources, read in order; it appears at `out` when it is complete.
 
     Args:
-        sources: One recording; or any number of files of JSON lines, logs of ACK commands (both maybe compressed with
-            gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these.
-        out: The trace; one that is there is replaced.
-        bad_rows_max: How many rows may be left out because they cannot be right; by default none.
-        text_bytes_max: How large the text of each file may be, decompressed.
-        progress: Called with the bytes read so far, and how many there are if that is known.
+        sources: One recording; or any number of files of JSON lines, logs of ACK commands (both possibly compressed
+            with gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these.
+        out: The trace; an existing one is replaced.
+        bad_rows_max: Limit on the bad rows that are skipped; by default none.
+        text_bytes_max: Most bytes of text in each file, decompressed.
+        progress: Called with the bytes read so far, and the total if known.
 
     Raises:
         TraceError: A source is missing, damaged or none of these, too many rows are bad, or there is no event.
         UnsupportedVersionError: A newer release recorded it.
-        OSError: A file cannot be read, or the trace not written; what stood at `out` still stands.
+        OSError: A file cannot be read, or the trace not written; `out` is unchanged.
     """
     recordings = [source for source in sources if source.is_dir() and segments(source)]
     if recordings or (len(sources) == 1 and sources[0].is_dir() and not any(sources[0].glob("*.parquet"))):
@@ -80,7 +80,7 @@ def convert(
         with ChunkWriter(files_out.file()) as writer:
             _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run(text_bytes_max)
         if not writer.events:
-            raise TraceError(f"{', '.join(map(str, sources))}: no event in it, so there is no trace to write")
+            raise TraceError(f"{', '.join(map(str, sources))}: no events, so there is no trace to write")
     return Converted(writer.events, bad_rows)
 
 
@@ -118,7 +118,7 @@ class _Conversion:
         self._done = 0
 
     def run(self, text_bytes_max: int) -> None:
-        """Read all inputs; `text_bytes_max` bounds the unpacked text of each file."""
+        """Read all inputs; `text_bytes_max` bounds the decompressed text of each file."""
         for source, file in enumerate(self._files):
             if self._is_parquet(file):
                 self._read_parquet(source, file)
@@ -168,7 +168,7 @@ class _Conversion:
         self._bad_rows.check(self._bad_rows_max, what=what, hint=_HINT, finished=finished)
 
     def _place(self, source: int, number: int) -> str:
-        """Name a row; the file only if there are several."""
+        """Return the name of a row, with the file if there are several."""
         row = f"row {number}" if self._files[source].suffix == ".parquet" else f"line {number}"
         return f"{self._files[source]} {row}" if len(self._files) > 1 else row
 

@@ -1,6 +1,6 @@
-"""Sets of entries of many ledgers, for comparing what was accepted with what was recovered.
+"""Sets of entries of many ledgers, for comparing accepted with recovered acks.
 
-Deliberately not `DeletedRanges`: what judges the cursor shares no code with it.
+Deliberately not `DeletedRanges`: the judge of the cursor shares no code with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class EntrySet:
-    """A set of (ledger, entry), kept as one bitmap a ledger."""
+    """A set of (ledger, entry), stored as one bitmap per ledger."""
 
     def __init__(self) -> None:
         self._bitmaps: dict[int, BitMap] = {}
@@ -60,7 +60,7 @@ class EntrySet:
 
 @final
 class SubscriptionHistory:
-    """What a recording says of one subscription: the acks that were accepted, and those whose persist completed."""
+    """The acks of one subscription in a recording: the accepted ones, and those with a completed persist."""
 
     def __init__(self) -> None:
         self.accepted = EntrySet()
@@ -70,7 +70,7 @@ class SubscriptionHistory:
         self.last_kind: EventKind | None = None
 
     def follow(self, frame: Frame) -> None:
-        """Take the next events in."""
+        """Add the next events."""
         for event in frame.events:
             run = (event.ledger_id, event.first_entry, event.last_entry + 1)
             match event.kind:
@@ -96,7 +96,7 @@ class SubscriptionHistory:
 
 
 def histories(frames: Iterable[Frame]) -> dict[tuple[str, str], SubscriptionHistory]:
-    """Follow a whole recording and return what it says of each (topic, subscription)."""
+    """Read a whole recording and return the history of each (topic, subscription)."""
     found: dict[tuple[str, str], SubscriptionHistory] = {}
     for frame in frames:
         if frame.subscription:

@@ -1,4 +1,4 @@
-"""What happened, event by event: the trace's schema, as a Python type and as Parquet, side by side.
+"""The schema of a trace, event by event: as a Python type and as Parquet, side by side.
 
 A trace is chunked: one Parquet row holds up to `CHUNK_EVENTS` consecutive events of one subscription, so that Spark
 moves and sorts chunks instead of events and a worker sees whole arrays.
@@ -12,19 +12,19 @@ chunk           int32             number of the chunk in its subscription, from 
 first_seq       int64             `seq` of the first event; `seq` counts a subscription's events from 0, without gaps
 first_ts_ms     int64             time of the first event
 last_ts_ms      int64             time of the last event
-event_count     int32             how many events the chunk has
-ts_ms           packed int64      when, ms since the epoch; never falls inside a subscription
+event_count     int32             number of events in the chunk
+ts_ms           packed int64      time, ms since the epoch; never falls inside a subscription
 kind            packed int8       an `EventKind`
 ledger_id       packed int64      ledger of the entries concerned; -1 without any
 first_entry     packed int64      first entry concerned; -1 without any
-last_entry      packed int64      last entry concerned, included; -1 without any; packed as how far above the first
-number          packed int64      what the kind says, else -1
+last_entry      packed int64      last entry concerned, included; -1 without any; packed as distance above the first
+number          packed int64      depends on the kind, else -1
 ledgers         list of structs   for each ledger that the events name, rising: ``ledger_id``; one above the highest
-                                  entry that any event names (``entry_count``), that a PUBLISH names (``published``),
-                                  and that an ACK or MARK_DELETE names (``acked``), all int64, 0 if there is none
+                                  entry named by any event (``entry_count``), by a PUBLISH (``published``), and by an
+                                  ACK or MARK_DELETE (``acked``), all int64, 0 if there is none
 ==============  ================  ==================================================================================
 
-Packed is a binary value with `event_count` numbers, as `ackstate.analysis.trace.packed_numbers` has them. Versions 1
+Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.packed_numbers`. Versions 1
 and 2 have lists of numbers instead, and neither `event_count` nor `ledgers`; version 1 lacks the kinds from `HELD_BACK`
 on, and entries of `RECOVER`.
 """
@@ -63,52 +63,52 @@ class TraceError(AckStateError):
 
 
 class EventKind(IntEnum):
-    """What happened."""
+    """The kind of an event."""
 
     PUBLISH = 1
     """Entries were appended to the topic's log. number: deliver-at time of all of them, -1 for at once."""
     DELIVER = 2
-    """Entries were sent to a consumer. number: which consumer."""
+    """Entries were sent to a consumer. number: the consumer."""
     ACK = 3
-    """Entries were accepted as acked, one by one. number: which consumer."""
+    """Entries were accepted as acked, one by one. number: the consumer."""
     MARK_DELETE = 4
-    """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into. number: which
+    """Entries were accepted as acked by a cumulative ack; one event for each ledger it reaches into. number: the
     consumer."""
     PERSIST_BEGUN = 5
-    """A persist began that covers every ack before this event, but for what HELD_BACK, CUT_OFF and DISPLACED events
-    right after it name. number: of the persist."""
+    """A persist began that covers every ack before this event, except those named by HELD_BACK, CUT_OFF and DISPLACED
+    events right after it. number: that of the persist."""
     PERSIST_ENDED = 6
-    """That persist was synced: what it covers is durable. number: of the persist."""
+    """The persist was synced: the acks that it covers are durable. number: that of the persist."""
     PERSIST_FAILED = 7
-    """That persist failed, which promises nothing: what it covers may or may not be durable, as if it had not ended.
-    number: of the persist."""
+    """The persist failed, which promises nothing: the acks that it covers may or may not be durable, as if it had not
+    ended. number: that of the persist."""
     CRASH = 8
-    """The process died. Written by whoever saw it die."""
+    """The process died. Written by the observer of its death."""
     RECOVER = 9
-    """The cursor was opened again: everything acked is durable, but what REDELIVER events follow name is not acked any
-    more. With entries, one event for each run: they are acked, though no event before says so."""
+    """The cursor was opened again: all acks are durable, except that entries named by following REDELIVER events are
+    no longer acked. With entries, one event for each run: they are acked, although no earlier event acks them."""
     REDELIVER = 10
-    """Entries that had been acked and are not after a recovery or a reset."""
+    """Entries that had been acked and are no longer acked after a recovery or a reset."""
     HELD_BACK = 11
-    """Acked entries that the persist just begun leaves out because they are young."""
+    """Acked entries that the persist just begun excludes because they are young."""
     CUT_OFF = 12
-    """Acked entries that the persist just begun leaves out because of a limit, and that were not durable."""
+    """Acked entries that the persist just begun excludes because of a limit, and that were not durable."""
     DISPLACED = 13
-    """Acked entries that the persist just begun leaves out because of a limit, and that were durable until now; they
-    are not from here on, even if it fails."""
+    """Acked entries that the persist just begun excludes because of a limit, and that were durable until now; they
+    are not durable from here on, even if the persist fails."""
     RESET = 14
-    """The cursor was put elsewhere, and that is durable: as RECOVER, of a cursor that stays open."""
+    """The cursor was reset, durably: like RECOVER, for a cursor that stays open."""
 
 
 NAMES_ENTRIES = frozenset({
     EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE, EventKind.REDELIVER,
     EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED,
 })  # fmt: skip
-"""The kinds that never come without entries."""
+"""The kinds that always have entries."""
 
 
 class Event(NamedTuple):
-    """One event of one subscription, or of the topic. Fields as the columns of the same names."""
+    """One event of one subscription, or of the topic. The fields are those of the columns."""
 
     ts_ms: int
     kind: EventKind

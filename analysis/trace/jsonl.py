@@ -1,4 +1,4 @@
-"""JSON lines, one event each, read block by block into tables; `docs/traces.md` has the schema."""
+"""Reads JSON lines, one event each, block by block into tables; `docs/traces.md` has the schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STANDARD_INPUT = "-"
 _BLOCK_BYTES = 8 << 20
 _LINE_BYTES_MAX = 64 << 20
 TEXT_BYTES_MAX = 16 << 30
-"""By default, how large the text of one file may be, decompressed: some 100 million events."""
+"""The default limit for the text of one file, decompressed: about 100 million events."""
 _GZIP = b"\x1f\x8b"
 _INT64_MAX = 2**63 - 1
 _TEXT = frozenset(("topic", "subscription", "kind"))
@@ -40,7 +40,7 @@ class Block(NamedTuple):
     Attributes:
         data: The bytes.
         first_number: Number of the first line, from 1.
-        done: How many bytes of the file have been read for it and those before it.
+        done: Bytes of the file read for this block and those before it.
     """
 
     data: bytes
@@ -50,10 +50,10 @@ class Block(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """Open text, compressed with gzip or not, or standard input; also return what says how many bytes were read."""
+    """Open text, possibly compressed with gzip, or standard input; also return a counter of the bytes read."""
     is_standard_input = str(path) == STANDARD_INPUT
     if path.is_dir() and not is_standard_input:
-        raise TraceError(f"{path}: a directory, neither a recording nor Parquet files are in it")
+        raise TraceError(f"{path}: a directory with neither a recording nor Parquet files in it")
     raw: Any = sys.stdin.buffer if is_standard_input else path.open("rb")
     try:
         buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
@@ -73,7 +73,7 @@ def blocks(
     """Cut text into blocks of whole lines.
 
     Raises:
-        TraceError: A line has no end in sight, or the text is larger than `bytes_max`, decompressed.
+        TraceError: A line is too long, or the text is larger than `bytes_max`, decompressed.
     """
     number, rest, size = 1, b"", 0
     while data := text.read(_BLOCK_BYTES):
@@ -93,7 +93,7 @@ def blocks(
 def table_of(block: Block, *, bad_rows: BadRows, place: Callable[[int], str]) -> tuple[pa.Table, Int64s]:
     """Parse lines; return a table with columns as `ROW_SCHEMA`, and the number of each row's line.
 
-    Blank lines are nothing. Lines that cannot be parsed are counted as bad.
+    Blank lines are ignored. Lines that cannot be parsed are counted as bad.
     """
     line_count = block.data.count(b"\n")
     try:
@@ -114,7 +114,7 @@ def _parsed(data: bytes) -> pa.Table:
 
 
 def _line_by_line(block: Block, *, bad_rows: BadRows, place: Callable[[int], str]) -> tuple[pa.Table, Int64s]:
-    """Parse a block with a line in it that is wrong, and name that."""
+    """Parse a block that has an invalid line, one line at a time, to find its number."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for number, line in enumerate(block.data.split(b"\n")[:-1], start=block.first_number):
@@ -130,7 +130,7 @@ def _line_by_line(block: Block, *, bad_rows: BadRows, place: Callable[[int], str
 
 
 class _WrongLineError(Exception):
-    """A line that is no row."""
+    """A line that is not a row."""
 
     def __init__(self, wrong: Wrong, text: str) -> None:
         super().__init__(text)

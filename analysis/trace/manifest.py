@@ -1,8 +1,8 @@
-"""Which files a Parquet trace has: each says whether it is the only one, and a manifest lists those of several.
+"""The files of a Parquet trace: each states whether it is the only one, and a manifest lists those of several.
 
 ``_manifest.json`` is an object with `magic`, `version` and `files`: name -> `bytes`, the file's size, and
 `footer_sha256`, the SHA-256 of its Parquet footer, which lists the size and place of every page. Spark ignores the
-manifest because of its name. Traces of earlier releases state nothing: a missing file of theirs cannot be noticed.
+manifest because of its name. Traces of earlier releases lack these statements: a missing file cannot be detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def footer(file: Location) -> tuple[int, bytes]:
-    """Return the size of a Parquet file, and its footer: what it ends with, whatever that is."""
+    """Return the size of a Parquet file, and its footer, unchecked."""
     with file.open("rb") as source:
         size = source.seek(0, 2)
         source.seek(max(0, size - _FOOTER_END))
@@ -47,8 +47,8 @@ def write_manifest(directory: Location, names: Iterable[str] | None = None) -> N
     """List the Parquet files of a trace that is complete.
 
     Args:
-        directory: Of the trace.
-        names: Of its files; all Parquet files there if None.
+        directory: The directory of the trace.
+        names: The names of its files; None for all Parquet files there.
 
     Raises:
         OSError: The disk is full or failed.
@@ -72,14 +72,14 @@ def listed_names(directory: Location) -> frozenset[str] | None:
 
 
 def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mapping[str, Any]] | None:
-    """Make sure that a trace has the files that its manifest lists, and return that; None without one.
+    """Check that a trace has the files that its manifest lists, and return the manifest; None without one.
 
     Args:
         path: The trace, a directory or a file.
         files: Its Parquet files.
 
     Raises:
-        TraceError: One is missing, or is not of the trace; or the manifest is damaged.
+        TraceError: A file is missing, or does not belong to the trace; or the manifest is damaged.
         UnsupportedVersionError: A newer release wrote the manifest.
     """
     if not path.is_dir() or not (path / MANIFEST).exists():
@@ -90,27 +90,27 @@ def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mappi
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise TraceError(f"{path}: {missing[0]}{more} of its {len(listed)} files is missing: {_AGAIN}")
     if strangers := sorted(set(names) - listed.keys()):
-        raise TraceError(f"{path}: {strangers[0]} is no file of this trace, {MANIFEST} does not list it: take it away")
+        raise TraceError(f"{path}: {strangers[0]} is not a file of this trace, {MANIFEST} does not list it: remove it")
     return listed
 
 
 def check_files(
     path: Location, stated: Mapping[Location, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
 ) -> None:
-    """Make sure that a trace is complete, and that its files are those that were written together.
+    """Check that a trace is complete, and that its files were written together.
 
     Args:
         path: The trace, a directory or a file.
-        stated: Its Parquet files, with what each says under `FILES_KEY`.
-        listed: What `check_names` returned.
+        stated: Its Parquet files, with the value of `FILES_KEY` in each.
+        listed: The result of `check_names`.
 
     Raises:
-        TraceError: A file is missing, or is one of another trace.
+        TraceError: A file is missing, or belongs to another trace.
     """
     if listed is not None:
         for file in stated:
             if listed[file.name] != _entry(file):
-                raise TraceError(f"{file}: it is not the file of this name that {MANIFEST} lists: {_AGAIN}")
+                raise TraceError(f"{file}: the file differs from the one that {MANIFEST} lists: {_AGAIN}")
         return
     several = next((file for file, said in stated.items() if said is not None and said != ONLY), None)
     if several is not None:
@@ -120,7 +120,7 @@ def check_files(
     if only is not None and len(stated) > 1:
         raise TraceError(f"{path}: {only.name} is a whole trace, and there are {len(stated)} files: keep them apart")
     if only is None:
-        _LOG.warning("%s: an older trace, which does not state its files: a missing one would not be noticed", path)
+        _LOG.warning("%s: an older trace, which does not list its files: a missing file cannot be detected", path)
 
 
 def _entry(file: Location) -> dict[str, Any]:
@@ -136,14 +136,14 @@ def _read(file: Location) -> Mapping[str, Mapping[str, Any]]:
             raise ValueError(f"it has more than {_BYTES_MAX} bytes")
         said = json.loads(text)
         if said["magic"] != _MAGIC or type(said["version"]) is not int:
-            raise ValueError("it is not that of a trace")
+            raise ValueError("it is not the manifest of a trace")
         if said["version"] > _VERSION:
             raise UnsupportedVersionError(
-                f"{file}: manifest of version {said['version']}; this release reads up to {_VERSION}"
+                f"{file}: manifest has version {said['version']}; this release reads up to {_VERSION}"
             )
         files = said["files"]
         if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
-            raise ValueError("its files are no objects")
+            raise ValueError("its files must be objects")
     except OSError as error:
         raise TraceError(f"{file}: the manifest cannot be read, {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

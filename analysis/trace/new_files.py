@@ -1,4 +1,4 @@
-"""Names the files of a trace that is being written, and commits them in a store, where nothing is renamed."""
+"""Names the files of a trace that is being written, and commits them in a store, which cannot rename files."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _OF_A_RUN = re.compile(r"part-\d+-[0-9a-f]{32}\.parquet")
 
 
 class NewFiles(NamedTuple):
-    """Where the files of a new trace are written.
+    """The destination of the files of a new trace.
 
     Attributes:
-        directory: Local, one of its own; in a store, that of the trace.
-        run: In a store, what makes their names unique; else empty.
+        directory: A new local directory; in a store, the directory of the trace.
+        run: In a store, a unique part of their names; else empty.
     """
 
     directory: Location
     run: str = ""
 
     def file(self, number: int = 0) -> Location:
-        """Return the file of a number; readers take files in order of their numbers."""
+        """Return the file of a number; readers read files in order of their numbers."""
         return self.directory / f"part-{number:05}{self.run and '-'}{self.run}.parquet"
 
 
 @contextmanager
 def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
-    """Yield where to write the files of a trace; its manifest, written last, makes them the trace.
+    """Yield the destination of the files of a trace; its manifest, written last, commits them.
 
-    Files that the manifest listed before are deleted then. After an error those of the block are.
+    The files of the previous manifest are then deleted. After an error the new files are deleted instead.
 
     Raises:
-        OSError: The store failed; readers see what was there before.
+        OSError: The store failed; readers see the previous trace.
     """
     files = NewFiles(directory, uuid4().hex)
     try:
-        # What has no manifest has one from here on, so that readers do not see the new files beside it.
+        # A trace without a manifest gets one first, so that readers do not see the new files beside it.
         if listed_names(directory) is None and (before := standing_names(directory)):
             write_manifest(directory, before)
         yield files
@@ -53,18 +53,18 @@ def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
     except BaseException as error:
         _delete_all(directory, files.run)
         if isinstance(error, OSError):
-            # Arrow says what is wrong and not where.
+            # Arrow's message lacks the path.
             raise directory.named(error) from error
         raise
     write_manifest(directory, [each.name for each in _files_of(directory, files.run)])
-    # What cannot be deleted takes room, and nothing else.
+    # Leftovers that cannot be deleted only take space.
     with suppress(OSError):
         for name in before:
             (directory / name).unlink(missing_ok=True)
 
 
 def standing_names(directory: StorePath) -> frozenset[str]:
-    """Return the files of the trace that is in a directory; none if there are only those of unfinished writers."""
+    """Return the files of the trace in a directory, ignoring those of unfinished writers."""
     listed = listed_names(directory)
     if listed is not None:
         return listed

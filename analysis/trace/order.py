@@ -1,4 +1,4 @@
-"""Checks of events of one subscription against those before them: `seq`, time, and whether one cursor tells them."""
+"""Checks the events of one subscription against earlier ones: `seq`, time, and whether they come from one cursor."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 PERSIST_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 PERSISTS = (EventKind.PERSIST_BEGUN, *PERSIST_ENDS)
 LIVES = (EventKind.CRASH, EventKind.RECOVER)
-"""What a life ends with, and what the next one begins with."""
+"""The end of a process, and the start of the next one."""
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
 _SETTLED = (EventKind.PERSIST_ENDED, EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER, EventKind.RESET)
 ALIVE = (
     EventKind.DELIVER, *_ACKS, *PERSISTS, EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.RESET,
 )  # fmt: skip
-"""What only a live cursor does."""
+"""Events that only a live cursor causes."""
 _GAPS_MAX = 1_000
 _NONE = -1
 
 
 @final
 class SeqOrder:
-    """Follows `seq`, which counts a subscription's events without gaps, from wherever it begins."""
+    """Checks `seq`, which counts a subscription's events without gaps, from any start."""
 
     def __init__(self) -> None:
         self._highest: int | None = None
-        # What was left out, [first, end), in order; beyond so many, what comes late counts as having been there.
+        # Missing ranges, [first, end), in order; beyond a fixed number, late rows count as duplicates.
         self._gaps: list[tuple[int, int]] = []
 
     def judge(self, seq: Int64s) -> dict[Wrong, Mask]:
-        """Return which of the next rows come again, come late, or follow a gap; only the last are to be kept."""
+        """Return which of the next rows are duplicates, late, or follow a gap; only the last kind is valid."""
         wrong = {problem: np.zeros(len(seq), np.bool_) for problem in (Wrong.SEQ_AGAIN, Wrong.SEQ_LATE, Wrong.SEQ_GAP)}
         given = np.flatnonzero(seq != NO_SEQ)
         if not len(given):
@@ -67,26 +67,26 @@ class SeqOrder:
 
 @final
 class EventOrder:
-    """Follows the events of one subscription, or of a topic: times never fall, and one cursor lives at a time.
+    """Checks the events of one subscription, or of a topic: times never fall, and only one cursor lives at a time.
 
-    Two cursors under one name are seen by what one alone never does: it acks, sends or persists after its crash and
-    before a recovery; a persist begins while another is under way, or another ends than began; it is recovered while
-    acks are in memory, and nobody saw it die.
+    Two cursors under one name are detected by actions impossible for one: it acks, sends or persists after its crash
+    and before a recovery; a persist begins while another is in progress, or one ends that did not begin; it is
+    recovered while acks are in memory, without a recorded death.
     """
 
     def __init__(self) -> None:
         self._last_ms = -1
-        # The latest events of every kind that matters for those to come, in order.
+        # The latest relevant event of each kind, in order.
         self._context = Events(*(np.zeros(0, np.int64) for _ in Events._fields))
 
     def judge_times(self, ts_ms: Int64s) -> Mask:
-        """Return which of the next events lie before one that came before them."""
+        """Return which of the next events are earlier than a previous event."""
         highest = np.maximum.accumulate(np.concatenate(([self._last_ms], ts_ms)))
         self._last_ms = int(highest[-1])
         return np.asarray(ts_ms < highest[:-1], np.bool_)
 
     def judge_lives(self, events: Events) -> Mask:
-        """Return which of the next events a single cursor cannot have told."""
+        """Return which of the next events cannot come from a single cursor."""
         known = len(self._context.kind)
         every = Events(*(np.concatenate(pair) for pair in zip(self._context, events, strict=True)))
         kind, number = every.kind, every.number

@@ -1,15 +1,15 @@
-"""Whole numbers as bytes, as narrow as the widest of them needs: fast to move, to compress and to take apart again.
+"""Packs whole numbers into bytes, as narrow as the widest number requires: fast to move, to compress and to unpack.
 
 ==========  =====================  ==================================================================================
 size        type                   meaning
 ==========  =====================  ==================================================================================
-1           u8                     width of what follows: 0, 1, 2, 4 or 8; plus 16 if it has steps
+1           u8                     width of the numbers: 0, 1, 2, 4 or 8; plus 16 if it has steps
 8           i64                    only with steps: the first number
-8           i64                    least: of all numbers, or of all steps
-width each  unsigned               how far above the least each number is, or each step from one number to the next
+8           i64                    the least of all numbers, or of all steps
+width each  unsigned               each number, or each step from one number to the next, minus the least
 ==========  =====================  ==================================================================================
 
-All is little-endian, and sums are taken modulo 2^64. How many numbers there are stands elsewhere; with steps there is
+All is little-endian, and sums are taken modulo 2^64. The count of numbers is stored elsewhere; with steps there is
 one number more than there are steps.
 """
 
@@ -31,9 +31,8 @@ def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
     """Return numbers as bytes.
 
     Args:
-        numbers: Any.
-        has_steps: Whether steps are written, which compress better where neighbours are alike; None for whichever is
-            shorter.
+        numbers: Any numbers.
+        has_steps: Whether to write steps, which compress better if neighbours are similar; None for the shorter form.
 
     Complexity: O(numbers).
     """
@@ -46,23 +45,23 @@ def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
 
 
 def unpack(data: memoryview, count: int, at: int = 0, out: Int64s | None = None) -> tuple[Int64s, int]:
-    """Return `count` numbers that begin at a byte, and the byte after them.
+    """Return `count` numbers that start at a byte, and the byte after them.
 
     Args:
         data: Bytes with the numbers.
-        count: How many there are.
-        at: Where they begin.
-        out: Where they are put, of this length; None for a new array.
+        count: Number of numbers.
+        at: First byte of the numbers.
+        out: Destination, of this length; None for a new array.
 
     Raises:
-        ValueError: There are no such numbers.
+        ValueError: The bytes do not hold such numbers.
     """
     if at >= len(data):
         raise ValueError("no packed numbers")
     form = data[at]
     has_steps, width = bool(form & _STEPS), form & ~_STEPS
     if width not in _WIDTHS:
-        raise ValueError(f"packed numbers have the unknown form {form}")
+        raise ValueError(f"the form of packed numbers must be known, got {form}")
     begin = at + 1 + _NUMBER.size * (1 + has_steps)
     left = max(count - has_steps, 0)
     end = begin + width * left
@@ -87,6 +86,6 @@ def _packed(form: int, numbers: Int64s, first: bytes = b"") -> bytes:
 
 
 def _width(numbers: Int64s) -> int:
-    """Return how many bytes hold how far above the least the highest is."""
+    """Return the bytes needed for the distance from the least to the highest number."""
     span = int(numbers.max()) - int(numbers.min()) if len(numbers) else 0
     return next(width for width in _WIDTHS if span < 1 << 8 * width)

@@ -1,4 +1,4 @@
-"""Turn a recording into a Parquet trace, and look at a Parquet trace before Spark does."""
+"""Writes a recording as a Parquet trace, and checks a Parquet trace before Spark reads it."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ _TIMES = ("first_ts_ms", "last_ts_ms")
 _PACKED_FROM = 3
 _SUFFIX = ".parquet"
 FIRST_FILE = f"part-00000{_SUFFIX}"
-# Spark passes files by whose names begin so: they are its own notes.
+# Spark ignores files whose names start with these characters.
 _HIDDEN = ("_", ".")
 _NOTES = frozenset(("_SUCCESS", MANIFEST))
 
 
 def write_trace(frames: Iterable[Frame], path: Location) -> int:
-    """Write a Parquet trace and return how many events it has.
+    """Write a Parquet trace and return its number of events.
 
-    The trace appears at `path` when it is whole: a directory with one Parquet file, renamed into place. One that stands
-    there already is replaced.
+    The trace appears at `path` when it is complete: a directory with one Parquet file, renamed into place. An existing
+    trace is replaced.
 
     Raises:
-        TraceError: There is no event, or what stands at `path` is no trace.
-        UnsupportedVersionError: A newer release wrote what stands at `path`.
-        OSError: The disk is full or failed; what stood at `path` still stands.
+        TraceError: There is no event, or `path` exists and is not a trace.
+        UnsupportedVersionError: A newer release wrote the trace at `path`.
+        OSError: The disk is full or failed; `path` is unchanged.
     """
     with new_trace(path) as files:
         with ChunkWriter(files.file()) as writer:
             _write_chunks(frames, writer)
         if not writer.events:
-            raise TraceError(f"{path}: nothing was recorded, so there is no trace to write")
+            raise TraceError(f"{path}: there is no event, so there is no trace to write")
     return writer.events
 
 
 @contextmanager
 def new_trace(path: Location) -> Iterator[NewFiles]:
-    """Yield where to write the Parquet files of a trace, which are its files when the block ends without an error.
+    """Yield the destination of a trace's Parquet files, which become the trace if the block ends without an error.
 
-    If they are several, the block adds a manifest: `ackstate.analysis.trace.manifest.write_manifest`. In a store each
-    trace has one, which is written when the block has ended.
+    If there are several files, the block adds a manifest: `ackstate.analysis.trace.manifest.write_manifest`. In a store
+    each trace has one, which is written when the block has ended.
 
     Raises:
-        As `write_trace`; what the block raises is raised again, and what stood at `path` still stands.
+        As `write_trace`; an error of the block is raised again, and `path` is unchanged.
     """
     check_replaceable(path)
     if isinstance(path, StorePath):
@@ -85,24 +85,24 @@ def new_trace(path: Location) -> Iterator[NewFiles]:
         yield NewFiles(unfinished)
         _put_in_place(unfinished, target)
     except OSError as error:
-        # Arrow says what is wrong and not where.
+        # Arrow's message lacks the path.
         raise error if error.filename else OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def check_replaceable(path: Location) -> None:
-    """Make sure that nothing but a trace would be lost if `path` were replaced; an empty directory is nothing.
+    """Check that replacing `path` would destroy only a trace, or an empty directory.
 
     Raises:
-        TraceError: Something else stands there, or a trace with something else in it.
+        TraceError: There is something else, or a trace with other files in it.
         UnsupportedVersionError: A newer release wrote it.
-        OSError: It cannot be looked into.
+        OSError: The directory cannot be read.
     """
     if path.is_dir():
         entries: list[Location] = list(path.iterdir())
         for stranger in sorted(each.name for each in entries if not _is_of_trace(each)):
-            raise TraceError(f"{path}: not a trace that can be replaced, it holds {stranger!r}")
+            raise TraceError(f"{path}: not a trace that can be replaced, it contains {stranger!r}")
         if not entries:
             return
         if isinstance(path, StorePath) and not standing_names(path):
@@ -112,7 +112,7 @@ def check_replaceable(path: Location) -> None:
 
 
 def _is_of_trace(entry: Location) -> bool:
-    """Tell whether an entry of a directory is one that a trace has, so that it may be removed with the trace."""
+    """Return whether an entry of a directory belongs to a trace, so that it may be removed with it."""
     name = entry.name
     is_checksum = name.startswith(".") and name.endswith(".crc")
     has_our_name = name in _NOTES or is_checksum or (name.endswith(_SUFFIX) and not name.startswith(_HIDDEN))
@@ -122,7 +122,7 @@ def _is_of_trace(entry: Location) -> bool:
 def trace_files(path: Location) -> list[Location]:
     """Return the Parquet files of a trace, a file or a directory, in order of their names.
 
-    In a store, whose files may be those of a writer that has not finished, they are those that the manifest lists.
+    In a store, which may have files of unfinished writers, these are the files that the manifest lists.
 
     Raises:
         TraceError: There are none, or one has a name that is not UTF-8; or as `listed_names`.
@@ -133,7 +133,7 @@ def trace_files(path: Location) -> list[Location]:
         raise TraceError(f"{path}: no such trace")
     if not path.is_dir():
         if path.name.startswith(_HIDDEN):
-            raise TraceError(f"{path}: Spark reads no file whose name begins with {path.name[0]!r}")
+            raise TraceError(f"{path}: Spark ignores files whose name starts with {path.name[0]!r}")
         return [path]
     files: list[Location] = [
         file for file in path.iterdir() if file.name.endswith(_SUFFIX) and not file.name.startswith(_HIDDEN)
@@ -149,7 +149,7 @@ def trace_files(path: Location) -> list[Location]:
 
 
 def _check_name(path: Location) -> None:
-    """Refuse a name that no other process can be told."""
+    """Refuse a name that cannot be passed to another process."""
     name = os.fsencode(str(path.absolute()))
     try:
         name.decode()
@@ -158,15 +158,15 @@ def _check_name(path: Location) -> None:
 
 
 class Span(NamedTuple):
-    """What a trace covers.
+    """The extent of a trace.
 
     Attributes:
         begin_ms: Its first millisecond.
-        end_ms: Its last.
-        chunk_count: How many chunks it has.
-        row_groups_max: How many row groups the file with most has.
-        is_packed: Whether its events are bytes, as from version 3 on.
-        size_bytes: What its columns take, not compressed.
+        end_ms: Its last millisecond.
+        chunk_count: Number of its chunks.
+        row_groups_max: Number of row groups in the file that has most.
+        is_packed: Whether its events are bytes, as since version 3.
+        size_bytes: Uncompressed size of its columns.
     """
 
     begin_ms: int
@@ -178,18 +178,18 @@ class Span(NamedTuple):
 
 
 def check_trace(path: Location, *, is_timed: bool = True) -> Span:
-    """Read the footers of a Parquet trace and which chunks it has, and return what they cover.
+    """Check the footers and the chunk numbers of a Parquet trace, and return its extent.
 
     Args:
         path: A file or a directory.
-        is_timed: Whether to refuse times that no trace may have; `check_events` names the very event.
+        is_timed: Whether to refuse invalid times; `check_events` names the event.
 
     Raises:
-        TraceError: It is missing, empty, cut short, has other columns, lacks a chunk or a file, or has one of another.
+        TraceError: It is missing, empty or cut short, or has wrong columns, or lacks or repeats a chunk or a file.
         UnsupportedVersionError: A newer release wrote it.
         OSError: The directory cannot be read.
     """
-    # A bit a chunk: whoever asks Spark about a trace of billions of events has read its footers here.
+    # One bit per chunk: memory stays small even for a trace of billions of events.
     found: dict[tuple[str, str], BitMap] = defaultdict(BitMap)
     begins: list[int] = []
     ends: list[int] = []
@@ -213,15 +213,15 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             chunks = found[topic, subscription]
             if chunk < 0:
-                raise TraceError(f"{path}: chunk {chunk} of {where} is none")
+                raise TraceError(f"{path}: chunk {chunk} of {where} is invalid")
             if chunk in chunks:
-                raise TraceError(f"{path}: chunk {chunk} of {where} is there several times")
+                raise TraceError(f"{path}: chunk {chunk} of {where} occurs several times")
             chunks.add(chunk)
     if not found:
         raise TraceError(f"{path}: the trace is empty")
     if len(packed) > 1:
         raise TraceError(
-            f"{packed[False]}: its version is below 3, that of {packed[True].name} is not: convert it anew"
+            f"{packed[False]}: its version is below 3, unlike that of {packed[True].name}: convert it again"
         )
     check_files(path, stated, listed)
     for (topic, subscription), chunks in found.items():
@@ -233,11 +233,11 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
 
 
 def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None]:
-    """Check a file, and return which chunks it has, when, the number and size of its row groups, and `FILES_KEY`."""
+    """Check a file, and return its chunks with times, the number and size of its row groups, and `FILES_KEY`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     try:
-        # Opened here, because Arrow takes no name whose bytes are not text.
+        # Opened here, because Arrow rejects names that are not valid text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             schema = _check_schema(file, parquet)
             check_row_groups(file, parquet)
@@ -250,13 +250,13 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None]:
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
         return rows, len(groups), size, (parquet.metadata.metadata or {}).get(FILES_KEY)
-    # Arrow meets damage with errors of many kinds.
+    # Arrow reports damage with many types of errors.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
 
 
 def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
-    """Refuse times that no trace may have; within a chunk they rise from the first to the last."""
+    """Refuse invalid times; within a chunk they rise from the first to the last."""
     ends = [rows[name].to_numpy() for name in _TIMES]
     wrong = [clock.judge(each) for each in ends]
     for row in np.flatnonzero(wrong[0] | wrong[1])[:1].tolist():
@@ -267,20 +267,20 @@ def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
 
 
 def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
-    """Return the columns that a file has, which are those of its version."""
+    """Return the columns of a file; check that they match its version."""
     version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
     if not version.isdigit():
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
     if int(version) > TRACE_VERSION:
         raise UnsupportedVersionError(
-            f"{file}: trace of version {int(version)}; this release reads up to {TRACE_VERSION}"
+            f"{file}: trace has version {int(version)}; this release reads up to {TRACE_VERSION}"
         )
     found = parquet.schema_arrow
     expected = TRACE_SCHEMA if int(version) >= _PACKED_FROM else LIST_SCHEMA
     for field in expected:
         matching = found.get_all_field_indices(field.name)
         if len(matching) != 1:
-            many = "there several times" if matching else "missing"
+            many = "present several times" if matching else "missing"
             raise TraceError(f"{file}: not a trace, column {field.name!r} is {many}")
         kind = found.field(matching[0]).type
         if not _is_alike(kind, field.type):
@@ -289,7 +289,7 @@ def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
 
 
 def _is_alike(kind: pa.DataType, expected: pa.DataType) -> bool:
-    """Compare types; a list's element may be named in several ways, and each number may say that it can be missing."""
+    """Compare types, ignoring the names of list elements and the nullability of numbers."""
     if pa.types.is_list(kind) and pa.types.is_list(expected):
         return _is_alike(kind.value_type, expected.value_type)
     if pa.types.is_struct(kind) and pa.types.is_struct(expected):
@@ -302,9 +302,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:
-    """Rename a new trace to where it belongs; an old one, which may be a file, is moved aside first.
+    """Rename a new trace into place; an old one, which may be a file, is moved aside first.
 
-    What stands there is checked again, because others may have put it there while the trace was written.
+    The target is checked again, because another process may have created it while the trace was written.
     """
     aside = target.with_name(f".{target.name}.{os.getpid()}.replaced")
     if target.is_symlink():

@@ -1,4 +1,4 @@
-"""Was everything that was acked published? Known only at the end, for topics and subscriptions come in any order."""
+"""Checks that every acked entry was published, at the end, because topics and subscriptions come in any order."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.rows import Events, Int64s
 
 _ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
-# As a run of its own, a longer one is cheaper than spelled out.
+# A longer run is cheaper as a run than entry by entry.
 _SHORT_RUN_MAX = 64
 _Bitmaps = dict[int, BitMap]
 
 
 @final
 class PublishedEntries:
-    """What was published and what was acked, of each topic.
+    """The published and the acked entries of each topic.
 
-    A topic without a PUBLISH event says nothing of what it published, nor does one of what came before its first.
+    Nothing is checked for a topic without PUBLISH events, nor before its first published ledger.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class PublishedEntries:
         self._acked: dict[str, _Bitmaps] = {}
 
     def follow(self, key: tuple[str, str], events: Events) -> None:
-        """Take in the next events of a (topic, subscription)."""
+        """Add the next events of a (topic, subscription)."""
         topic, subscription = key
         if subscription:
             _add(self._acked.setdefault(topic, {}), events.where(np.isin(events.kind, _ACKS)))
@@ -40,7 +40,7 @@ class PublishedEntries:
             _add(self._published.setdefault(topic, {}), events.where(events.kind == EventKind.PUBLISH))
 
     def never(self) -> Iterator[tuple[str, int, str]]:
-        """Yield each topic with entries that were acked and never published: how many, and the first of them."""
+        """Yield each topic with entries that were acked but never published: their number, and the first one."""
         for topic, published in self._published.items():
             ledgers = sorted(ledger_id for ledger_id, bitmap in published.items() if bitmap)
             if not ledgers:

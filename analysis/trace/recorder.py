@@ -1,11 +1,11 @@
-"""Write a trace while things happen, so that it can be read after the writer was killed.
+"""Records events while they happen, so that the recording can be read after the writer was killed.
 
 A recording is a directory of segments, one for each process that wrote, named ``000001.events`` and so on. A segment
 is a header and then frames; a frame is one `write` of one or more events that belong together. The operating system
-keeps what was written when the process dies, so every frame but at most the last is whole; a torn last one is left out.
+keeps written data when the process dies, so only the last frame may be torn; a torn last frame is skipped.
 
 ``header``  ``ACKTRACE``, version u32
-``frame``   length u32 of what follows the checksums, CRC-32C u32 of those four bytes, CRC-32C u32 of what follows:
+``frame``   length u32 of the payload, CRC-32C u32 of those four bytes, CRC-32C u32 of the payload; the payload is
             topic length u16, subscription length u16, both names in UTF-8, then events of
             ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64
 
@@ -40,15 +40,15 @@ _SUFFIX = ".events"
 
 @final
 class Recorder:
-    """Appends events to a new segment of a recording; a frame is handed to the operating system before a call returns.
+    """Appends events to a new segment of a recording; a call returns after the operating system has received the frame.
 
     Safe for any number of threads.
 
     Args:
-        directory: The recording; made if missing.
+        directory: The recording; created if missing.
 
     Raises:
-        OSError: The segment cannot be made.
+        OSError: The segment cannot be created.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +71,7 @@ class Recorder:
         """Append events that belong together, as one frame.
 
         Raises:
-            OSError: The disk is full or failed; the frame is not there, or if the disk refuses even that, in part.
+            OSError: The disk is full or failed; the frame is removed, or if the disk refuses even that, incomplete.
         """
         if not events:
             return
@@ -85,7 +85,7 @@ class Recorder:
         self._write(header + payload)
 
     def close(self) -> None:
-        """Close the segment; closing twice does nothing."""
+        """Close the segment; a second call is a no-op."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -103,7 +103,7 @@ class Recorder:
                 while written < len(data):
                     written += os.write(self._descriptor, data[written:])
             except OSError as error:
-                # A frame in part would hide all that follow it.
+                # An incomplete frame would hide all frames after it.
                 with suppress(OSError):
                     os.ftruncate(self._descriptor, self._size)
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
@@ -119,12 +119,12 @@ class Frame(NamedTuple):
 
 
 def segments(directory: Path) -> list[Path]:
-    """Return a recording's segments in the order in which they were begun."""
+    """Return a recording's segments in the order of their creation."""
     return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
 def read_recording(directory: Path) -> Iterator[Frame]:
-    """Yield every frame of a recording, in the order of writing; a torn last frame of a segment is left out.
+    """Yield every frame of a recording, in the order of writing; a torn last frame of a segment is skipped.
 
     Raises:
         TraceError: There is no recording, or a frame is damaged rather than cut short.
@@ -140,10 +140,10 @@ def read_recording(directory: Path) -> Iterator[Frame]:
 
 
 def check_segment(path: Path) -> None:
-    """Make sure that a file is a segment which this release may judge, whether its frames are whole or not.
+    """Check that a file is a segment of a known version; its frames are not checked.
 
     Raises:
-        TraceError: It is no segment.
+        TraceError: It is not a segment.
         UnsupportedVersionError: A newer release recorded it.
     """
     _check_file(path)
@@ -152,7 +152,7 @@ def check_segment(path: Path) -> None:
 
 
 def _check_file(path: Path) -> None:
-    # Opening a named pipe would wait for ever.
+    # Opening a named pipe would block.
     if not path.is_file():
         raise TraceError(f"{path}: not a file")
 
@@ -162,24 +162,24 @@ def _read_segment(path: Path) -> Iterator[Frame]:
     data = path.read_bytes()
     _check_header(path, data[: _HEADER.size])
     if len(data) < _HEADER.size:
-        return  # The writer died before its header was whole: it recorded nothing.
+        return  # The writer died before its header was complete: it recorded nothing.
     offset = _HEADER.size
     while len(data) - offset >= _FRAME.size:
         length, length_checksum, checksum = _FRAME.unpack_from(data, offset)
         payload = data[offset + _FRAME.size : offset + _FRAME.size + length]
-        # Only a length that is right can tell a frame that was cut short from one that was damaged.
+        # Only a valid length distinguishes a frame that was cut short from a damaged one.
         intact = length_checksum == _length_checksum(length)
         if intact and len(payload) < length:
             return
         if not intact or google_crc32c.value(payload) != checksum:
-            raise TraceError(f"{path}: the frame at byte {offset} does not fit its checksum")
+            raise TraceError(f"{path}: the frame at byte {offset} does not match its checksum")
         yield _decode_frame(payload, path, offset)
         offset += _FRAME.size + length
 
 
 def _check_header(path: Path, header: bytes) -> None:
     if header[: len(_MAGIC)] != _MAGIC[: len(header)]:
-        raise TraceError(f"{path}: not a recording, it begins with {header[: len(_MAGIC)]!r}")
+        raise TraceError(f"{path}: not a recording, it starts with {header[: len(_MAGIC)]!r}")
     if len(header) < _HEADER.size:
         return
     _, version = _HEADER.unpack(header)
@@ -187,7 +187,7 @@ def _check_header(path: Path, header: bytes) -> None:
         raise TraceError(f"{path}: not a recording, its version is {version}")
     if version > RECORDING_VERSION:
         raise UnsupportedVersionError(
-            f"{path}: recording of version {version}; this release reads up to {RECORDING_VERSION}"
+            f"{path}: recording has version {version}; this release reads up to {RECORDING_VERSION}"
         )
 
 
@@ -204,5 +204,5 @@ def _decode_frame(payload: bytes, path: Path, offset: int) -> Frame:
         rows = _EVENT.iter_unpack(payload[names_end:])
         events = [Event(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
     except (struct.error, UnicodeDecodeError, ValueError) as error:
-        raise TraceError(f"{path}: the frame at byte {offset} is no frame: {error}") from error
+        raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
     return Frame(topic, subscription, events)

@@ -1,13 +1,13 @@
-"""Record what cursors do, for whoever embeds them, in three lines.
+"""Records what cursors do, in three lines of an embedding program.
 
     recording = Recording(directory)
-    recording.follow(cursor, topic=topic, subscription=name, now_ms=now_ms)   # of a Subscription: its .cursor
-    ...                                                                       # ack, persist, dispatch as ever
+    recording.follow(cursor, topic=topic, subscription=name, now_ms=now_ms)   # for a Subscription, its .cursor
+    ...                                                                       # ack, persist, dispatch as usual
     recording.close()
 
-``ackstate trace DIRECTORY TRACE`` makes a trace of it, whether the process ended or was killed. Who goes on with the
-same directory after a restart follows each cursor anew before its first ack: the recovery is noted then, and before it
-the crash.
+``ackstate trace DIRECTORY TRACE`` converts it into a trace, whether the process ended or was killed. If you continue
+with the same directory after a restart, follow each cursor again before its first ack: the crash and the recovery are
+then recorded.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _SETTLED = frozenset((
 
 @final
 class Recording:
-    """What happens to any number of cursors, written while it happens; safe for any number of threads.
+    """Records any number of cursors while they work. Thread-safe.
 
-    Each change is with the operating system before the call that made it returns, so a killed process leaves all of
-    them; a power cut may take the last ones. A recording that cannot be written does not keep a cursor from working: it
-    ends there, `failure` says why, and so does `close`.
+    The operating system receives each change before the call that caused it returns, so a killed process loses none; a
+    power cut may lose the last ones. If the recording cannot be written, the cursors continue to work: the recording
+    ends there, `failure` has the reason, and `close` raises it.
 
     Args:
-        directory: Made if missing, else gone on with: what is in it is read.
+        directory: Created if missing; else the recording in it is read and continued.
 
     Raises:
-        TraceError: What is in it is damaged.
+        TraceError: The recording in it is damaged.
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read or written.
     """
@@ -68,13 +68,13 @@ class Recording:
         self.failure: OSError | None = None
 
     def follow(self, cursor: ManagedCursor, *, topic: str, subscription: str, now_ms: int) -> None:
-        """Record a cursor from now on, after what its opening found; a name may be followed anew once it was closed.
+        """Record a cursor's state after its opening, then its changes; a closed name may be followed again.
 
         Raises:
-            ValueError: Somebody listens to the cursor already, or the name of the subscription is empty.
+            ValueError: The cursor already has a listener, or the name of the subscription is empty.
         """
         if not subscription:
-            raise ValueError("a subscription without a name cannot be recorded: the empty one is the topic itself")
+            raise ValueError("the name of a subscription must not be empty: the empty name is the topic itself")
         history = self._histories.pop((topic, subscription), SubscriptionHistory())
         with cursor.lock:
             follower = _Follower(self, topic, subscription, max(now_ms, history.last_ts_ms))
@@ -89,7 +89,7 @@ class Recording:
         Args:
             topic: The topic.
             runs: The entries.
-            now_ms: The present; never falls from one call for a topic to the next.
+            now_ms: The current time; never falls from one call for a topic to the next.
             deliver_at_ms: When they are due, -1 for at once.
         """
         self.record(topic, "", [Event(now_ms, EventKind.PUBLISH, *run, deliver_at_ms) for run in runs])
@@ -104,10 +104,10 @@ class Recording:
                 _LOG.exception("the recording ends here: %s", self._recorder.path)
 
     def close(self) -> None:
-        """End the recording; cursors that it followed tell it nothing more that is kept.
+        """End the recording; later changes of its cursors are ignored.
 
         Raises:
-            OSError: It ended before, for it could not be written.
+            OSError: It had ended before, because it could not be written.
         """
         self._recorder.close()
         if self.failure is not None:
@@ -126,19 +126,19 @@ class Recording:
 
 @final
 class _Follower:
-    """Listens to one cursor; every call comes with the cursor's lock held."""
+    """Listens to one cursor; called with the cursor's lock held."""
 
     def __init__(self, recording: Recording, topic: str, subscription: str, now_ms: int) -> None:
         self._recording = recording
         self._topic = topic
         self._subscription = subscription
-        # Callers bring their own present, and threads bring theirs in any order: a trace's time never falls.
+        # Callers pass their own times, and threads in any order, but a trace's time must not fall.
         self._last_ms = now_ms
         self._persist_count = 0
         self._consumers: dict[str, int] = {}
 
     def begin(self, history: SubscriptionHistory, found: Sequence[tuple[int, int, int]]) -> None:
-        """Record what the opening found, after what was recorded before; a cursor that was never used begins so."""
+        """Record the state found by the opening, after any earlier recording."""
         acked = EntrySet()
         for ledger_id, first, last in found:
             acked.add_run(ledger_id, first, last + 1)

@@ -1,4 +1,4 @@
-"""How many events the rows of a Parquet trace may have: a few KB of Parquet may unpack to gigabytes.
+"""Limits the number of events in the rows of a Parquet trace: a few KB of Parquet may unpack to gigabytes.
 
 A reader holds up to `ROWS_AT_ONCE` rows, so a row group must not have more events than as many rows may have.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 64
 OPTION = "ACKSTATE_TRACE_ROW_EVENTS_MAX"
 """The environment variable that sets the limit."""
-_DEFAULT = 65_536  # Four times what we write.
-_ROW_BYTES = 64  # Of a packed column beside its numbers: how long it is, and how wide they are.
+_DEFAULT = 65_536  # Four times the rows that we write.
+_ROW_BYTES = 64  # Overhead of a packed column: its length and the width of its numbers.
 
 
 def row_events_max() -> int:
-    """Return how many events a row may have.
+    """Return the most events of a row.
 
     Raises:
-        TraceError: The environment variable is no number above 0.
+        TraceError: The environment variable is not a number above 0.
     """
     text = os.environ.get(OPTION, str(_DEFAULT))
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
@@ -41,7 +41,7 @@ def check_row_groups(file: Location, parquet: pq.ParquetFile) -> None:
     """Refuse row groups that would take too much memory, from their footer alone.
 
     Raises:
-        TraceError: One has more events than its rows may have.
+        TraceError: A row group has more events than its rows may have.
     """
     most = row_events_max()
     for number in range(parquet.num_row_groups):
@@ -61,14 +61,14 @@ def check_row_groups(file: Location, parquet: pq.ParquetFile) -> None:
 
 
 def check_rows(file: Location, rows: pa.Table) -> None:
-    """Refuse rows that say that they have too many events, or none.
+    """Refuse rows whose event count is too large, or 0.
 
     Args:
-        file: Where they stand.
-        rows: Of a trace; without `event_count` they are of an earlier version, and `check_row_groups` knows them.
+        file: The file of the rows.
+        rows: Rows of a trace; rows without `event_count` have an earlier version, which `check_row_groups` covers.
 
     Raises:
-        TraceError: One has.
+        TraceError: A row has too many events, or none.
     """
     if "event_count" not in rows.column_names:
         return

@@ -1,4 +1,4 @@
-"""Parquet files with one row an event, as other tools write them, read batch by batch into tables."""
+"""Reads Parquet files with one row an event, as other tools write them, batch by batch into tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH_ROWS = 1 << 17
 
 
 def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
-    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and which share of the file is read.
+    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file that is read.
 
     Raises:
         TraceError: The file is cut short or damaged, or a column is missing or of another type.
@@ -43,13 +43,13 @@ def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Ite
 
 
 def _columns(file: Path, schema: pa.Schema) -> list[str]:
-    """Return the columns to read, having checked what they are."""
+    """Return the columns to read; check their types."""
     if schema.get_field_index("first_seq") >= 0 and schema.get_field_index("chunk") >= 0:
-        raise TraceError(f"{file}: this is a trace already, whose rows are chunks of events")
+        raise TraceError(f"{file}: this is already a trace, whose rows are chunks of events")
     for name in ROW_SCHEMA.names:
         indexes = schema.get_all_field_indices(name)
         if len(indexes) > 1:
-            raise TraceError(f"{file}: column {name!r} is there several times")
+            raise TraceError(f"{file}: column {name!r} occurs several times")
         if indexes:
             _check_type(file, schema.field(indexes[0]))
         elif name in _NEEDED:
@@ -63,13 +63,13 @@ def _check_type(file: Path, field: pa.Field) -> None:
     fits = is_text if field.name in _NAMES else pa.types.is_integer(field.type)
     if not (fits or (field.name == "kind" and is_text)):
         wanted = ROW_SCHEMA.field(field.name).type
-        raise TraceError(f"{file}: column {field.name!r} is {field.type}, expected {wanted}; cast it")
+        raise TraceError(f"{file}: column {field.name!r} must be {wanted}, got {field.type}; cast it")
 
 
 def _readable(
     table: pa.Table, first: int, *, bad_rows: BadRows, place: Callable[[int], str]
 ) -> tuple[pa.Table, Int64s]:
-    """Leave out rows whose text is not UTF-8 or whose numbers are too large for 64 bits with a sign."""
+    """Remove rows whose text is not UTF-8 or whose numbers exceed a signed 64-bit integer."""
     numbers = np.arange(first, first + table.num_rows)
     wrong = {name: _not_utf8(table[name]) for name in table.column_names if not pa.types.is_integer(table[name].type)}
     wrong |= {name: _beyond(table[name]) for name in table.column_names if table[name].type == pa.uint64()}
@@ -88,7 +88,7 @@ def _readable(
 
 
 def _not_utf8(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which values of a text column are not UTF-8, which Parquet promises and nobody has checked."""
+    """Return which values of a text column are not UTF-8: Parquet requires it, but readers do not check it."""
     try:
         column.validate(full=True)
         return np.zeros(len(column), np.bool_)

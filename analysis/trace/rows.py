@@ -1,7 +1,8 @@
-"""Rows of one event each, as others write them, into columns: each value is checked by itself here.
+"""Reads rows of one event each, as other tools write them, into columns, and checks each value by itself.
 
-Columns as `ackstate.analysis.trace.events` has them for events, with `topic`, `subscription` and `seq`. Left out may be
-what a kind does not need; `last_entry` is `first_entry` then. A kind is its name in small letters, or its number.
+Columns are those of `ackstate.analysis.trace.events` for events, with `topic`, `subscription` and `seq`. Columns that a
+kind does not need may be missing; `last_entry` defaults to `first_entry`. A kind is its name in small letters, or its
+number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROW_SCHEMA = pa.schema(
     [("topic", pa.string()), ("subscription", pa.string()), ("ts_ms", pa.int64()), ("kind", pa.string())]
     + [(name, pa.int64()) for name in ("ledger_id", "first_entry", "last_entry", "number", "seq")]
 )
-_OTHER_KIND = 0  # of no event
+_OTHER_KIND = 0  # not the kind of any event
 _NAMING = np.array(sorted(NAMES_ENTRIES))
 
 
@@ -47,18 +48,18 @@ class Events(NamedTuple):
     number: Int64s
 
     def where(self, chosen: Int64s | Mask | slice) -> Events:
-        """Return the events at some indexes, where a mask is true, or of a slice."""
+        """Return the events selected by indexes, a mask or a slice."""
         return Events(*(column[chosen] for column in self))
 
 
 class TraceRows(NamedTuple):
-    """Rows that are right by themselves, in the order in which they were read.
+    """Rows that are valid by themselves, in the order in which they were read.
 
     Attributes:
-        keys: Every (topic, subscription) that is there; the latter is empty for events of the topic itself.
-        key: Which of them each row has.
-        values: The columns of `Events`, then what the rows say of their `seq`, `NO_SEQ` where they do not, then the
-            number of the line or row where each stood, from 1.
+        keys: Every (topic, subscription) that occurs; the latter is empty for events of the topic itself.
+        key: The index in `keys` of each row.
+        values: The columns of `Events`, then the rows' `seq`, or `NO_SEQ` if a row lacks it, then the number of the
+            line or row of each, from 1.
     """
 
     keys: list[tuple[str, str]]
@@ -69,14 +70,14 @@ class TraceRows(NamedTuple):
 def checked_rows(
     table: pa.Table, numbers: Int64s, *, clock: TraceClock, bad_rows: BadRows, place: Callable[[int], str]
 ) -> TraceRows:
-    """Take the rows of a table that are right by themselves, and count the others.
+    """Return the rows of a table that are valid by themselves, and count the others.
 
     Args:
         table: Columns as `ROW_SCHEMA`, which may be missing, or the kind a number.
-        numbers: Where each row stood.
-        clock: Of the trace.
-        bad_rows: Gets the bad rows, and the number of all.
-        place: Names the place of a row by its number.
+        numbers: The number of each row in its file.
+        clock: The clock of the trace.
+        bad_rows: Receives the bad rows, and the number of all.
+        place: Returns the place of a row by its number.
     """
     bad_rows.rows += table.num_rows
     topic, subscription = (_names(table, name) for name in ("topic", "subscription"))
@@ -107,12 +108,12 @@ def checked_rows(
 
 
 def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wrong, int], str]) -> Mask:
-    """Count what is wrong, a row under the first thing that is, and return which rows are bad.
+    """Count the bad rows, each under its first reason, and return which rows are bad.
 
     Args:
-        wrong: For each thing, the rows that have it.
-        bad_rows: Gets the counts, and samples.
-        shown: Names a row, and what is wrong with it.
+        wrong: For each reason, the rows that it applies to.
+        bad_rows: Receives the counts, and samples.
+        shown: Returns the text for a row and its reason.
     """
     bad: Mask = np.zeros(len(next(iter(wrong.values()))), np.bool_)
     for problem, mask in wrong.items():
@@ -124,7 +125,7 @@ def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wr
 
 
 def _missing(table: pa.Table, events: Events, *, of_topic: Mask) -> Mask:
-    """Rows without topic, subscription, time or kind, or without the entries that their kind is about."""
+    """Return the rows without topic, subscription, time or kind, or without the entries that their kind requires."""
     missing = _nulls(table, "ts_ms") | _nulls(table, "kind") | _empty(table, "topic")
     missing |= _empty(table, "subscription") & ~of_topic
     needs = np.isin(events.kind, _NAMING)
@@ -136,7 +137,7 @@ def _out_of_bounds(events: Events) -> dict[Wrong, Mask]:
 
 
 def _negative(table: pa.Table, events: Events) -> Mask:
-    """Rows with a negative number; -1 is that of what is not there."""
+    """Return the rows with a negative number, except -1, which means a missing value."""
     negative = (events.ts_ms < 0) | (_numbers(table, "seq") < NO_SEQ) | (events.number < -1)
     entries = (events.ledger_id, events.first_entry, events.last_entry)
     some_entry = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
@@ -160,7 +161,7 @@ def _what(problem: Wrong, table: pa.Table, row: int, kind_text: Callable[[int], 
 
 
 def _kinds(table: pa.Table) -> tuple[Int64s, Callable[[int], str]]:
-    """Return each row's kind as a number, and what shows an unknown one."""
+    """Return each row's kind as a number, and a function that formats an unknown kind."""
     if "kind" not in table.column_names:
         return np.full(table.num_rows, _OTHER_KIND), lambda _: ""
     column = table["kind"]
@@ -176,7 +177,7 @@ def _kinds(table: pa.Table) -> tuple[Int64s, Callable[[int], str]]:
 def _keys(
     topic: pa.DictionaryArray, subscription: pa.DictionaryArray, good: Int64s, of_topic: Mask
 ) -> tuple[list[tuple[str, str]], Int64s]:
-    """Return the distinct (topic, subscription) of the good rows, and which each has."""
+    """Return the distinct (topic, subscription) of the good rows, and the index of each row."""
     topics, subscriptions = topic.dictionary.to_pylist(), [*subscription.dictionary.to_pylist(), ""]
     topic_code = _codes(topic, 0)[good]
     subscription_code = np.where(of_topic, len(subscriptions) - 1, _codes(subscription, len(subscriptions) - 1))[good]

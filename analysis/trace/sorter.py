@@ -1,4 +1,4 @@
-"""Events of many subscriptions, as they come, into the chunks of each; what they say of each other is checked here."""
+"""Sorts events of many subscriptions into the chunks of each, and checks them against earlier events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.chunk_writer import ChunkWriter
     from ackstate.analysis.trace.rows import Int64s
 
-# At 72 bytes each, some 300 MB; with more subscriptions than leave room for whole chunks, chunks are cut short.
+# At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22
 
 
 @final
 class _PendingEvents:
-    """What waits of one subscription, and what is known of what went before."""
+    """The waiting events of one subscription, and the state of its earlier ones."""
 
     def __init__(self) -> None:
         self.waiting: list[Int64s] = []
@@ -37,13 +37,13 @@ class _PendingEvents:
 class EventSorter:
     """Gathers rows by subscription and writes them chunk by chunk.
 
-    Memory: `WAITING_MAX` rows; for each subscription about a kilobyte; a bitmap of what each topic published and had
-    acked.
+    Memory: `WAITING_MAX` rows; for each subscription about a kilobyte; a bitmap of the published and the acked entries
+    of each topic.
 
     Args:
-        writer: Gets the chunks.
-        bad_rows: Gets the rows that those before them make bad, which are left out.
-        place: Names the place of a row, by the number of its source and its own.
+        writer: Receives the chunks.
+        bad_rows: Receives the rows that contradict earlier ones; they are skipped.
+        place: Returns the place of a row, by the number of its source and its own.
     """
 
     def __init__(self, writer: ChunkWriter, bad_rows: BadRows, place: Callable[[int, int], str]) -> None:
@@ -55,7 +55,7 @@ class EventSorter:
         self._waiting = 0
 
     def add(self, rows: TraceRows, *, source: int) -> None:
-        """Take the next rows of a source."""
+        """Add the next rows of a source."""
         if not len(rows.key):
             return
         values = np.column_stack((rows.values, np.full(len(rows.values), source)))
@@ -65,7 +65,7 @@ class EventSorter:
             subscription = self._subscriptions.get(key)
             if subscription is None:
                 subscription = self._subscriptions[key] = _PendingEvents()
-            # A copy, for a view would keep everything that was read with it.
+            # A copy, because a view would keep the whole batch in memory.
             subscription.waiting.append(values[begin:end].copy())
             subscription.count += end - begin
             if subscription.count >= CHUNK_EVENTS:
@@ -75,7 +75,7 @@ class EventSorter:
             self._settle_all()
 
     def finish(self) -> None:
-        """Write what waits, and count acks of what was never published."""
+        """Write the waiting rows, and count acks of entries that were never published."""
         self._settle_all()
         for topic, count, sample in self._published.never():
             self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
@@ -86,7 +86,7 @@ class EventSorter:
         self._waiting = 0
 
     def _settle_chunks(self, key: tuple[str, str], subscription: _PendingEvents, *, least: int = CHUNK_EVENTS) -> None:
-        """Write chunks while there are so many rows."""
+        """Write chunks while there are at least `least` rows."""
         rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 9), np.int64)
         while len(rows) >= least:
             self._settle(key, subscription, rows[:CHUNK_EVENTS])
@@ -94,7 +94,7 @@ class EventSorter:
         subscription.waiting, subscription.count = [rows.copy()] if len(rows) else [], len(rows)
 
     def _settle(self, key: tuple[str, str], subscription: _PendingEvents, rows: Int64s) -> None:
-        """Judge rows by those before them, and write those that are right as a chunk."""
+        """Check rows against earlier ones, and write the valid ones as a chunk."""
 
         def shown(problem: Wrong, row: int) -> str:
             seq, number, source = rows[row, 6:].tolist()

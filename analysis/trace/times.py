@@ -1,7 +1,7 @@
-"""Bounds of the times of a trace, and the probable unit of a time outside them.
+"""Checks the times of a trace, and guesses the unit of a time outside the bounds.
 
-Times are ms since 1970, from 2000 to 2100; or all of a trace are ms on a clock of its own that begins at 0, which is
-shorter than the seconds from 1970 to 2000, so that neither seconds, microseconds nor nanoseconds are taken for either.
+Times are ms since 1970, from 2000 to 2100; or all times of a trace are ms on its own clock that starts at 0. That clock
+ends before any number of seconds from 2000 on, so that seconds, microseconds and nanoseconds are never accepted.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 _SECOND_MS = 1_000
 _YEAR_2000_S, _YEAR_2100_S = 946_684_800, 4_102_444_800
 WALL_CLOCK_MS = range(_YEAR_2000_S * _SECOND_MS, _YEAR_2100_S * _SECOND_MS)
-"""From the begin of 2000 to that of 2100."""
+"""From the start of 2000 to the start of 2100."""
 OWN_CLOCK_MS = range(_YEAR_2000_S)
-"""A clock of the trace's own: almost eleven days."""
+"""The trace's own clock: almost eleven days."""
 RULE = "ms since 1970, from 2000 to 2100, or below 946684800 for all events of a trace"
 
 
 @final
 class TraceClock:
-    """The clock of one trace, which is that of its first time that is one."""
+    """The clock of one trace, chosen by its first valid time."""
 
     def __init__(self) -> None:
         self._clock: range | None = None
 
     def judge(self, ts_ms: Int64s) -> Mask:
-        """Return which of the next times are none of this clock."""
+        """Return which of the next times are outside this clock."""
         on_wall, on_own = (_within(ts_ms, clock) for clock in (WALL_CLOCK_MS, OWN_CLOCK_MS))
         known = np.flatnonzero(on_wall | on_own)
         if self._clock is None and len(known):
@@ -39,7 +39,7 @@ class TraceClock:
         return np.asarray(~right, np.bool_)
 
     def wrong(self, ts_ms: int) -> str:
-        """Describe a time that `judge` refused, and what its unit may be."""
+        """Describe a time that `judge` refused, and its probable unit."""
         return f"ts_ms {ts_ms}, {_hint(ts_ms)}"
 
 
@@ -53,5 +53,5 @@ def _hint(ts_ms: int) -> str:
         if ts_ms * factor // divisor in WALL_CLOCK_MS:
             return f"which looks like {unit}: write {RULE}"
     if ts_ms in WALL_CLOCK_MS or ts_ms in OWN_CLOCK_MS:
-        return f"which is of another clock than the first event: write {RULE}"
+        return f"which has another clock than the first event: write {RULE}"
     return f"write {RULE}"

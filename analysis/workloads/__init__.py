@@ -1,1 +1,1 @@
-"""Seeded workloads: what programs and consumers do that use cursors, and which entries that leaves acked."""
+"""Seeded workloads: the steps of programs and consumers that use cursors, and the acked entries they leave."""

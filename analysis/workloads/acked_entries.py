@@ -1,4 +1,4 @@
-"""Seeded shapes of acknowledgment, named after the situations that make them.
+"""Seeded shapes of acknowledgment, named after the situations that cause them.
 
 Each returns entry ids of one ledger, in the order in which they are acked.
 """
@@ -19,12 +19,12 @@ def in_order(count: int) -> EntryIds:
 
 
 def alternating(count: int) -> EntryIds:
-    """Two consumers served in turn, one of which acks: every entry of even id; each hole is one entry."""
+    """Two consumers served in turn, of which one acks: every entry with an even id; each hole is one entry."""
     return np.arange(0, 2 * count, 2, dtype=np.uint32)
 
 
 def random_half(span: int, *, seed: int = SEED) -> EntryIds:
-    """Of `span` entries each is acked or not by the toss of a coin, in order."""
+    """Each of `span` entries is acked with probability one half, in order."""
     return _where(np.random.default_rng(seed).random(span) < 0.5)
 
 
@@ -34,31 +34,31 @@ def ninety_nine_percent(span: int, *, seed: int = SEED) -> EntryIds:
 
 
 def clustered(run_count: int, *, width_mean: int = 100, seed: int = SEED) -> EntryIds:
-    """Key-shared consumers of unequal speed: stretches of acked entries and as long ones of unacked, in order."""
+    """Key-shared consumers of unequal speed: runs of acked entries and equally long holes, in order."""
     random = np.random.default_rng(seed)
     return of_runs(random.geometric(1 / width_mean, run_count), random.geometric(1 / width_mean, run_count))
 
 
 def random_widths(run_count: int, *, seed: int = SEED) -> EntryIds:
-    """Runs of 1 to 100 entries, any width as likely as another, with holes of 1 to 10 between."""
+    """Runs of 1 to 100 entries, all widths equally likely, with holes of 1 to 10 between."""
     random = np.random.default_rng(seed)
     return of_runs(random.integers(1, 101, run_count), random.integers(1, 11, run_count))
 
 
 def heavy_tailed_widths(run_count: int, *, seed: int = SEED) -> EntryIds:
-    """Runs of a few entries mostly, of up to a million rarely, with holes of 1 to 10 between."""
+    """Runs, mostly of a few entries, rarely of up to a million, with holes of 1 to 10 between."""
     random = np.random.default_rng(seed)
     widths = np.minimum(1 + random.pareto(1.1, run_count) * 3, 1_000_000).astype(np.int64)
     return of_runs(widths, random.integers(1, 11, run_count))
 
 
 def shuffled(entry_ids: EntryIds, *, seed: int = SEED) -> EntryIds:
-    """The same entries, acked in an order that has nothing to do with theirs."""
+    """The same entries, acked in random order."""
     return np.random.default_rng(seed).permutation(entry_ids)
 
 
 def of_runs(widths: npt.NDArray[np.int64], gaps: npt.NDArray[np.int64]) -> EntryIds:
-    """Return the entries of runs of these widths, each with its gap before it."""
+    """Return the entries of runs of these widths, each after its gap."""
     passed_gaps = np.repeat(np.cumsum(gaps), widths)
     return (passed_gaps + np.arange(len(passed_gaps))).astype(np.uint32)
 

@@ -1,4 +1,4 @@
-"""What the consumers of one subscription do, by seed: the ledgers of its log, and what is acked in which order."""
+"""Seeded behaviour of the consumers of one subscription: the ledgers of its log, and the order of acks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def steps(
 ) -> list[Step]:
     """Return acks, mark-deletes and persists of one cursor.
 
-    No mark-delete is below one that was before it, nor below what acks alone moved it to; some entries are acked again.
+    No mark-delete is below an earlier one, nor below the position that acks moved it to; some acks repeat.
 
     Args:
-        chance: Decides everything that is left open.
+        chance: Decides all free choices.
         log: The number of entries of each ledger, by id in order; at least one entry.
-        length: How many steps.
-        known: Runs of entries that are acked at first, as ``(ledger_id, first, end)``.
-        shape: In which order consumers ack; None for any of `WORKLOADS`.
+        length: Number of steps.
+        known: Runs of entries that are acked at the start, as ``(ledger_id, first, end)``.
+        shape: The order in which consumers ack; None for any of `WORKLOADS`.
     """
     consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(WORKLOADS.values())))
     mark_delete_share, persist_share = chance.choice(_MARK_DELETE_SHARES), chance.choice(_PERSIST_SHARES)
@@ -58,7 +58,7 @@ def steps(
 
 @final
 class _Consumers:
-    """Choose the next entry; entries are numbered through the log."""
+    """Chooses the next entry; entries are numbered across the log."""
 
     def __init__(self, chance: Random, log: Mapping[int, int], *, known: Runs, shape: Traffic) -> None:
         self._chance = chance
@@ -82,7 +82,7 @@ class _Consumers:
         return self._entries[index]
 
     def mark_delete(self) -> Position:
-        """Return an entry not below the first unacked one, where a cursor's mark-delete position cannot be yet."""
+        """Return an entry at or above the first unacked one, which the mark-delete position cannot have reached."""
         index = min(self._first() + int(self._chance.expovariate(0.2)), len(self._entries) - 1)
         self._acked.update(range(self._first_unacked, index + 1))
         return self._entries[index]

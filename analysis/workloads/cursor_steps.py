@@ -1,4 +1,4 @@
-"""Steps of a program that uses the cursors of one store, by seed, on one message log."""
+"""Seeded steps of a program that uses the cursors of one store, on one message log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LEDGERS = {1: 24, 2: 0, 4: 30, 7: 20}
 BATCH_SIZE = 4
 """Messages of each entry that is acked as a batch."""
 _WITH_ENTRIES = [ledger_id for ledger_id, count in LEDGERS.items() if count]
-_BATCHES = 4  # of each ledger: few, so that some are completed
+_BATCHES = 4  # per ledger: few, so that some are completed
 _MARK_DELETE_STEP_MAX = 8
 
 
 def steps(chance: Random, kinds: Iterable[StepKind], *, cursor_count: int) -> list[Step]:
     """Return a step of each kind, in order, for any of some cursors.
 
-    Each cursor acks something before they are persisted together: else no two would be written with one sync. The
-    mark-delete positions advance slowly: else nothing would be left to ack.
+    Each cursor acks an entry before a joint persist: otherwise no two would be written with one sync. The mark-delete
+    positions advance slowly: otherwise no entry would be left to ack.
     """
     found: list[Step] = []
     mark_deletes = 0

@@ -1,4 +1,4 @@
-"""Delayed messages: every message of the log waits, any time up to an hour is as likely as another."""
+"""Delayed messages: every message of the log is delayed, by any time up to an hour with equal probability."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LedgerOfMessages(NamedTuple):
     Attributes:
         ledger_id: The ledger.
         entry_ids: Their entries, from 0 on.
-        deliver_at_ms: When each is to be delivered.
+        deliver_at_ms: The delivery time of each.
     """
 
     ledger_id: int
@@ -47,7 +47,7 @@ class LedgerOfMessages(NamedTuple):
 def mixed_delays(
     count: int, *, now_ms: int = 0, first_ledger_id: int = 1, ledger_size: int = LEDGER_COUNT_MAX, seed: int = SEED
 ) -> Iterator[LedgerOfMessages]:
-    """Yield messages, uniform over the hour to come, as many in a ledger as Pulsar puts there by default."""
+    """Yield messages, uniform over the next hour, with Pulsar's default number of entries per ledger."""
     random = np.random.default_rng(seed)
     for at, first in enumerate(range(0, count, ledger_size)):
         size = min(ledger_size, count - first)
@@ -56,6 +56,6 @@ def mixed_delays(
 
 
 def end_of(count: int, *, first_ledger_id: int = 1, ledger_size: int = LEDGER_COUNT_MAX) -> Position:
-    """Return the position behind the last of so many messages."""
+    """Return the position behind the last of `count` messages."""
     ledgers, entries = divmod(count - 1, ledger_size)
     return Position(first_ledger_id + ledgers, entries + 1)

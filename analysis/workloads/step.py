@@ -9,7 +9,7 @@ from ackstate.position import Position
 
 
 class StepKind(Enum):
-    """What a program does next."""
+    """The kind of a step."""
 
     ACK = "ack"
     ACK_BATCH = "ack messages of a batch"
@@ -25,16 +25,16 @@ class StepKind(Enum):
 
 
 class Step(NamedTuple):
-    """One step; steps may be left out and the others still make sense.
+    """One step; any step may be removed without making the others invalid.
 
     Attributes:
-        kind: What is done.
-        cursor: With which cursor, from 0 on.
-        position: ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: where to.
-        amount: ACK: how many entries from there on, every `stride`-th; 0 is one. ACK_BATCH: the messages, one bit each.
-            MARK_DELETE: a property that it carries, 0 for none. PROPERTIES: the value. KILL: after so many calls.
-        stride: See above.
-        setting: REOPEN: how it is opened again; None for no change.
+        kind: The kind of the step.
+        cursor: The number of the cursor, from 0.
+        position: ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: the target.
+        amount: ACK: the number of entries from there on, every `stride`-th; 0 is one. ACK_BATCH: the messages, one bit
+            each. MARK_DELETE: a property that it has, 0 for none. PROPERTIES: the value. KILL: the number of calls.
+        stride: See `amount`.
+        setting: REOPEN: the setting of the reopened cursor; None for no change.
     """
 
     kind: StepKind
@@ -48,7 +48,7 @@ class Step(NamedTuple):
         return f"cursor {self.cursor}: {self._text()}"
 
     def entry_ids(self, entry_count: int) -> range:
-        """Return the entries that an ACK is for, in a ledger of so many."""
+        """Return the entries of an ACK, in a ledger of `entry_count` entries."""
         end = self.position.entry_id + max(self.amount, 1) * self.stride
         return range(self.position.entry_id, min(end, entry_count), self.stride)
 

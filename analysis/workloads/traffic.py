@@ -3,9 +3,9 @@
 The last four are the scenarios of Pulsar's issue 19966, "Max Un-Persist Ack Limitation and Generational Ack
 Persistent": holes left by clients, many consumers, delayed messages of mixed length, heavy traffic.
 
-A shape deals with entries by blocks of a fixed size. The entries of a block fall, in a seeded order, one each to the
-block's classes; a class says how long its entries wait for their delivery, and how long for their ack then. So an
-entry's whole story follows from its id, which lets every chunk of a trace be made without the one before.
+A shape processes entries by blocks of a fixed size. The entries of a block are assigned, in a seeded order, one each to
+the block's classes; a class defines how long its entries wait for their delivery, and then for their ack. So the whole
+history of an entry follows from its id, and every chunk of a trace can be generated without the one before.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 MESSAGES_PER_SECOND = 5_000.0
-"""The rate of a topic, where none is given."""
-# As Pulsar's `maxUnackedMessagesPerConsumer`: a consumer that holds so many is sent no more.
+"""The default rate of a topic."""
+# As Pulsar's `maxUnackedMessagesPerConsumer`: a consumer with this many unacked messages receives no more.
 UNACKED_MAX = 50_000
 _BLOCK_MAX = 2_048
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What happens to the entries of a block, class by class.
+    """The treatment of the entries of a block, class by class.
 
     Attributes:
         about: The situation, in a line.
-        ack_ms: For each class, how long a consumer takes; None: it never acks. Its length is the block's, a power of 2.
-        delay_ms: For each class, how long its messages are delayed; empty: none is.
-        consumers: How many share the work; of one, whole runs of entries are delivered at once.
-        stuck: Whether the first class belongs to a consumer that never acks; when it holds `UNACKED_MAX` the others get
-            its share.
+        ack_ms: For each class, the time until its ack; None: it is never acked. Its length is that of a block, a power
+            of 2.
+        delay_ms: For each class, the delay of its messages; empty: none is delayed.
+        consumers: Number of consumers that share the work; a single one receives whole runs of entries at once.
+        stuck: Whether the first class belongs to a consumer that never acks; when it holds `UNACKED_MAX`, the others
+            get its share.
     """
 
     about: str
@@ -46,7 +47,7 @@ class Traffic:
     def __post_init__(self) -> None:
         block = len(self.ack_ms)
         if not 2 <= block <= _BLOCK_MAX or block & (block - 1):
-            raise ValueError(f"a block of {block} entries, expected a power of 2 from 2 to {_BLOCK_MAX}")
+            raise ValueError(f"the block size must be a power of 2 from 2 to {_BLOCK_MAX}, got {block}")
         if self.delay_ms and len(self.delay_ms) != block:
             raise ValueError(f"{len(self.delay_ms)} delays for {block} classes")
         if self.is_in_runs and self.delay_ms:
@@ -54,7 +55,7 @@ class Traffic:
 
     @property
     def block(self) -> int:
-        """How many entries a block has."""
+        """The number of entries in a block."""
         return len(self.ack_ms)
 
     @property
@@ -63,7 +64,7 @@ class Traffic:
         return self.consumers == 1
 
     def ack_order(self, entry_count: int, chance: Random) -> list[int]:
-        """Return which of the first entries are acked, in order, where `MESSAGES_PER_SECOND` are published."""
+        """Return the acked ones of the first entries, in order of ack, at a rate of `MESSAGES_PER_SECOND`."""
         acked: list[tuple[float, int]] = []
         for begin in range(0, entry_count, self.block):
             classes = chance.sample(range(self.block), self.block)
@@ -111,9 +112,9 @@ def workload_named(name: str) -> Traffic:
     """Return the workload of a name.
 
     Raises:
-        ValueError: There is none; the text has the names.
+        ValueError: The name is unknown; the message has all names.
     """
     try:
         return WORKLOADS[name]
     except KeyError:
-        raise ValueError(f"no workload {name!r}, choose from {', '.join(WORKLOADS)}") from None
+        raise ValueError(f"the workload must be one of {', '.join(WORKLOADS)}, got {name!r}") from None

@@ -1,1 +1,1 @@
-"""Big traces, made: seeded, of real shapes, each chunk by itself, so that a cluster makes them in parallel."""
+"""Generates large traces: seeded, of realistic shapes, each chunk independently, so that a cluster can do it."""

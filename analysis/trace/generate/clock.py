@@ -1,4 +1,4 @@
-"""When things happen in a made trace: seeded numbers and times, each a pure function of its index."""
+"""Times in a generated trace: seeded numbers and times, each a pure function of its index."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ UInt64s = npt.NDArray[np.uint64]
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-# Rates hold for about so long.
+# Rates hold for about this long.
 _SPELL_MS = 250
 
 
 def key_of(*parts: object) -> int:
-    """Return 64 bits that tell these parts from any others, the same on every machine."""
+    """Return a 64-bit hash of these parts, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -38,15 +38,16 @@ def scattered(key: int, indexes: Int64s) -> UInt64s:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A rate that swells and ebbs, by spells of a quarter of a second, between two thirds and twice its mean.
+    """A rate that rises and falls, in spells of a quarter of a second, between two thirds and twice its mean.
 
-    Time is in ns from 0, and a slot is half of what a message takes: one for it to come, one for an ack. Every spell
-    has as many slots and begins in the first half of its own time, so that the time of any slot is known at once.
+    Time is in ns from 0, and a slot is half the time of a message: one slot for its arrival, one for an ack. Every
+    spell has the same number of slots and begins in the first half of its own time, so the time of any slot is a
+    formula.
 
     Attributes:
         key: The seed.
         spell_slots: Slots of a spell.
-        spell_ns: How long a spell takes in the mean.
+        spell_ns: Mean duration of a spell.
     """
 
     key: int
@@ -60,7 +61,7 @@ class Arrivals:
         return cls(key, slots, round(slots * NS_PER_S / (2 * messages_per_second)))
 
     def at_ns(self, slots: Int64s) -> Int64s:
-        """Return when slots are; strictly rising with them below 10^8 messages a second."""
+        """Return the times of slots, strictly rising below 10^8 messages a second."""
         if not len(slots):
             return slots
         spells = slots // self.spell_slots
@@ -75,7 +76,7 @@ class Arrivals:
     def first_slot(self, at_ns: int) -> int:
         """Return the first slot that is at `at_ns`, at least 0, or later."""
         spell = at_ns // self.spell_ns
-        # The spell of that number begins within it, maybe later.
+        # The spell of that number may begin later.
         if at_ns < self._begin_ns(np.array([spell]))[0]:
             spell -= 1
         begin, end = map(int, self._begin_ns(np.array([spell, spell + 1])))

@@ -1,4 +1,4 @@
-"""Events as parallel arrays, and as rows of a trace."""
+"""Converts generated events into parallel arrays, the columns of a trace."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def columns_of(ts_ms: Int64s, kinds: Int64s, first: Int64s, length: Int64s, numb
 
 
 def joined(parts: Sequence[Events]) -> Events:
-    """Return events one after the other."""
+    """Return the concatenated events."""
     return Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

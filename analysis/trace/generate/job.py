@@ -1,4 +1,4 @@
-"""Makes a trace in parallel: Spark hands out pieces, workers write files. The driver holds no more for a big one."""
+"""Generates a trace in parallel: Spark distributes pieces, workers write files. The driver's memory is constant."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _FILES_PER_CORE = 4
 
 
 class GeneratedFile(NamedTuple):
-    """What was made.
+    """The size of generated files.
 
     Attributes:
-        events: Of subscriptions.
+        events: Events of subscriptions.
         published: Events of topics.
-        files: How many.
-        size_bytes: Of the files.
+        files: Number of files.
+        size_bytes: Size of the files.
     """
 
     events: int
@@ -57,11 +57,11 @@ _MADE_SCHEMA = ", ".join(f"{name} bigint" for name in GeneratedFile._fields)
 
 
 class _Chunks(NamedTuple):
-    """Neighbouring chunks of one key.
+    """Consecutive chunks of one key.
 
     Attributes:
-        first: The number of the first.
-        events: Of each.
+        first: The number of the first chunk.
+        events: The events of each chunk.
     """
 
     topic: str
@@ -71,15 +71,15 @@ class _Chunks(NamedTuple):
 
 
 def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> GeneratedFile:
-    """Make a trace at `out`, which appears there when it is whole; a trace that stands there is replaced.
+    """Generate a trace at `out`, which appears there when it is complete; an existing trace is replaced.
 
-    `out` is a directory that every worker sees by that path. The same plan makes the same rows, whatever the number of
-    cores; how they are spread over files may differ.
+    `out` is a directory that every worker sees by that path. The same plan gives the same rows on any number of cores;
+    their distribution over files may differ.
 
     Raises:
         ValueError: The crashes do not fit into the trace.
         TraceError, UnsupportedVersionError, OSError: As `ackstate.analysis.trace.parquet.write_trace`.
-        PySparkException: A worker failed, for want of room maybe.
+        PySparkException: A worker failed, for example on a full disk.
     """
     outages = plan.outages()
     with new_trace(out) as written:
@@ -89,7 +89,7 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Generated
         try:
             (total,) = pieces.mapInArrow(work, _MADE_SCHEMA).groupBy().sum(*GeneratedFile._fields).collect()
         except BaseException:
-            # Tasks that still run would write into what is being removed.
+            # Tasks that still run would write into the directory that is being removed.
             spark.sparkContext.cancelAllJobs()
             raise
         if isinstance(written.directory, Path):
@@ -104,12 +104,12 @@ def _cores(spark: SparkSession) -> int:
 def _make(
     batches: Iterable[pa.RecordBatch], *, plan: TracePlan, outages: list[Outage], written: NewFiles
 ) -> Iterator[pa.RecordBatch]:
-    """Write the file of one partition, and yield what is in it."""
+    """Write the file of one partition, and yield its size."""
     pieces = (plan.piece(index) for batch in batches for index in batch.column(0).to_pylist())
     context = TaskContext.get()
     assert context is not None
     file = written.file(context.partitionId())
-    # Of two attempts at a task, the second may begin while the first still writes.
+    # A second attempt at a task may start while the first still writes.
     if isinstance(file, Path):
         unfinished = file.with_name(f".{file.name}.{context.taskAttemptId()}")
         made = write_pieces(plan, outages, pieces, unfinished)
@@ -123,9 +123,9 @@ def _make(
 def write_pieces(
     plan: TracePlan, outages: list[Outage], pieces: Iterable[RowGroupPlan], file: Location
 ) -> GeneratedFile:
-    """Write neighbouring pieces into one Parquet file, a row group each and one for what their topic publishes.
+    """Write consecutive pieces into one Parquet file, a row group for each and one for the PUBLISH events of its topic.
 
-    Memory: a piece, whatever their number.
+    Memory: a piece, for any number of them.
     """
     writer: pq.ParquetWriter | None = None
     events = published = 0
@@ -152,7 +152,7 @@ def _own_chunks(plan: TracePlan, series: SubscriptionSeries, piece: RowGroupPlan
 
 
 def _topic_chunks(plan: TracePlan, series: SubscriptionSeries, piece: RowGroupPlan) -> Iterator[_Chunks]:
-    """Yield this piece's part of what its topic publishes, if it is of the topic's first subscription."""
+    """Yield this piece's part of the topic's PUBLISH events, if it belongs to the topic's first subscription."""
     topic = plan.topic_of(piece.subscription)
     if piece.subscription != topic:
         return

@@ -1,4 +1,4 @@
-"""What a broker does by the clock: it persists at an interval, and dies now and then."""
+"""Timed events of a generated broker: persists at an interval, and occasional deaths."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ackstate.analysis.trace.generate.clock import NS_PER_MS, Int64s, scattered
 
 BEGIN_MS = 1_700_000_000_000
 RECOVERY_MS = 2_000
-# A crash falls between two milliseconds: nothing else happens then.
+# A crash falls between two milliseconds, so that no other event has its time.
 _OFF_NS = NS_PER_MS // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Flushes:
-    """Persists at a fixed interval, the first one an interval after the begin; each begins and ends.
+    """Persists at a fixed interval, the first one after one interval; each has a begin and an end.
 
     Attributes:
         interval_ms: At least 1.
@@ -27,11 +27,11 @@ class Flushes:
 
     @property
     def length_ms(self) -> int:
-        """How long a persist takes: a hundredth of the interval, 5 ms at most."""
+        """The duration of a persist: a hundredth of the interval, at most 5 ms."""
         return min(5, self.interval_ms // 100)
 
     def before(self, at_ns: Int64s) -> Int64s:
-        """Count begins and ends up to each time, included."""
+        """Return the number of begins and ends up to each time, inclusive."""
         at_ms = at_ns // NS_PER_MS
         ended = np.maximum(at_ms - self.length_ms, 0) // self.interval_ms
         return np.asarray(at_ms // self.interval_ms + ended, np.int64)
@@ -49,7 +49,7 @@ class Outage:
     """The broker's death, the same instant for all of its subscriptions.
 
     Attributes:
-        at_ns: When, in the time of `Arrivals`, which stands still until the recovery.
+        at_ns: The time of death, on the clock of `Arrivals`, which stops until the recovery.
         begun_ns: When the last persist began that was complete then.
     """
 
@@ -58,7 +58,7 @@ class Outage:
 
 
 def wall_ms(at_ns: Int64s, outages_ns: Int64s) -> Int64s:
-    """Return ms since the epoch; each outage up to then, included, has taken `RECOVERY_MS`."""
+    """Return ms since the epoch; each outage up to then, inclusive, takes `RECOVERY_MS`."""
     passed = np.searchsorted(outages_ns, at_ns, side="right") if len(outages_ns) else 0
     return np.asarray(BEGIN_MS + at_ns // NS_PER_MS + RECOVERY_MS * passed, np.int64)
 

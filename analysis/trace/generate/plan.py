@@ -1,4 +1,4 @@
-"""What a made trace consists of: which subscription has how many events, and in which pieces they are made."""
+"""The plan of a generated trace: the events of each subscription, and the pieces in which they are generated."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ PIECE_EVENTS = PIECE_CHUNKS * CHUNK_EVENTS
 _RATE_MIN, _RATE_MAX = 0.001, 10_000_000.0
 _SPAN_YEARS_MAX = 100
 _YEAR_S = 365 * 86_400
-# Subscriptions with as many events end within so long of each other.
+# Subscriptions with the same number of events end at most this far apart.
 _UNEQUAL_NS = NS_PER_S // 2
 
 
 class RowGroupPlan(NamedTuple):
-    """Neighbouring chunks of one subscription, which fill a row group; the last piece may be shorter.
+    """Consecutive chunks of one subscription, which fill a row group; the last piece may be shorter.
 
     Attributes:
         subscription: Its number, from 0.
-        number: Of the piece, from 0.
+        number: Number of the piece, from 0.
     """
 
     subscription: int
@@ -42,19 +42,19 @@ class RowGroupPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """What to make.
+    """The parameters of a generated trace.
 
     Attributes:
         workload: A name of `WORKLOADS`.
-        events: Of all subscriptions together; what the topics publish comes on top.
-        seed: Decides everything else: the same plan is the same trace.
-        subscriptions: How many.
-        topics: How many the subscriptions are spread over.
+        events: Events of all subscriptions together, not counting those of the topics.
+        seed: Decides everything else: the same plan gives the same trace.
+        subscriptions: Number of subscriptions.
+        topics: Number of topics over which the subscriptions are spread.
         hot_share: The first subscription has this share of the events, and a topic to itself; None: all are alike.
-        messages_per_second: Mean rate of a topic whose subscriptions have the mean number of events; the others' is in
-            proportion to theirs, so that all take as long.
-        flush_interval_ms: Every cursor persists so often.
-        crashes: The broker dies this often, all subscriptions at once.
+        messages_per_second: Mean rate of a topic whose subscriptions have the mean number of events; other topics have
+            proportional rates, so that all take the same time.
+        flush_interval_ms: Interval at which every cursor persists.
+        crashes: Number of times that the broker dies, all subscriptions at once.
 
     Raises:
         ValueError: A value is out of its bounds, or they do not fit together.
@@ -83,17 +83,17 @@ class TracePlan:
         if self.events_of(self.subscriptions - 1) < 1:
             raise ValueError(f"{self.events} events are fewer than one for each of {self.subscriptions} subscriptions")
         _check("messages per second of the first topic", self.rate_of(0), _RATE_MIN, _RATE_MAX)
-        # An entry makes an event at least, its delivery or its ack.
+        # An entry has at least one event, its delivery or its ack.
         if self.events_of(0) / self.rate_of(0) > _SPAN_YEARS_MAX * _YEAR_S:
             raise ValueError(f"{self.events} events take more than {_SPAN_YEARS_MAX} years: raise the rate")
 
     def _check_hot(self, share: float) -> None:
         if not 0 < share < 1:
-            raise ValueError(f"hot share {share} is not between 0 and 1")
+            raise ValueError(f"hot share must be between 0 and 1, got {share}")
         if self.topics < 2:
             raise ValueError("a hot subscription has a topic to itself: at least 2 topics are needed")
         if not 1 <= round(self.events * share) < self.events:
-            raise ValueError(f"hot share {share} of {self.events} events leaves nothing to one side")
+            raise ValueError(f"hot share {share} of {self.events} events leaves no event for one side")
 
     @property
     def shape(self) -> Traffic:
@@ -109,7 +109,7 @@ class TracePlan:
         return 0 if self.hot_share is None else round(self.events * self.hot_share)
 
     def events_of(self, subscription: int) -> int:
-        """Count a subscription's events; apart from a hot one, none has fewer than its followers."""
+        """Return the number of a subscription's events; except for a hot one, it never rises with the index."""
         if subscription < self._hot_count:
             return self._hot_events
         share, rest = divmod(self.events - self._hot_events, self.subscriptions - self._hot_count)
@@ -130,11 +130,11 @@ class TracePlan:
 
     @property
     def piece_count(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return self._pieces_before(self.subscriptions)
 
     def piece(self, index: int) -> RowGroupPlan:
-        """Return a piece by its index; a subscription's are neighbours."""
+        """Return a piece by its index; pieces of one subscription are consecutive."""
         low, high = 0, self.subscriptions
         while high - low > 1:
             middle = (low + high) // 2
@@ -142,7 +142,7 @@ class TracePlan:
         return RowGroupPlan(low, index - self._pieces_before(low))
 
     def pieces_of(self, subscription: int) -> int:
-        """Count a subscription's pieces."""
+        """Return the number of a subscription's pieces."""
         return math.ceil(self.events_of(subscription) / PIECE_EVENTS)
 
     def _pieces_before(self, subscription: int) -> int:
@@ -154,10 +154,10 @@ class TracePlan:
         return count + max(others - rest, 0) * self.pieces_of(self.subscriptions - 1)
 
     def outages(self) -> list[Outage]:
-        """Return when the broker dies: as the first subscription lives, whose events an outage makes come sooner.
+        """Return the outages, timed by the first subscription, whose events an outage brings forward.
 
         Raises:
-            ValueError: The trace is too short for so many crashes.
+            ValueError: The trace is too short for this number of crashes.
         """
         last, end_ns = np.array([self.events_of(0) - 1]), None
         while True:
@@ -175,19 +175,19 @@ class TracePlan:
         """Return a subscription's events."""
         topic = self.topic_of(subscription)
         rate = self.rate_of(topic)
-        # What is delayed was published so, for all subscriptions of the topic alike.
+        # Delays are set at publish time, the same for all subscriptions of the topic.
         told_by = ("topic", topic) if self.shape.delay_ms else ("subscription", subscription)
         classes = Classes(key_of(self.seed, *told_by), self.shape.block)
         arrivals = Arrivals.at_rate(key_of(self.seed, "arrivals", topic), rate)
         return SubscriptionSeries(self.shape, arrivals, classes, rate, Flushes(self.flush_interval_ms), outages)
 
     def topic_events(self, topic: int, series: SubscriptionSeries) -> int:
-        """Count what a topic publishes: all that its first subscription is sent, which is sent most."""
+        """Return the number of PUBLISH events of a topic, up to the last entry sent to its longest subscription."""
         last_slot = int(series.slots_of(np.array([self.events_of(topic) - 1]))[0])
         return TopicSeries(series).count(last_slot + 1)
 
 
 def _check(what: str, value: float, lowest: float, highest: float, why: str = "") -> None:
-    # Written so that it holds for nan as well.
+    # Written so that nan fails as well.
     if not lowest <= value <= highest:
-        raise ValueError(f"{value:,} {what}: expected {lowest:,} to {highest:,}" + (f", {why}" if why else ""))
+        raise ValueError(f"{what} must be from {lowest:,} to {highest:,}, got {value:,}" + (f", {why}" if why else ""))

@@ -1,8 +1,8 @@
-"""One subscription's, or one topic's, made events: any stretch of them by itself, from nothing but the seed.
+"""Generates any slice of the events of one subscription or one topic, from nothing but the seed.
 
-Events have turns. Block q of `Traffic.block` entries has twice as many slots, even ones for what is sent, odd ones for
-what is acked, one of each for each class. A class whose entries wait for n blocks has its first event in block n, and
-one in every block from there: so how many events are before a slot is a sum over classes, whatever the slot.
+Events have turns. Block q of `Traffic.block` entries has twice as many slots, even ones for deliveries, odd ones for
+acks, one of each for each class. A class whose entries wait for n blocks has its first event in block n, and one in
+every block from there: so the number of events before any slot is a sum over classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CRASH_EVENTS, _LOST_EVENTS = 2, 3
 
 
 class _EntryRuns(NamedTuple):
-    """Events of runs of entries: the slot, first entry and how many, both counted over all ledgers, and the number."""
+    """Events of runs of entries: the slot, the first entry (counted over all ledgers), the length, and the number."""
 
     slots: Int64s
     first: Int64s
@@ -47,15 +47,15 @@ class _EntryRuns(NamedTuple):
 @final
 @dataclass(frozen=True)
 class SubscriptionSeries:
-    """A subscription's events, numbered by `seq` from 0, without end.
+    """A subscription's infinite series of events, numbered by `seq` from 0.
 
     Attributes:
         workload: The shape.
-        arrivals: When the slots are; the topic's.
-        classes: What falls to whom.
-        messages_per_second: The mean rate, by which waits become blocks.
-        flushes: When the cursor persists.
-        outages: When the broker dies, in order, at most one between two persists.
+        arrivals: The times of the topic's slots.
+        classes: Assigns entries to classes.
+        messages_per_second: The mean rate, which converts waiting times into blocks.
+        flushes: The persists of the cursor.
+        outages: The outages of the broker, in order, at most one between two persists.
     """
 
     workload: Traffic
@@ -89,7 +89,7 @@ class SubscriptionSeries:
     def _deliveries(self) -> Turns:
         if not self.workload.is_in_runs:
             return Turns(self._delayed, 0)
-        # A run is delivered when all of its block is published.
+        # A run is delivered when its whole block is published.
         last = np.full(self.workload.block, _NEVER)
         last[-1] = 0
         return Turns(last, 0)
@@ -103,29 +103,29 @@ class SubscriptionSeries:
 
     @cached_property
     def _lost(self) -> list[tuple[int, int]]:
-        """For each outage, the slots from the first (included) to the end (excluded) whose acks it undoes."""
+        """For each outage, the slots from the first (inclusive) to the end (exclusive) whose acks it undoes."""
         slot = self.arrivals.first_slot
         return [(slot(outage.begun_ns), slot(outage.at_ns)) for outage in self.outages]
 
     @cached_property
     def _outage_events(self) -> Int64s:
-        """Count, before each outage and after the last, the events of those before."""
+        """Return the number of events of all earlier outages, before each outage and after the last."""
         lost = [int(np.diff(self._acks.before(np.array(slots)))[0]) for slots in self._lost]
         return np.cumsum([0, *(_CRASH_EVENTS + _LOST_EVENTS * count for count in lost)])
 
     @cached_property
     def outages_ns(self) -> Int64s:
-        """When the broker dies, in the time of `arrivals`."""
+        """The times at which the broker dies, on the clock of `arrivals`."""
         return np.array([outage.at_ns for outage in self.outages], np.int64)
 
     def before(self, slots: Int64s) -> Int64s:
-        """Count the events before each slot's own."""
+        """Return the number of events before each slot."""
         at_ns = self.arrivals.at_ns(slots)
         outages = self._outage_events[np.searchsorted(self.outages_ns, at_ns, side="right")]
         return self._deliveries.before(slots) + self._acks.before(slots) + self.flushes.before(at_ns) + outages
 
     def slots_of(self, seqs: Int64s) -> Int64s:
-        """Return the last slots that have at most so many events before them.
+        """Return for each seq the last slot that has at most this many events before it.
 
         Complexity: O(log of the slot) times the classes, each.
         """
@@ -140,7 +140,7 @@ class SubscriptionSeries:
         return low
 
     def cut_into(self, seqs: Int64s) -> list[Events]:
-        """Return the events between each two neighbours of `seqs`, which rise; the last one is excluded."""
+        """Return the events between each two neighbours of the rising `seqs`, each end exclusive."""
         slots = self.slots_of(seqs)
         starts = self.before(slots)
         return [
@@ -151,12 +151,12 @@ class SubscriptionSeries:
         ]
 
     def _between(self, first: int, end: int) -> Events:
-        """Return the events from those right at slot `first` to those right before slot `end`'s own."""
+        """Return the events from slot `first` (inclusive) to slot `end` (exclusive)."""
         bounds_ns = self.arrivals.at_ns(np.array([first, end]))
         delivered, acked = self._delivered(first, end), self._acked(first, end)
         flushed = self.flushes.between(*self.flushes.before(bounds_ns).tolist())
         at_ns = np.concatenate((flushed[0], self.arrivals.at_ns(delivered.slots), self.arrivals.at_ns(acked.slots)))
-        # Stable, so that a persist comes before what happens at its instant.
+        # Stable, so that a persist comes before other events of its instant.
         order = np.argsort(at_ns, kind="stable")
         at_ns = at_ns[order]
         kinds = (flushed[1], _same(EventKind.DELIVER, delivered), _same(EventKind.ACK, acked))
@@ -179,7 +179,7 @@ class SubscriptionSeries:
         return joined([*parts, events.where(slice(begin, len(at_ns)))]) if parts else events
 
     def _outage(self, index: int) -> Events:
-        """Return what an outage adds: the death, the recovery, and what was acked and not persisted, all over again."""
+        """Return the events of an outage: death, recovery, and the repeated delivery and ack of unpersisted entries."""
         lost = self._acked(*self._lost[index])
         died_ms = int(self._wall_ms(self.outages_ns[index : index + 1])[0]) - RECOVERY_MS
         none = np.full(_CRASH_EVENTS, -1)
@@ -196,7 +196,7 @@ class SubscriptionSeries:
         return joined(parts)
 
     def _wall_ms(self, at_ns: Int64s) -> Int64s:
-        """Return ms since the epoch; at an outage, of the recovery."""
+        """Return ms since the epoch; at an outage, the time of the recovery."""
         return wall_ms(at_ns, self.outages_ns)
 
     def _delivered(self, first: int, end: int) -> _EntryRuns:
@@ -209,7 +209,7 @@ class SubscriptionSeries:
         if self.workload.delay_ms:
             offsets = self.classes.offset_of(source, classes)
         else:
-            # In the order of the log: what is a class's turn elsewhere is an entry's here.
+            # Here the turns follow the order of the log, by entry instead of by class.
             offsets, classes = classes, self.classes.class_of(source, classes)
         return _EntryRuns(slots, source * size + offsets, 1, self._consumer(source, classes))
 
@@ -230,14 +230,14 @@ class SubscriptionSeries:
         return np.where(is_full, 1 + blocks % (consumers - 1), classes % consumers)
 
     def _run_begin(self, blocks: Int64s) -> Int64s:
-        """Return where the run delivered in each block begins: somewhat before the block, in the same ledger."""
+        """Return the start of the run delivered in each block: somewhat before the block, in the same ledger."""
         size = self.workload.block
         before = (scattered(self.classes.key, ~blocks) % np.uint64(size)).astype(np.int64)
         begins = blocks * size
         return np.where(begins % ENTRIES_PER_LEDGER, begins - before, begins)
 
     def delivered_at_ms(self, blocks: Int64s, offsets: Int64s) -> Int64s:
-        """Return when a delayed workload's entries are due, -1 for those that are not delayed."""
+        """Return the times at which a delayed workload's entries are due, -1 for entries that are not delayed."""
         classes = self.classes.class_of(blocks, offsets)
         slots = (blocks + self._delayed[classes]) * 2 * self.workload.block + 2 * classes
         delays = np.array(self.workload.delay_ms)
@@ -247,10 +247,10 @@ class SubscriptionSeries:
 @final
 @dataclass(frozen=True)
 class TopicSeries:
-    """A topic's events: what was published, by its subscriptions' clock.
+    """A topic's PUBLISH events, on its subscriptions' clock.
 
     Attributes:
-        subscription: One of its subscriptions, which are alike in what concerns the topic.
+        subscription: Any of its subscriptions; those of one topic share its clock and delays.
     """
 
     subscription: SubscriptionSeries
@@ -260,11 +260,11 @@ class TopicSeries:
         return 1 if self.subscription.workload.delay_ms else _PUBLISHED_AT_ONCE
 
     def count(self, end_slot: int) -> int:
-        """Count the events before a slot."""
+        """Return the number of events before a slot."""
         return -(-end_slot // (2 * self._at_once))
 
     def cut_into(self, seqs: Int64s) -> list[Events]:
-        """Return the events between each two neighbours of `seqs`, which rise; the last one is excluded."""
+        """Return the events between each two neighbours of the rising `seqs`, each end exclusive."""
         return [self._between(*pair) for pair in zip(seqs[:-1].tolist(), seqs[1:].tolist(), strict=True)]
 
     def _between(self, first: int, end: int) -> Events:

@@ -1,4 +1,4 @@
-"""Whose turn it is: which class an entry falls to, and in which slots a class has an event."""
+"""Assigns entries to classes, and slots to the events of classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ackstate.analysis.trace.generate.clock import Int64s, scattered
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Which class of its block an entry falls to, and when: a seeded permutation for each block.
+    """Assigns each entry of a block to a class: a seeded permutation for each block.
 
     Attributes:
         key: The seed.
@@ -45,10 +45,10 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Which slots of one parity have an event.
+    """The slots of one parity that have an event.
 
     Attributes:
-        first_block: For each class, the first block in which it has one.
+        first_block: For each class, the first block in which it has an event.
         parity: 0 or 1.
     """
 
@@ -60,12 +60,12 @@ class Turns:
         return 2 * np.arange(len(self.first_block)) + self.parity
 
     def before(self, slots: Int64s) -> Int64s:
-        """Count the events before each slot."""
+        """Return the number of events before each slot."""
         blocks = -((self._at - slots[:, None]) // (2 * len(self.first_block)))
         return np.asarray(np.maximum(blocks - self.first_block, 0).sum(axis=1), np.int64)
 
     def between(self, first: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return slot, block and class of the events from slot `first` (included) to `end` (excluded), in order."""
+        """Return slot, block and class of the events from slot `first` (inclusive) to `end` (exclusive), in order."""
         block = 2 * len(self.first_block)
         blocks = np.arange(first // block, -(-end // block))
         slots = blocks[:, None] * block + self._at

@@ -254,8 +254,8 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
     [
         ([1, 2], "chunk 0 of subscription 's' of t is missing"),
         ([0, 1, 3], "chunk 2 of subscription 's' of t is missing"),
-        ([0, 1, 1], "chunk 1 of subscription 's' of t is there several times"),
-        ([0, -1], "chunk -1 of subscription 's' of t is none"),
+        ([0, 1, 1], "chunk 1 of subscription 's' of t occurs several times"),
+        ([0, -1], "chunk -1 of subscription 's' of t is invalid"),
     ],
 )
 def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):

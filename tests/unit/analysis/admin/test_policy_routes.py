@@ -270,7 +270,7 @@ class TestAnotherBroker:
         assert "policies of persistent://public/default/bad" in caplog.records[1].getMessage()
         assert [each.getMessage() for each in caplog.records[2:]] == [
             "the fixed delay of persistent://public/default/orders, 1 ms, has no effect: "
-            "delayed delivery is not active (says the broker)"
+            "delayed delivery is not active (set by the broker)"
         ]
 
     def test_all_that_is_kept_is_not_logged(self, inactive, store, caplog):

@@ -143,7 +143,7 @@ def test_a_trace_of_both_forms_is_refused(trace):
         file.unlink()
     write_rows(rows[:3], trace / "part-00000.parquet", version=2)
     write_rows(rows[3:], trace / "part-00001.parquet", version=3)
-    with pytest.raises(TraceError, match="its version is below 3, that of part-00001"):
+    with pytest.raises(TraceError, match="its version is below 3, unlike that of part-00001"):
         check_events(trace)
 
 

@@ -284,16 +284,16 @@ def test_a_hot_subscription_takes_as_long_as_the_others():
 @pytest.mark.parametrize(
     ("settings", "naming"),
     [
-        ({"workload": "in_oder"}, "no workload 'in_oder', choose from in_order"),
-        ({"events": 0}, "0 events"),
-        ({"events": 10**13 + 1}, "10,000,000,000,001 events"),
-        ({"subscriptions": 0}, "0 subscriptions"),
-        ({"topics": 2}, "2 topics"),
-        ({"hot_share": 0.0, "subscriptions": 2, "topics": 2}, "hot share 0.0"),
-        ({"hot_share": float("nan"), "subscriptions": 2, "topics": 2}, "hot share nan"),
+        ({"workload": "in_oder"}, "the workload must be one of in_order"),
+        ({"events": 0}, "events must be from 1 to"),
+        ({"events": 10**13 + 1}, "got 10,000,000,000,001"),
+        ({"subscriptions": 0}, "subscriptions must be from 1 to"),
+        ({"topics": 2}, "topics must be from 1 to 1, got 2"),
+        ({"hot_share": 0.0, "subscriptions": 2, "topics": 2}, "hot share must be between 0 and 1, got 0.0"),
+        ({"hot_share": float("nan"), "subscriptions": 2, "topics": 2}, "hot share must be between 0 and 1, got nan"),
         ({"hot_share": 0.5}, "at least 2 topics"),
-        ({"messages_per_second": float("inf")}, "inf messages per second"),
-        ({"flush_interval_ms": 0}, "0 flush interval in ms"),
+        ({"messages_per_second": float("inf")}, "messages per second must be from"),
+        ({"flush_interval_ms": 0}, "flush interval in ms must be from 1 to"),
         ({"events": 5, "subscriptions": 6}, "5 events are fewer than one for each of 6"),
         ({"events": 10**12, "messages_per_second": 1}, "100 years"),
     ],
@@ -316,10 +316,13 @@ def test_a_workload_of_an_odd_block_is_refused():
 @pytest.mark.parametrize(
     ("options", "naming"),
     [
-        (["--workload", "x", "--events", "1e3"], "no workload 'x'"),
-        (["--workload", "in_order", "--events", "0"], "0 events"),
+        (["--workload", "x", "--events", "1e3"], "got 'x'"),
+        (["--workload", "in_order", "--events", "0"], "events must be from 1 to"),
         (["--workload", "in_order", "--events", "1.5"], "whole number"),
-        (["--workload", "in_order", "--events", "1e5", "--hot-share", "2"], "hot share 2.0"),
+        (
+            ["--workload", "in_order", "--events", "1e5", "--hot-share", "2"],
+            "hot share must be between 0 and 1, got 2.0",
+        ),
         (["--workload", "in_order", "--events", "1e5", "--crashes", "99"], "99 crashes"),
     ],
 )

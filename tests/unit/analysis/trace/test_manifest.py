@@ -67,7 +67,7 @@ def test_a_missing_file_is_named(tmp_path, read, gone):
 def test_a_file_too_many_is_named(tmp_path, read):
     trace = several(tmp_path / "trace")
     shutil.copy(one_file(tmp_path / "other", "new"), trace / "part-00009.parquet")
-    with pytest.raises(TraceError, match=r"part-00009\.parquet is no file of this trace"):
+    with pytest.raises(TraceError, match=r"part-00009\.parquet is not a file of this trace"):
         read(trace)
 
 
@@ -75,7 +75,7 @@ def test_a_file_too_many_is_named(tmp_path, read):
 def test_a_file_of_another_trace_under_the_same_name_is_named(tmp_path, read):
     trace, other = several(tmp_path / "trace"), several(tmp_path / "other", entry=1)
     shutil.copy(other / "part-00001.parquet", trace / "part-00001.parquet")
-    with pytest.raises(TraceError, match=r"part-00001\.parquet: it is not the file of this name"):
+    with pytest.raises(TraceError, match=r"part-00001\.parquet: the file differs from the one that"):
         read(trace)
 
 
@@ -104,7 +104,7 @@ def test_an_older_trace_is_read_with_a_warning(tmp_path, caplog, read):
     file = one_file(tmp_path / "trace")
     write_rows(read_rows(file), file, version=2)
     read(tmp_path / "trace")
-    assert ["an older trace, which does not state" in record.message for record in caplog.records] == [True]
+    assert ["an older trace, which does not list" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("text", [
@@ -123,7 +123,7 @@ def test_a_manifest_of_a_newer_release_is_refused(tmp_path):
     several(tmp_path / "trace")
     said = json.loads((tmp_path / "trace" / MANIFEST).read_text()) | {"version": 2}
     (tmp_path / "trace" / MANIFEST).write_text(json.dumps(said))
-    with pytest.raises(UnsupportedVersionError, match="manifest of version 2"):
+    with pytest.raises(UnsupportedVersionError, match="manifest has version 2"):
         check_trace(tmp_path / "trace")
 
 

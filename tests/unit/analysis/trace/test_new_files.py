@@ -106,7 +106,9 @@ def test_a_trace_that_was_copied_there_is_seen_while_it_is_replaced(trace, local
 
 def test_a_directory_with_something_else_in_it_is_not_replaced(trace, tmp_path):
     (tmp_path / "store" / "trace" / "notes.txt").write_text("keep me")
-    with pytest.raises(TraceError, match=r"s3a://bucket/trace: not a trace that can be replaced, it holds 'notes.txt'"):
+    with pytest.raises(
+        TraceError, match=r"s3a://bucket/trace: not a trace that can be replaced, it contains 'notes.txt'"
+    ):
         write_trace(frames(3), trace)
     assert names(trace) == {"notes.txt"}
 
@@ -117,7 +119,7 @@ def test_a_file_that_is_missing_or_another_one_is_named(trace, local):
             write_file([Frame("t", f"s{number}", frames(3)[0].events)], files.file(number))
     first, second = trace_files(trace)
     second.put(local / parquet.FIRST_FILE)
-    with pytest.raises(TraceError, match=f"{second}: it is not the file of this name"):
+    with pytest.raises(TraceError, match=f"{second}: the file differs from the one that"):
         check_trace(trace)
     second.unlink()
     with pytest.raises(TraceError, match=rf"{second.name} of its 2 files is missing"):

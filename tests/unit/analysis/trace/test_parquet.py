@@ -63,7 +63,7 @@ def test_a_directory_or_link_with_the_name_of_a_part_is_not_removed_with_a_trace
     (photos / "one.jpeg").write_bytes(b"keep me")
     if kind == "link":
         (tmp_path / "trace" / name).symlink_to(photos)
-    with pytest.raises(TraceError, match=f"/trace: not a trace that can be replaced, it holds '{name}'"):
+    with pytest.raises(TraceError, match=f"/trace: not a trace that can be replaced, it contains '{name}'"):
         trace_at(tmp_path / "trace", 5)
     assert (photos / "one.jpeg").read_bytes() == b"keep me"
     assert (tmp_path / "trace" / name).exists()
@@ -73,7 +73,7 @@ def test_a_directory_or_link_with_the_name_of_a_part_is_not_removed_with_a_trace
 @pytest.mark.parametrize("name", ["notes.crc", "_notes.parquet", ".notes.parquet"])
 def test_a_file_that_no_writer_of_traces_makes_is_not_removed_with_a_trace(tmp_path, name):
     (trace_at(tmp_path / "trace") / name).write_text("keep me")
-    with pytest.raises(TraceError, match=f"it holds '{name}'"):
+    with pytest.raises(TraceError, match=f"it contains '{name}'"):
         trace_at(tmp_path / "trace", 5)
     assert (tmp_path / "trace" / name).read_text() == "keep me"
 
