@@ -1,4 +1,4 @@
-"""The page of the kill matrix: from what was measured, and from the catalogue."""
+"""Renders the page of the kill matrix from the measurements and the catalogue of bugs."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ LAYERS = {
     "L5": "damaged media",
 }
 WITHOUT_GAUGE = ("L5", "ZK")
-"""Layers that look at no gauge: what is damaged or taken over may lose more than it says."""
+"""Layers that judge no gauge: damage and takeovers may lose more acks than the gauge counts."""
 PRODUCT = "none"
 """The row of the product without a bug."""
 
 _HEAD = """\
 # The kill matrix
 
-Sixteen bugs that others really shipped, made again in our code one at a time, and which layer of the crash harness sees
-which. `make kill-matrix` measures it and writes this page: every layer runs on every bug, from a fixed seed, until it
-sees a promise broken or its time is over. Every bug is killed by at least one layer; without a bug, nothing is.
+This page shows which layer of the crash harness detects which bug. The sixteen bugs are historical bugs of other
+systems, planted in our code one at a time. `make kill-matrix` runs every layer on every bug, from a fixed seed, until
+the layer detects a broken promise or its time is over, and writes this page. At least one layer kills each bug. Without
+a bug, no layer reports a broken promise. See [crash testing](crash-testing.md) for testing your own cursor.
 
-The bugs are planted by tests and cannot be reached from the product: `tests/museum/`, each with a short story that it
-breaks. In a cell: how many crashes had been judged when the first promise was seen broken, and after how long; or
-*survived* and how many were judged for nothing. A crash is what the layer calls one: a crash state, a kill, a power
-cut, a damaged copy. Seconds are of one machine with two cores, and rounded.
+Tests plant the bugs (`tests/museum/`); the product cannot reach them. Each bug has a short story that breaks a promise.
+A cell says *killed*, with the number of crashes judged and the time until the first broken promise, or *survived*, with
+the number of crashes judged without one. Depending on the layer, a crash is a crash state, a kill, a power cut, or a
+damaged copy. Seconds are rounded, and from one machine with two cores.
 """
 
 _BLIND_HEAD = """\
 ## Blind spots
 
-What a layer cannot see is as good to know as what it sees. Measured, in the table above:
+Each layer is blind to some bugs. The table above confirms these blind spots:
 """
 
 
 DATABASE_BITS = 327_680
 """Of the small database that L5 flips bit by bit."""
 _EVIDENCE_HEAD = """\
-## The product under all of them
+## The product under all layers
 
-What `make soak` has added up so far, from one seed after another
-([crash.json](../benchmarks/crash.json)): promises broken, and how many crashes were judged for it. *Lost* are
-entries with a durable receipt, *invented* such as nobody had acked; the *gauge* is wrong where what came back is not
-what it said: in L0 and L1 exactly that many after the worst crash, in L2 to L4 at most; in L3 and L4 it is wrong, too,
-where it counts entries that have a receipt.
+These are the totals of `make soak` so far, over consecutive seeds ([crash.json](../benchmarks/crash.json)): broken
+promises, and the number of crashes judged. *Lost* entries had a durable receipt. *Invented* entries are treated as
+acked and never were. The *gauge* must equal the redelivery after the worst crash in L0 and L1, and must not be below
+the redelivery in L2 to L4. In L3 and L4 it is also wrong if it counts entries that have a receipt.
 """
 
 
@@ -110,11 +110,12 @@ def _evidence(totals):
 
 def _flips(counts):
     flipped, whole, in_turn = (counts.get(name, 0) for name in ("bits_flipped", "stores_flipped_whole", "bits_in_turn"))
+    rounds = "once" if whole == 1 else f"{whole:,} times"
     yield ""
     yield (
         f"In L5, {flipped:,} of the copies have a single bit flipped. Every bit of a small `FileStore` was flipped "
-        f"{whole:,} times; of the {DATABASE_BITS:,} bits of a small `SqliteStore` each run takes the next ones: "
-        f"{in_turn / DATABASE_BITS:.1f} times round so far."
+        f"{rounds}. Each run flips the next of the {DATABASE_BITS:,} bits of a small `SqliteStore`, which has "
+        f"covered them {in_turn / DATABASE_BITS:.1f} times so far."
     )
 
 
@@ -148,7 +149,7 @@ def _exhibits(cells):
         yield ""
         for layer in _killers(cells[exhibit.name]):
             cell = cells[exhibit.name][layer]
-            yield f"- {layer} saw: {_plain(cell.promise)}" + (f" ({_short(cell.found)})" if cell.found else "")
+            yield f"- {layer} reported: {_plain(cell.promise)}" + (f" ({_short(cell.found)})" if cell.found else "")
         yield ""
 
 
@@ -169,28 +170,28 @@ def _blind(cells):
         }
         seen = [name for name, cell in cells_run.items() if cell.fate is Fate.KILLED]
         judged = sum(cell.cycles for cell in cells_run.values())
-        result = f"yet it saw {', '.join(seen)}" if seen else f"0 of {len(cells_run)} in {judged:,} crashes"
+        result = f"yet it killed {', '.join(seen)}" if seen else f"0 of {len(cells_run)} in {judged:,} crashes"
         result = result if cells_run else "not measured"
-        yield f"- {layer} and {what} ({', '.join(names)}): {result}."
+        yield f"- {layer} is blind to {what} ({', '.join(names)}): {result}."
 
 
 BLIND_SPOTS = (
-    ("L3", "a missing sync, since the kernel keeps what a killed process wrote", ("M1", "M2")),
-    ("L5", "syncs, and their order, since it damages what a store in good order left", ("M1", "M2", "M11", "M14")),
-    ("L1", "an empty log, since no honest crash leaves one of ours empty", ("M4",)),
-    ("L1", "limits, gates and delayed messages, of which its workload has none", ("M9", "M13", "M16")),
-    ("L0", "files, since its store is in memory", ("M1", "M2", "M3", "M4", "M11", "M14")),
+    ("L3", "missing syncs, because the kernel keeps the writes of a killed process", ("M1", "M2")),
+    ("L5", "missing and misplaced syncs, because it damages stores that were closed", ("M1", "M2", "M11", "M14")),
+    ("L1", "an empty log, because no crash leaves a log of ours empty", ("M4",)),
+    ("L1", "limits, gates and delayed messages, because its workload has none", ("M9", "M13", "M16")),
+    ("L0", "files, because its store is in memory", ("M1", "M2", "M3", "M4", "M11", "M14")),
 )
-"""Which layer cannot see what and why, and the exhibits that show it."""
+"""The blind spot of a layer with its reason, and the exhibits that show it."""
 
 
 def _own_bugs():
     yield "## Bugs of our own that the layers found"
     yield ""
     if not OWN_BUGS:
-        yield "None that got so far."
+        yield "None so far."
         return
-    yield "| layer | what went wrong | what was changed | its test |"
+    yield "| layer | bug | fix | test |"
     yield "| --- | --- | --- | --- |"
     for bug in OWN_BUGS:
         yield f"| {' | '.join(map(_plain, bug))} |"

@@ -39,6 +39,6 @@ def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, c
     assert estimates["views"][0]["rows"][0][:3] == ["<i>", "persistent://a/b/c", total["expected"]]
     drawn = data["figures"][0]["traces"][0]
     assert (max(drawn["y"]), drawn["x"][drawn["y"].index(max(drawn["y"]))]) == (total["max"], total["max_ts_ms"])
-    assert "trace made with seed" in page
+    assert "trace generated with seed" in page
     assert page.count("plotly.js v") == 1
     assert escape(said["recommendation"]) in page
