@@ -153,73 +153,78 @@ def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _PAGE = """\
-# What a killed Pulsar broker delivers again
+# Redelivery of a killed Pulsar broker
 
-`ackstate pulsar replay FILE` reads the ACK commands that a real Apache Pulsar 4.2 broker was given until it was killed,
-and says which messages it delivers again after its restart although the client had acknowledged them. This page is made
-by `make pulsar-replay` from forty recorded runs of 4.2.4 brokers (`tests/vectors/broker-redelivery*.jsonl.gz`), most of
-them ended by `kill -9`. What was measured stands beside the prediction and takes no part in it. Words as in the
-[glossary](glossary.md).
+`ackstate pulsar replay FILE` reads the ACK commands that a real Apache Pulsar 4.2 broker received until it was killed.
+It predicts which messages the broker redelivers after its restart although the client had acknowledged them.
+`make pulsar-replay` writes this page from forty recorded runs of 4.2.4 brokers
+(`tests/vectors/broker-redelivery*.jsonl.gz`), most of them ended by `kill -9`. The measured redelivery stands next to
+the prediction and is no input of it. The [glossary](glossary.md) defines the terms.
 
-A broker keeps an ack in memory until it writes the cursor's state. When it does, and how much of it, follows from:
+## How often the prediction is right
 
-- **The mark-delete limiter** (`managedLedgerDefaultMarkDeleteRateLimit`, 1 a second). Each ACK command asks it. It
-  saves the permits of one idle second and gives one on credit: after a pause two commands in a row are written, then
-  one a second. It is born when the cursor is opened.
-- **The flush timer** (`managedLedgerCursorPositionFlushSeconds`, 60), which counts from the broker's start and asks the
-  same limiter about what it refused before.
-- **The limit on ranges** (`managedLedgerMaxUnackedRangesToPersist`, 10,000). 4.2 keeps one range more in the list form.
-  In the words form it counts acked entries, by whole ledgers, and keeps the one that crosses the limit.
-- **Partly acked batches.** Acks of some messages of batches alone are neither written nor due to be.
-- **The end.** SIGTERM closes the cursor: up to 1,000 ranges go to the metadata store, from which 4.2 reads no partly
-  acked batches back; more go to the cursor ledger or, if that cannot be written any more, to the metadata store too.
-- **Cumulative acks** request a write whenever they are not refused, even inside a batch. Then the mark-delete position
-  is the one before the batch, and the messages acked in it are a partly acked batch.
-- **The first write** waits for a new cursor ledger. It holds the mark-delete position of the last command that was
-  granted a write by then, and every range and every partly acked batch of that moment. What later commands added to the
-  mark-delete position in between is not in it. So a first write of cumulative acks holds that position alone.
-
-The recording may say when the cursor ledger was ready (`cursor_ledger_ms`); a broker logs it: `Updated cursor ... with
-ledger id`. Otherwise the prediction covers a creation of up to 400 ms, or of 12 times the slowest handling of an ACK
-command if that is more, or of `--ledger-creation-ms`. Brokers on a busy machine took up to 200 ms, on an overloaded one
-over 3 s, which 12 times did not always cover. It matters to cursors that wrote once or twice before the end.
-
-An ACK command of the recording may have its type, `Individual` or `Cumulative`. If a run has no types, the answer says
-so: its acks are taken as individual, and if all of them may be cumulative, the prediction covers that reading too.
-
-No recording says to the microsecond when the limiter looked at its clock, only that it did so between the receipt of a
-command and the end of its handling. At a boundary that decides between two writes a second apart. So the prediction is
-not one set but **every** set that some clocks in these windows lead to: all courses of events are followed, as
-intervals of time, and none is sampled. `low` and `high` are the fewest and the most messages of any of them; the sets
-themselves come with the most plausible first, at most 64.
-
-## How often it comes true
-
-Three policies are wrong on purpose: a limiter that saves nothing while it idles, none at all, and no limit on ranges.
+Three of the policies are wrong on purpose: a limiter that stores no permits while it is idle, no limiter, and no limit
+on ranges.
 
 {scores}
 
+## The model of a broker
+
+A broker keeps an ack in memory until it writes the cursor's state. These rules determine when it writes, and how much:
+
+- **The mark-delete limiter** (`managedLedgerDefaultMarkDeleteRateLimit`, 1 a second). Each ACK command requests a
+  permit. The limiter stores the permits of one idle second and grants one on credit: after a pause, two commands in a
+  row are written, then one a second. It starts when the cursor is opened.
+- **The flush timer** (`managedLedgerCursorPositionFlushSeconds`, 60). It counts from the broker's start, and requests a
+  permit of the same limiter for acks that were refused before.
+- **The limit on ranges** (`managedLedgerMaxUnackedRangesToPersist`, 10,000). In the list form, 4.2 keeps one range
+  more. In the words form it counts acked entries, by whole ledgers, and keeps the ledger that crosses the limit.
+- **Partly acked batches.** If only messages inside batches were acked, nothing is written and no write is due.
+- **The end.** SIGTERM closes the cursor. Up to 1,000 ranges go to the metadata store, from which 4.2 reads no partly
+  acked batches back. More ranges go to the cursor ledger or, if that cannot be written any more, to the metadata store
+  too.
+- **Cumulative acks** request a write whenever they are not refused, even inside a batch. Then the mark-delete position
+  is the one before the batch, and the messages acked in it are a partly acked batch.
+- **The first write** waits for a new cursor ledger. It holds the mark-delete position of the last command that had been
+  granted a write by then, and every range and every partly acked batch of that moment. It does not hold the moves of
+  the mark-delete position by later commands. A first write of cumulative acks therefore holds that position alone.
+
+The recording may contain the time at which the cursor ledger was ready (`cursor_ledger_ms`), which a broker logs:
+`Updated cursor ... with ledger id`. Otherwise the prediction covers a creation of up to 400 ms, or of 12 times the
+slowest handling of an ACK command if that is more, or of `--ledger-creation-ms`. Brokers took up to 200 ms on a busy
+machine, and over 3 s on an overloaded one, which 12 times did not always cover. This time matters to cursors that wrote
+once or twice before the end.
+
+An ACK command of the recording may have its type, `Individual` or `Cumulative`. If a run has no types, the answer
+reports it: its acks are treated as individual, and if all of them may be cumulative, the prediction covers that case
+too.
+
+No recording has the microsecond at which the limiter read its clock. It is only known to lie between the receipt of a
+command and the end of its handling. At a boundary, it decides between two writes a second apart. The prediction is
+therefore not one set of messages but **every** set that follows from some clocks in these windows. All courses of
+events are followed, as intervals of time, and none is sampled. `low` and `high` are the lowest and the highest number
+of messages of any set. The sets themselves are listed with the most plausible first, at most 64.
+
 ## Each run
 
-`sets` is how many sets are possible. Of the wrong policies the table shows what they predict, in bold where the set
-that really came back is not among it.
+`sets` is the number of possible sets. For the wrong policies the table shows their predictions, in bold if the measured
+set is not among their sets.
 
 {runs}
 
 ## The JSON
 
-`ackstate pulsar replay FILE --json` prints an object a run, each on its own line, in the order of the file:
+`ackstate pulsar replay FILE --json` prints one object per run, each on its own line, in the order of the file:
 
 | field | meaning |
 | --- | --- |
 | topic | the run's topic |
-| low, high | the fewest and the most acked messages that may come back, both included |
+| low, high | the lowest and the highest number of acked messages that may be redelivered, both included |
 | candidates | at most 64 distinct lists of rising message numbers, the most plausible first |
 | has_ack_types | false if the run does not have the type of each ACK command |
 
-What a line of FILE holds is described in `analysis/pulsar/recorded_run.py`. In Python:
-`ackstate.analysis.pulsar.replay.predict` for one run, `ackstate.analysis.pulsar.replay_spark.predict_frame` for a
-DataFrame of lines.
+`analysis/pulsar/recorded_run.py` describes the lines of FILE. In Python: `ackstate.analysis.pulsar.replay.predict` for
+one run, `ackstate.analysis.pulsar.replay_spark.predict_frame` for a DataFrame of lines.
 """
 
 

@@ -1,4 +1,4 @@
-"""A calibration as a table for the terminal, and as the page `docs/calibration.md`."""
+"""Renders a calibration as a table for the terminal and as the page `docs/calibration.md`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = 3
 
 
 def result_table(calibration: Calibration) -> Table:
-    """Return a table, a row a point."""
+    """Return a table with one row per point."""
     table = Table(box=None, header_style="bold")
     for number, head in enumerate(_HEADS):
         table.add_column(head, justify="left" if number < _WORDS else "right", overflow="fold")
@@ -56,7 +56,7 @@ def page(calibration: Calibration) -> str:
 
 
 def _mistakes(calibration: Calibration) -> Iterable[Sequence[str]]:
-    yield "wrong setting", "kills", "as predicted", "messages off, in the mean"
+    yield "wrong setting", "kills", "as predicted", "mean error in messages"
     yield "---", "---:", "---:", "---:"
     for each in calibration.mistakes:
         yield f"`{each.setting}`", f"{each.kills:,}", f"{each.equal:,}", f"{each.error:,.1f}"
@@ -66,7 +66,7 @@ def _kinds(kills: Sequence[Death]) -> Iterable[Sequence[str]]:
     names = {
         MOMENT: "at the end of a random millisecond",
         EVENT: "right after a random event",
-        PERSIST: "while it persisted",
+        PERSIST: "during a persist",
     }
     for kind, name in names.items():
         some = [death for death in kills if death.when == kind]
@@ -78,22 +78,22 @@ def _undecided(kills: Sequence[Death]) -> str:
     some = [death for death in kills if death.when == PERSIST and len(set(death.predicted)) > 1]
     before = sum(death.observed == death.predicted[0] for death in some)
     after = sum(death.is_equal for death in some) - before
-    said = f"{len(some):,} came before the process said that it was over, where that makes a difference"
-    return f"{said}: {before:,} recovered the state before it, {after:,} the state after it"
+    said = f"{len(some):,} came before the process reported its end, and have two different right answers"
+    return f"{said}: {before:,} recovered the state before the persist, {after:,} the state after it"
 
 
 def _cuts(cuts: Sequence[Death], skipped: str) -> str:
     if skipped:
-        return f"There were none: {skipped}."
+        return f"There were no power cuts: {skipped}."
     fewer = [death.slack for death in cuts if death.slack > 0]
-    said = f"{sum(death.is_within for death in cuts):,} of {len(cuts):,} brought back at most what was predicted, "
-    said += f"{len(cuts) - len(fewer):,} exactly that."
+    said = f"{sum(death.is_within for death in cuts):,} of {len(cuts):,} redelivered at most the predicted number, "
+    said += f"{len(cuts) - len(fewer):,} exactly that number."
     return said + (f" Slack: {sum(fewer):,} messages in all, {max(fewer):,} at most." if fewer else "")
 
 
 def _distribution(what: str, found: dict[int, int]) -> str:
     said = ", ".join(f"{error:+,}: {count:,}" if error else f"0: {count:,}" for error, count in found.items())
-    return f"Observed less predicted, over all {what}: {said or 'none'}."
+    return f"Observed minus predicted, over all {what}: {said or 'none'}."
 
 
 def _cells(point: PointResult, code: str = "") -> list[str]:
@@ -126,37 +126,38 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 _PAGE = """\
 # Calibration: is the estimate true?
 
-`ackstate sweep` and `ackstate redelivery --policy` say what a crash would bring back under settings that nobody has
-tried. This page tries them. It is made by `make calibrate` from `benchmarks/calibration.json`.
+`ackstate sweep` and `ackstate redelivery --policy` predict the redelivery of a crash under settings that were never
+used. This page compares the predictions with real crashes under these settings. `make calibrate` measures them, and
+writes this page from `benchmarks/calibration.json`.
 
 **{sentence}.**
 
 ![Predicted against observed](../benchmarks/calibration.svg)
 
-## How
+## Method
 
-A grid point is a policy, a shape of traffic and a store. For each death a process of its own plays the traffic by the
-traffic's clock with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`; where a limit on bytes stops
-dispatch, with a `Subscription` and its gate. At a moment drawn from the seed it says so over a pipe and is killed with
-SIGKILL. A second process opens the cursor that it left and counts, of all that had been acked, what it does not know:
-**observed**. **Predicted** is what the estimate says for that instant from the trace alone: it is given the events and
-the policy, and never sees the store.
+A grid point is a policy, a shape of traffic and a store. For each death, a separate process plays the traffic, by the
+clock of the traffic, with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`. If a limit on bytes
+stops dispatch, it uses a `Subscription` with its gate. At a moment drawn from the seed, the process reports the moment
+over a pipe and is killed with SIGKILL. A second process opens the cursor and counts the acked messages that the cursor
+does not know: the **observed** redelivery. The **predicted** redelivery is the estimate for that instant from the trace
+alone. The estimate gets the events and the policy, and never the store.
 
-- A kill has to bring back exactly what was predicted. The kernel keeps what a killed process wrote, so there is no luck
-  in it.
-- A kill while a persist is under way, a random fraction of a millisecond to two milliseconds after its begin, may find
-  it written or not: then either number counts, and no other. Once the process has said that the persist is over, only
-  one of them does.
-- A power cut forgets what was not synced, and never what was: at most what was predicted may come back, or the more of
-  the two numbers if a persist was under way. ext4 on a loop device is shut down under the living process, mounted again
-  and recovered.
-- No recovery may hold a message for acked that nobody acked.
-- The estimate's `expected` is a mean over time. Of the kills at random moments the mean must be near it: beside each
-  point stands its 95 % interval, and all points together must not be further off than four standard errors. They are
+- A kill must redeliver exactly the predicted number. The kernel keeps the writes of a killed process, so no luck is
+  involved.
+- A kill during a persist, a random fraction of a millisecond to two milliseconds after its begin, may leave the persist
+  written or not. Then either number is right, and no other. Once the process has reported the end of the persist, only
+  one number is right.
+- A power cut loses unsynced writes and never synced ones. It may redeliver at most the predicted number, or the higher
+  of the two numbers during a persist. The ext4 file system, on a loop device, is shut down under the living process,
+  mounted again and recovered.
+- No recovery may treat a message as acked that was never acked.
+- The estimate's `expected` is a mean over time. The mean of the kills at random moments must be near it: the table of
+  points shows its 95 % interval, and all points together must deviate by at most four standard errors. They deviate by
   {deviation}. The Spark job gave the same number as the single-process replay at {by_spark} of {points} points.
 
-Where a limit on bytes stops dispatch, the trace is what a broker with that limit records: it shows what was sent, and
-when. The estimate replays everything else of the policy on it.
+If a limit on bytes stops dispatch, the trace is that of a broker with this limit: it contains the deliveries and their
+times. The estimate replays all other settings of the policy on it.
 
 ## Kills
 
@@ -164,7 +165,7 @@ when. The estimate replays everything else of the policy on it.
 
 {distribution}
 
-Of the kills while it persisted {undecided}.
+Of the kills during a persist, {undecided}.
 
 ## Power cuts
 
@@ -172,17 +173,17 @@ Of the kills while it persisted {undecided}.
 
 ## Can the check fail?
 
-`python -m benchmarks.calibration --assume flush_interval_ms=333` lets the estimate replay a policy that is not the one
-that was run: kills do not come as predicted any more, and the exit status is 1. The tests do so with wrong flush
-intervals, rates, ages, limits on ranges, choices of ranges, formats and routes. These are the kills at random moments
-from above beside estimates with a wrong setting, at the points whose policy it changes:
+`python -m benchmarks.calibration --assume flush_interval_ms=333` makes the estimate replay another policy than the one
+that was run. Then kills differ from the prediction, and the exit status is 1. Tests do the same with wrong flush
+intervals, rates, ages, limits on ranges, choices of ranges, formats and routes. This table compares the kills at random
+moments above with estimates under a wrong setting, at the points whose policy it changes:
 
 {mistakes}
 
 ## Each point
 
-`observed` is the fewest and the most messages that came back after a kill; `slack` is by how many messages the power
-cuts stayed below what was predicted, in sum. Seed {seed}.
+`observed` is the lowest and the highest redelivery of a kill. `slack` is the sum of messages by which the power cuts
+stayed below the prediction. Seed {seed}.
 
 {table}
 """
