@@ -2,14 +2,14 @@
 
     $ python examples/broker.py /tmp/orders      in one terminal, and in another:
     $ nc 127.0.0.1 6650
-    sub billing             receive, sharing with whoever else said so; answered with who you are
-    pub two apples          publish; answered with the position
-    msg 1:0 0 two apples    a delivery: position, how often it was sent before, text
-    ack 1:0                 answered with how many messages that newly acked
-    nack 1:0 500            to be sent again in 500 ms; answered with whether it was on its way
+    sub billing             receive, and share the messages with the other subscribers; the answer is your name
+    pub two apples          publish; the answer is the position
+    msg 1:0 0 two apples    a delivery: position, number of earlier deliveries, text
+    ack 1:0                 ack; the answer is the number of newly acked messages
+    nack 1:0 500            have it sent again in 500 ms; the answer is whether it was in flight
 
-What `pub` was answered with is durable, an ack is a second later: after a crash before that the message comes again.
-A connection that ends gives back what it did not ack. A store that fails ends the broker: start it again.
+A message is durable when `pub` is answered, an ack one second later; a crash before that redelivers the message. A
+connection that ends gives back its unacked messages. A store that fails ends the broker: start it again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ackstate.cursor import ManagedCursor, Message, MessageLog, SqliteStore, Sub
 
 
 class Broker:
-    """Whatever happens wakes every connection, and each asks its subscription what it may have now."""
+    """Every event wakes every connection, and each then asks its subscription for messages."""
 
     def __init__(self, path: str) -> None:
         self.store = SqliteStore(path)
@@ -34,9 +34,9 @@ class Broker:
         self.blocked: set[str] = set()  # Connections that a limit will wake when it opens.
 
     async def run(self, port: int = 6650, idle_s: int = 600) -> None:
-        """Serve, and persist what is due, until nobody was connected for so long: long enough to persist all.
+        """Serve and persist until no connection was open for `idle_s` seconds, which is enough to persist all acks.
 
-        The loop's own thread persists. Another one could open a limit between a dispatch and its `when_open`.
+        Persists run in the loop's own thread: another thread could open a gate between a dispatch and its `when_open`.
         """
         self.changed = asyncio.Future[bytes]()
         async with await asyncio.start_server(self.serve, "127.0.0.1", port) as server:
@@ -50,7 +50,7 @@ class Broker:
         self.store.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Obey a connection, and send it as much as the limits allow, until it ends."""
+        """Serve a connection until it ends: execute its lines, and send it as many messages as the limits allow."""
         loop, name = asyncio.get_running_loop(), str(writer.get_extra_info("peername")[1])
         self.connections[name] = None
         reading = asyncio.create_task(reader.readline())
@@ -75,7 +75,7 @@ class Broker:
             self.wake_all()
 
     def obey(self, name: str, words: list[str]) -> str:
-        """Do what a line says and return the answer."""
+        """Execute a line and return the answer."""
         try:
             match words, self.connections[name]:
                 case ["pub", *text], _:
@@ -92,20 +92,20 @@ class Broker:
         return "error expected pub TEXT, or sub NAME and then ack POSITION, nack POSITION DELAY_MS"
 
     def open(self, name: str) -> Subscription:
-        """Open a subscription: it goes on where the store has it, a new one at the topic's beginning."""
+        """Open a subscription: a stored one continues at its state, a new one starts at the first message."""
         log, now = self.log, now_ms()
         cursor = ManagedCursor.open(self.store, topic="orders", subscription=name, ledgers=log.ledgers, now_ms=now)
         return self.subscriptions.setdefault(name, Subscription(log, cursor))
 
     def wake_all(self, opened: str = "") -> None:
-        """Let every connection ask again; `opened` is one that a limit lets go on."""
+        """Wake every connection; `opened` is one for which a limit has opened."""
         self.blocked.discard(opened)
         self.changed.set_result(b"")
         self.changed = asyncio.Future()
 
 
 def now_ms() -> int:
-    """Return the present: the library has no clock of its own."""
+    """Return the present, because the library has no clock of its own."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,10 +1,10 @@
-"""Why a crash test that only kills the process proves little: the same two ways to save a file, killed and unplugged.
+"""Shows that a crash test that only kills the process proves little: it kills and unplugs two ways to save a file.
 
     sudo python examples/why_sigkill_is_not_enough.py [CRASHES]
 
-One way is what many programs do: write a new file, rename it over the old one, say that it is saved. The other also
-calls fsync, on the file before the rename and on the directory after it. Each is crashed CRASHES times, by SIGKILL and
-by a power cut, on the same ext4 with the same mount options. Needs Linux and root; nothing is left behind.
+The first way is common: write a new file, rename it over the old one, report it as saved. The second also calls fsync,
+on the file before the rename and on the directory after it. Each way is crashed CRASHES times by SIGKILL and CRASHES
+times by a power cut, on the same ext4 with the same mount options. Needs Linux and root; nothing is left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATE_BYTES = 20_000
 
 
 class Disk(NamedTuple):
-    """Under what the two are tried."""
+    """The mount options of a disk, and whether another program syncs on it."""
 
     mounted: str
     options: str
@@ -44,13 +44,13 @@ DISKS = (
 
 
 def save_naively(directory: Path, data: bytes) -> None:
-    """After it returned, the file is there: until the power goes."""
+    """Save a file. It is there when this returns, until the power is cut."""
     (directory / "state.tmp").write_bytes(data)
     (directory / "state.tmp").rename(directory / "state")
 
 
 def save_correctly(directory: Path, data: bytes) -> None:
-    """After it returned, the file is there."""
+    """Save a file. It is there when this returns, also after a power cut."""
     with (directory / "state.tmp").open("wb") as file:
         file.write(data)
         file.flush()
@@ -65,11 +65,11 @@ Save = Callable[[Path, bytes], None]
 
 
 class Crashed(NamedTuple):
-    """What was found after a number of crashes of one kind.
+    """Counts of wrong files after crashes of one kind.
 
     Attributes:
-        went_back: The file was there, but older than one that had been reported as saved.
-        damaged: The file was empty, in part, or not there.
+        went_back: The file existed, but was older than one that had been reported as saved.
+        damaged: The file was empty, incomplete, or missing.
     """
 
     went_back: int
@@ -77,7 +77,7 @@ class Crashed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One way to save on one disk."""
+    """The counts of one way to save on one disk."""
 
     protocol: str
     disk: Disk
@@ -86,19 +86,19 @@ class Result(NamedTuple):
 
 
 def state(number: int) -> bytes:
-    """The bytes of one state; only a whole one is equal to them."""
+    """Return the bytes of a state; an incomplete state differs from them."""
     return b"%d\n" % number * (STATE_BYTES // len(b"%d\n" % number))
 
 
 def save_until_stopped(save: Save, directory: Path, first: int, tell: int) -> None:
-    """Save one state after another; after each, say its number."""
+    """Save one state after another, and report the number of each."""
     for number in range(first, sys.maxsize):
         save(directory, state(number))
         os.write(tell, number.to_bytes(8))
 
 
 def sync_something_else(directory: Path) -> None:
-    """What any other program on the same disk may do at any time: the kernel then writes all names, ours among them."""
+    """Sync a file as another program on the disk might do; the kernel then writes all names, ours among them."""
     with (directory / "something-else").open("wb") as file:
         file.write(b"x")
         file.flush()
@@ -106,8 +106,8 @@ def sync_something_else(directory: Path) -> None:
 
 
 def crash(pid: int, disk: LoopDisk, *, power_cut: bool, another_syncs: bool) -> None:
-    """Stop a process for ever, and the disk with it or not."""
-    # While it stands still it saves nothing and says nothing: what it has said was said before the crash.
+    """Kill a process; cut the power of its disk before, if asked to."""
+    # A stopped process saves and reports nothing, so its last report is from before the crash.
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
     if another_syncs:
@@ -138,14 +138,14 @@ def save_and_crash(save: Save, disk: LoopDisk, first: int, receipts: int, **how:
 
 
 def found_number(path: Path) -> int | None:
-    """The number of the state that a file holds, None if it holds none."""
+    """Return the number of the state in a file; None if it holds no complete state."""
     data = path.read_bytes() if path.exists() else b""
     number = int(data.partition(b"\n")[0]) if data[:1].isdigit() else -1
     return number if data == state(number) else None
 
 
 def crash_often(save: Save, at: Disk, crashes: int, *, power_cut: bool) -> Crashed:
-    """Crash again and again on one disk, each time going on with what the crash left."""
+    """Crash repeatedly on one disk, each time continuing with the files that the last crash left."""
     chance = random.Random(0)  # noqa: S311 - moments, no secrets
     went_back = damaged = last = 0
     with LoopDisk(at.options) as disk:
@@ -160,7 +160,7 @@ def crash_often(save: Save, at: Disk, crashes: int, *, power_cut: bool) -> Crash
 
 
 def results(crashes: int) -> Iterator[Result]:
-    """Crash everything; the process must be one that may mount."""
+    """Crash both ways on all disks; the process must be allowed to mount."""
     for protocol, save in (("rename", save_naively), ("fsync, rename, fsync", save_correctly)):
         for disk in DISKS:
             killed, cut = (crash_often(save, disk, crashes, power_cut=power_cut) for power_cut in (False, True))
@@ -168,7 +168,7 @@ def results(crashes: int) -> Iterator[Result]:
 
 
 def table(found: Iterator[Result], crashes: int) -> Table:
-    """The results, a line each."""
+    """Return the results as a table, one row each."""
     shown = Table(title=f"of {crashes} crashes", caption=f"hostile: mounted with {DISKS[-1].options}")
     for title in ("how it saves", "mounted", "another\nprogram syncs"):
         shown.add_column(title)
