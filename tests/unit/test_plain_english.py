@@ -1,6 +1,6 @@
 """The worst patterns of unplain English become fewer: each file has at most as many as `plain_english.txt` allows.
 
-Run this file as a program to rewrite the allowed counts: `.venv/bin/python tests/test_plain_english.py`.
+Run this file as a program to rewrite the allowed counts: `.venv/bin/python tests/unit/test_plain_english.py`.
 """
 
 from __future__ import annotations
