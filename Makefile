@@ -1,10 +1,10 @@
-# `make` lists the targets. What set-up does is in .ci/setup, the settings of each tool in pyproject.toml.
+# `make` lists the targets. Set-up is in .ci/setup, the settings of each tool are in pyproject.toml.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
 
-# Tests start hundreds of Python processes, each of which would compile all modules anew.
+# Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # The command that follows runs with the Java that set-up chose.
@@ -55,16 +55,16 @@ spark: setup ## the tests that start Spark
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
 
-calibrate: setup ## kill real cursors beside the estimate, into benchmarks/calibration.json and docs/calibration.md
+calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json and docs/calibration.md
 	$(JAVA) .venv/bin/python -m benchmarks.calibration --out benchmarks/calibration.json
 	.venv/bin/python -m benchmarks.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
 
-kill-matrix: setup ## every crash layer on every bug of the museum, into docs/kill-matrix.md
+kill-matrix: setup ## run every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
 RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
 
-pulsar-replay: setup ## what real Pulsar brokers redelivered beside its prediction, into docs/pulsar-replay.md
+pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
@@ -84,11 +84,11 @@ bench: setup ## run every benchmarks/bench_*.py
 		$(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
 	done
 
-bench-scale: setup ## what the Spark estimate takes by the size of the trace, beside DuckDB, and draw it
+bench-scale: setup ## time the Spark estimate by the size of the trace, next to DuckDB, and draw it
 	$(JAVA) .venv/bin/python -m benchmarks.scale.bench_scale
 	.venv/bin/python -m benchmarks.scale.draw
 
-bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw what they found
+bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	@set -e; for file in benchmarks/delay/bench_*.py; do \
 		name=$${file##*/}; \
 		echo "benchmarks.delay.$${name%.py}"; \
