@@ -183,14 +183,14 @@ FILES = (
     Exhibit(
         "M2",
         "the directory is never synced",
-        "Of the same kind as M1, in the same place: NATS JetStream syncs the directory of a renamed state file only "
+        "Similar to M1, in the same place: NATS JetStream syncs the directory of a renamed state file only "
         "with `sync_always`.",
         "`FileStore` syncs files and no names: a new log, and the deletion of the old one, may both be undone.",
         _sync_no_names,
     ),
     Exhibit(
         "M3",
-        "the end of a log is believed without a checksum",
+        "the end of a log is accepted without a checksum",
         "NATS JetStream: `decodeConsumerState` looks at a magic number and a version, and there is no checksum. Single "
         "flipped bits lost 49.7 % of the messages in Jepsen's report on 2.12.1 (nats-io/nats-server#7564).",
         "`LogReader` takes any group whose header is sound and whose bytes are all there. What comes before the end is "
@@ -208,7 +208,7 @@ FILES = (
     ),
     Exhibit(
         "M11",
-        "a failed fsync is repeated and believed",
+        "a failed fsync is repeated and trusted",
         "PostgreSQL until 2019 (fsync-gate): the kernel marks the pages of a failed fsync as clean, so that the next "
         "one succeeds and has written nothing. Rebello and others, USENIX ATC '20, found no strategy that is enough.",
         "`KernelFile` syncs a second time where the first failed, and reports success if that one succeeds.",
@@ -217,7 +217,7 @@ FILES = (
     Exhibit(
         "M14",
         "a compaction deletes the old log before the new one is durable",
-        "No one report. Suspected in Atomix Copycat, by a change that its author then called incorrect "
+        "No single report. Suspected in Atomix Copycat, in a change that its author later called incorrect "
         "(atomix/copycat#286); the compaction of NeDB let the new file take the old one's place before it was synced "
         "(louischatriot/nedb#265).",
         "`write_generation` deletes the old log, durably, and syncs and renames the new one after that.",

@@ -24,7 +24,7 @@ class OwnBug(NamedTuple):
 OWN_BUGS: tuple[OwnBug, ...] = (
     OwnBug(
         "L0",
-        "In Pulsar's format a receipt for acks in a batch that a limit had left out of the record claimed to be "
+        "In Pulsar's format, a receipt for acks in a batch that a limit had excluded from the record claimed to be "
         "durable as soon as a mark-delete had passed the batch, written or not.",
         "`AckState` keeps such batches in mind until a record that was written holds or covers them.",
         "`tests/unit/cursor/test_batch_receipts.py`",
@@ -50,33 +50,33 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     ),
     OwnBug(
         "L5",
-        "A flipped bit in SQLite's write-ahead log dropped every later transaction without a word.",
+        "A flipped bit in SQLite's write-ahead log silently dropped every later transaction.",
         "Opening checks the log before SQLite reads it, and refuses one that is damaged before its last transaction.",
         "`tests/unit/cursor/test_sqlite_log.py`",
     ),
     OwnBug(
         "L5",
-        "A flipped bit in the index of SQLite's table of values made a cursor look as if it had never been.",
+        "A flipped bit in the index of SQLite's table of values made a cursor look new.",
         "Opening compares tables with their indexes; entries are named by their rows, not by the index.",
         "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L2",
-        "A failed sync of `FileStore`, and a failure to leave word of it: the next opening believed the kernel's "
-        "cache, appended, and a power cut left a good group behind a lost one.",
+        "A failed sync of `FileStore`, which could not be recorded either: the next opening trusted the kernel's "
+        "cache and appended, and a power cut left a valid group after a lost one.",
         "Opening syncs, drops the kernel's cache of the log, and reads what the disk has.",
         "`tests/system/analysis/crash/test_system_calls.py`",
     ),
     OwnBug(
         "L2",
-        "A page that SQLite's check could not read was called damage, though the next opening could read it.",
+        "A page that SQLite's check could not read was reported as damage, but the next opening could read it.",
         "It is a failed read, `StoreError`, as everywhere else.",
         "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
-        "Of the repairs that an unreadable cursor was offered, every second on SQLite was refused when it was tried: "
-        "the ledger to be done without was damaged, and fencing it failed.",
+        "On SQLite, half of the repairs that were offered for an unreadable cursor failed: they fenced the ledger that "
+        "they were to give up, and this ledger was damaged.",
         "A repair does without such a ledger; a call that meets damage is undone alone, and ends no store for others.",
         "`tests/unit/cursor/test_offered_repairs.py`",
     ),
@@ -89,7 +89,8 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     ),
     OwnBug(
         "L5",
-        "SQLite quoted damaged bytes in an error, which Python could not read: a `UnicodeDecodeError` left the store.",
+        "SQLite quoted damaged bytes in an error, and Python could not decode them: the store raised "
+        "`UnicodeDecodeError`.",
         "It is damage, `CorruptStateError`.",
         "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
@@ -101,65 +102,64 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     ),
     OwnBug(
         "L5",
-        "A flipped bit made a text of the number of a ledger's last entry in `SqliteStore`: a `TypeError` left it. "
+        "A flipped bit turned the number of a ledger's last entry in `SqliteStore` into text: it raised `TypeError`. "
         "Found by flipping all 327,680 bits of a database instead of a sample.",
         "It is damage, `CorruptStateError`.",
         "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L5",
-        "A flipped bit in the index of SQLite's table of entries: what was appended beside that key was synced, and "
-        "could not be read once the damaged ledger was deleted, by the very repair that was offered. Found as above.",
+        "A flipped bit in the index of SQLite's table of entries: entries appended next to that key were synced, and "
+        "could not be read after the offered repair had deleted the damaged ledger. Found as above.",
         "Opening compares every table with its indexes, and refuses a store where one disagrees.",
         "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L5",
-        "A frame of SQLite's log that was gone took three transactions along without a word where the next two had one "
-        "frame each.",
+        "A missing frame of SQLite's log silently dropped three transactions if the next two had one frame each.",
         "A frame behind it that others go on from says where a transaction ends, though it does not check out itself.",
         "`tests/unit/cursor/test_sqlite_log.py`",
     ),
     OwnBug(
         "L0",
-        "A skip of nothing while the gate was shut and holes were being filled: the next dispatch failed with an "
-        "`OverflowError`, for the mark-delete position stood before the first entry of its ledger.",
+        "A skip of 0 entries while the gate was closed and holes were being filled: the next dispatch failed with an "
+        "`OverflowError`, because the mark-delete position was before the first entry of its ledger.",
         "No hole is looked for there.",
         "`tests/unit/cursor/test_subscription.py`",
     ),
     OwnBug(
         "L0",
-        "Cursors that were persisted together and could be written nowhere shared one error, which said of each what "
-        "became of all.",
+        "Cursors that were persisted together and could not be written shared one error, with the outcomes of all of "
+        "them.",
         "Each has its own.",
         "`tests/unit/cursor/test_persist_all.py`",
     ),
     OwnBug(
         "L0",
-        "A message that waited and was acked with the cursor itself, past its subscription, kept all others of its key "
-        "from filling holes: a gate shut by the number of ranges stayed shut for good.",
+        "A waiting message that was acked through the cursor, bypassing its subscription, prevented all others of its "
+        "key from filling holes: a gate closed by the number of ranges stayed closed.",
         "A dispatch notices that something was acked elsewhere, and lets it wait no more.",
         "`tests/model/cursor/test_key_order.py`",
     ),
     OwnBug(
         "L0",
-        "After a seek whose write failed, but had reached the disk, receipts went on counting as durable and the gauge "
-        "stayed as it was: a crash found the cursor reset, and their acks gone.",
+        "After a seek whose write failed but had reached the disk, receipts still counted as durable and the gauge did "
+        "not change: after a crash the cursor was reset, and their acks were lost.",
         "From before a reset is written until it, or a persist, has ended well, no receipt counts, and the gauge tells "
         "what the worse of the two outcomes would lose.",
         "`tests/unit/cursor/test_failed_seek.py`",
     ),
     OwnBug(
         "L0",
-        "An ack with the cursor itself that divided a hole: of a gate shut by the number of ranges only the lower part "
-        "was filled any more.",
+        "An ack through the cursor that divided a hole: while the gate was closed by the number of ranges, only the "
+        "lower part was filled.",
         "A dispatch notices that something was acked elsewhere, and looks at the holes anew.",
         "`tests/unit/cursor/test_subscription.py`",
     ),
     OwnBug(
         "L0",
-        "After two failed seeks between two persists the un-persisted bytes were those of the lower one, which may be "
-        "fewer.",
+        "After two failed seeks between two persists, the un-persisted bytes were those of the lower seek, which may "
+        "be fewer.",
         "All that may have happened are compared.",
         "`tests/unit/cursor/test_failed_seek.py`",
     ),

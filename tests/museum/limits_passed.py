@@ -65,15 +65,15 @@ def _let_nothing_out_above_a_limit():
 LIMITS = (
     Exhibit(
         "M8",
-        "a limit on ranges keeps one more than it says",
-        "Apache Pulsar since 2019, mended by apache/pulsar#25548: `buildIndividualDeletedMessageRanges` added a range "
+        "a limit on ranges keeps one range too many",
+        "Apache Pulsar since 2019, fixed by apache/pulsar#25548: `buildIndividualDeletedMessageRanges` added a range "
         "before it tested the cap, and persisted one range too many.",
         "`UnpersistedAcks` has `select` choose one range more than the limit.",
         _keep_one_range_more,
     ),
     Exhibit(
         "M9",
-        "a limiter looks at the size that it had at the last persist",
+        "a limiter uses the size of the last persist",
         "Apache Pulsar, apache/pulsar#23200: with `dispatcherPauseOnAckStatePersistentEnabled` (PIP-299), which looks "
         "at a cached value, 11,097 ranges were seen with a limit of 10,000.",
         "`DispatchGate`, and `Admission` before it asks the gate, go by the bytes and ranges that they saw first after "
@@ -82,7 +82,7 @@ LIMITS = (
     ),
     Exhibit(
         "M13",
-        "a restart above a limit is never let go again",
+        "a restart above a limit stays blocked for ever",
         "Apache Kafka share groups, KAFKA-17210 (apache/kafka#16711): state persisted at the limit with no available "
         "record in it: no share fetch could complete any more.",
         "`RuleState.fitting` lets nothing out while the use is above the limit, not even what fills a hole and costs "

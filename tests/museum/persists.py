@@ -69,7 +69,7 @@ def _read_the_ranges_when_they_are_written():
 PERSISTS = (
     Exhibit(
         "M5",
-        "an ack that comes while older ones are promoted is lost",
+        "an ack that arrives during the promotion of older ones is lost",
         "RocketMQ 5, apache/rocketmq#10736: an ack that arrives while `PopConsumerCache.cleanupRecords` writes the "
         "records it has staged finds its record in neither map; the write then restores what was acked.",
         "`UnpersistedAcks.end_write` ends a write by forgetting what is fresh with what was in flight: an ack that "
@@ -78,7 +78,7 @@ PERSISTS = (
     ),
     Exhibit(
         "M6",
-        "what was staged is cleared whatever became of the write",
+        "staged acks are cleared even if the write failed",
         "RocketMQ 5, apache/rocketmq#10667: `PopConsumerCache` clears its staged checkpoints regardless of the "
         "result of the revive, and the next offset is committed although there is no durable record.",
         "`Persister.carry_out` swallows the store's error and commits the plan.",
@@ -86,7 +86,7 @@ PERSISTS = (
     ),
     Exhibit(
         "M7",
-        "under the rate limit a receipt comes before the persist",
+        "under the rate limit a receipt is durable before the persist",
         "Apache Pulsar, apache/pulsar#26484: where the mark-delete rate limiter refuses, "
         "`ManagedCursorImpl.asyncMarkDelete` completes the callback of a persisted ack with nothing persisted.",
         "`Persister.tick` counts everything accepted as durable whenever the limiter refuses.",
@@ -94,7 +94,7 @@ PERSISTS = (
     ),
     Exhibit(
         "M10",
-        "the base and what is said relative to it are of two instants",
+        "a base and the data relative to it are of two instants",
         "Confluent Parallel Consumer, confluentinc/parallel-consumer#894: the payload was encoded against one offset, "
         "then another was read and committed with it.",
         "`Persister._write` reads the ranges of a snapshot again once its ledger is made, and keeps the mark-delete "

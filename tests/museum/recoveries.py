@@ -83,7 +83,7 @@ def _ask_what_is_known_before_what_is_due():
 RECOVERIES = (
     Exhibit(
         "M12",
-        "where the newer state cannot be read, an older one is taken for it",
+        "an unreadable newer state is replaced by an older one",
         "Apache Pulsar, apache/pulsar#18123: a cursor ledger that could not be read in time, and the cursor went on "
         "from the older state in ZooKeeper; the consumers got a large number of messages again. Of its kind: "
         "apache/pulsar#17812.",
@@ -94,7 +94,7 @@ RECOVERIES = (
     Exhibit(
         "M15",
         "a change of the format loses the ranges",
-        "Apache Pulsar, apache/pulsar#7554 (mended by apache/pulsar#7861): the ranges that one class of range set had "
+        "Apache Pulsar, apache/pulsar#7554 (fixed by apache/pulsar#7861): the ranges that one class of range set had "
         "written were lost on those who read them with another, at an upgrade or a change of a setting; messages "
         "acked long ago came again. Of its kind: apache/pulsar#23759.",
         "`Journal.open` drops the individually deleted ranges of a state that is not in the format it is to write.",
@@ -102,7 +102,7 @@ RECOVERIES = (
     ),
     Exhibit(
         "M16",
-        "a delayed message is looked up before it is seen to be due",
+        "a delayed message is looked up before its time is checked",
         "Apache Pulsar, apache/pulsar#26230: `BucketDelayedDeliveryTracker.addMessage` asked the bitmap that a "
         "snapshot had restored before the time. What was due had not been loaded: skipped, and never handed out.",
         "A recovered `BucketedDelayIndex` also knows the messages of segments that it skipped as due, and answers that "
