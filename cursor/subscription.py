@@ -1,9 +1,8 @@
-"""What a broker embeds: a cursor, a dispatch gate and a delay view over one message log."""
+"""A subscription, as a broker embeds it: a cursor, a dispatch gate and a delay view over one message log."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, final
 
@@ -13,9 +12,9 @@ from ackstate.cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosed
 from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
 from ackstate.cursor.dispatch.dispatcher import Dispatcher
 from ackstate.cursor.dispatch.live_holes import HoleContext, explain_holes
-from ackstate.cursor.dispatch.replay_queue import Waiting
+from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts, check_same_log
+from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.cursor.inspect.hole_report import HoleReason
-from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.persist.persister import PersistWatcher
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
@@ -27,8 +26,9 @@ from ackstate.position import check_position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+    from ackstate.cursor.dispatch.deliveries import Deliveries
     from ackstate.cursor.inspect.hole_report import HoleReport
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
@@ -46,37 +46,6 @@ __all__ = [
     "SubscriptionOptions",
     "SubscriptionType",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionOptions:
-    """What a subscription may be told about itself.
-
-    Attributes:
-        dead_letters: What to do with messages that are given back again and again; None sends them for ever.
-        promotes_young: Whether acks too young to be persisted are persisted all the same, the oldest first, before
-            they would close the gate.
-        hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before
-            others that were sent less often.
-        look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
-
-    Raises:
-        TypeError: One of the numbers is no integer, or another field of another type.
-        ValueError: One of the numbers is below 1.
-    """
-
-    dead_letters: DeadLetterPolicy | None = None
-    promotes_young: bool = True
-    hole_tries_max: int = 3
-    look_ahead_max: int = 20_000
-
-    def __post_init__(self) -> None:
-        for name in ("hole_tries_max", "look_ahead_max"):
-            check_count(name, getattr(self, name), least=1)
-        if not isinstance(self.promotes_young, bool):
-            raise TypeError(f"promotes_young must be True or False, got {self.promotes_young!r}")
-        if self.dead_letters is not None and not isinstance(self.dead_letters, DeadLetterPolicy):
-            raise TypeError(f"dead_letters must be a DeadLetterPolicy, got {self.dead_letters!r}")
 
 
 @final
@@ -119,25 +88,26 @@ class Subscription(PersistWatcher):
         kind: SubscriptionType = SubscriptionType.SHARED,
         options: SubscriptionOptions | None = None,
     ) -> None:
-        _check_same_log(log, cursor)
+        check_same_log(log, cursor)
         options = SubscriptionOptions() if options is None else options
-        _check_parts(kind, gate, delays, options)
+        check_parts(kind, gate, delays, options)
         self.cursor = cursor
         self.kind = kind
         self._log = log
         self._gate = gate if gate is not None or kind.is_single_active else DispatchGate(GateLimits())
         self._delays = delays
-        self._now_ms = 0
+        self._now_ms = 0  # of the latest call that gave the present
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
+        self._consumers = Consumers(kind)
         self._admission = Admission(cursor, gate=self._gate, promotes_young=options.promotes_young)
-        self._key_holders: dict[bytes, tuple[str, int]] = {}
-        self._consumers = Consumers(kind, has_key=self._holder_of)
-        self._dispatcher = Dispatcher(
-            log, cursor, delays=self._delays, admission=self._admission, consumers=self._consumers,
-            hole_tries_max=options.hole_tries_max, look_ahead_max=options.look_ahead_max,
-            dead_letters=options.dead_letters,
+        self._messages = UnackedMessages(
+            log, cursor, delays=delays, admission=self._admission, consumers=self._consumers,
+            hole_tries_max=options.hole_tries_max,
         )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            cursor, self._messages, admission=self._admission, consumers=self._consumers, options=options
+        )
         cursor.watch(self)
         try:
             if self._gate is not None:
@@ -145,7 +115,7 @@ class Subscription(PersistWatcher):
         except ValueError:
             cursor.unwatch(self)
             raise
-        self._dispatcher.mark_delete_persisted(cursor.persisted_mark_delete_position)
+        self._messages.delayed.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=0)
 
     @property
@@ -172,7 +142,7 @@ class Subscription(PersistWatcher):
         """Recount everything that is kept incrementally, and assert that it agrees. Complexity: O(state)."""
         with self._lock:
             self.deliveries._check()
-            self._dispatcher.waiting._check()
+            self._messages.waiting._check()
             self.cursor._check()
 
     @property
@@ -191,13 +161,7 @@ class Subscription(PersistWatcher):
     def next_wake_ms(self) -> int | None:
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
         with self._lock:
-            times = [self._dispatcher.waiting.next_until_ms, self._admission.promote_again_ms]
-            if self._delays is not None:
-                due = [self._dispatcher.next_early_ms, self._delays.next_delivery_ms]
-                # What is due already and a limit keeps back waits for that, not for a time.
-                is_refused = self._admission.refused_by is not None
-                times += [each for each in due if not is_refused or each is None or each > self._now_ms]
-        return min((time for time in times if time is not None), default=None)
+            return self._dispatcher.next_wake_ms(now_ms=self._now_ms)
 
     def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
         """Let a consumer in; `dispatch` does it for one that it does not know, unless it was closed.
@@ -218,8 +182,8 @@ class Subscription(PersistWatcher):
             before = self.active_consumer
             self._consumers.open(consumer, priority=priority)
             if before is not None and self.active_consumer != before:
-                self._give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
-            self._dispatcher.waiting.owners_changed()
+                self._messages.give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
+            self._messages.waiting.owners_changed()
 
     def consumer_closed(self, consumer: str) -> int:
         """Let a consumer go, take back what it had and did not ack, and return how many messages that is.
@@ -227,13 +191,13 @@ class Subscription(PersistWatcher):
         Those of a batch count one by one. A consumer that is not open has none.
         """
         with self._lock:
-            self._dispatcher.forget_owner(consumer)
+            self._messages.holes.forget(consumer)
             self._consumers.close(consumer)
-            orphaned = self._give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
-            self._dispatcher.waiting.owners_changed()
+            orphaned = self._messages.give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
+            self._messages.waiting.owners_changed()
             if self._gate is not None:
                 self._gate.consumer_closed(consumer)
-            self._admission.use_fell(now_ms=self._now_ms)
+            self._admission.usage_decreased(now_ms=self._now_ms)
             return orphaned
 
     def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
@@ -271,9 +235,9 @@ class Subscription(PersistWatcher):
                     self.cursor.delivered(highest, now_ms=now_ms)
                     self.cursor.told_delivered(consumer, (sent.position for sent in batch.deliveries), now_ms=now_ms)
             except BaseException:
-                self._withdraw(batch)
+                self._messages.withdraw(batch)
                 raise
-            self._hold_keys(batch)
+            self._messages.sent(batch)
             return batch.deliveries
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
@@ -287,7 +251,7 @@ class Subscription(PersistWatcher):
             position = check_position(position)
             self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self._admission.ack(position, lambda: self.cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
-            self._acked(position, receipt)
+            self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
@@ -307,10 +271,9 @@ class Subscription(PersistWatcher):
             is_last = self._completes(position, words)
             receipt = self._admission.ack(position, ack, now_ms=now_ms) if is_last else ack()
             if self.cursor.is_acked(position):
-                self._acked(position, receipt)
+                self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
             else:
-                self._dispatcher.recount(position)
-                self._admission.use_fell(now_ms=now_ms)
+                self._messages.acked_in_batch(position, now_ms=now_ms)
             return receipt
 
     def ack_cumulative(
@@ -326,7 +289,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
-            self._acked_up_to_mark_delete(receipt)
+            self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
@@ -338,7 +301,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.skip(count, now_ms=now_ms, counts_acked=counts_acked)
-            self._acked_up_to_mark_delete(receipt)
+            self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def clear_backlog(self, *, now_ms: int) -> Receipt:
@@ -350,8 +313,8 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms = integer("now_ms", now_ms)
             receipt = self.cursor.clear_backlog(now_ms=now_ms)
-            self._dispatcher.forget_delays()
-            self._acked_up_to_mark_delete(receipt)
+            self._messages.delayed.forget()
+            self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def seek(self, position: Position, *, now_ms: int) -> PersistResult:
@@ -363,9 +326,7 @@ class Subscription(PersistWatcher):
         with self._lock:
             self._now_ms = now_ms = integer("now_ms", now_ms)
             result = self.cursor.reset(position, now_ms=now_ms)
-            self._admission.clear()
-            self._key_holders.clear()
-            self._dispatcher.clear()
+            self._messages.clear()
             self._admission.persisted(None, now_ms=now_ms)
             return result
 
@@ -391,10 +352,10 @@ class Subscription(PersistWatcher):
         check_count("delay_ms", delay_ms, least=0)
         with self._lock:
             self._now_ms = self._now_ms if now_ms is None else integer("now_ms", now_ms)
-            self._dispatcher.waiting.follow_clock(now_ms=self._now_ms)
+            self._messages.waiting.follow_clock(now_ms=self._now_ms)
             until_ms = self._now_ms + delay_ms if delay_ms else 0
-            was_sent = self._give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
-            self._admission.use_fell(now_ms=self._now_ms)
+            was_sent = self._messages.give_back(self._nacked_with(position), HoleReason.NACKED, until_ms=until_ms)
+            self._admission.usage_decreased(now_ms=self._now_ms)
             return was_sent > 0
 
     def close(self, *, now_ms: int) -> PersistResult | None:
@@ -409,8 +370,7 @@ class Subscription(PersistWatcher):
             self.cursor.unwatch(self)
             if self._gate is not None:
                 self._gate.close()
-            if self._delays is not None:
-                self._delays.close()
+            self._messages.delayed.close()
             return result
 
     def change_limits(self, limits: GateLimits) -> None:
@@ -464,7 +424,7 @@ class Subscription(PersistWatcher):
                 verdicts = self._gate.why_blocked(self._admission.usage(consumer), consumer)
                 found += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
             explained = partial(
-                explain_block, where=self._whereabouts(), store_error=self._admission.store_error,
+                explain_block, where=self._hole_context(), store_error=self._admission.store_error,
                 consumers=self.consumers, top=top, now_ms=self._now_ms,
             )  # fmt: skip
             return tuple(explained(verdict, consumer) for consumer, verdict in found)
@@ -480,7 +440,7 @@ class Subscription(PersistWatcher):
         """
         with self._lock:
             present_ms = self._now_ms if now_ms is None else integer("now_ms", now_ms)
-            return explain_holes(self._whereabouts(), top=top, now_ms=present_ms)
+            return explain_holes(self._hole_context(), top=top, now_ms=present_ms)
 
     def record_bytes_max(self) -> int | None:
         """Tell the cursor how much may stay un-persisted beside what is reserved."""
@@ -492,7 +452,7 @@ class Subscription(PersistWatcher):
             if isinstance(outcome, AckStateError):
                 self._admission.persisted(outcome, now_ms=self._now_ms)
             else:  # One that had nothing to write says nothing about the store.
-                self._dispatcher.mark_delete_persisted(outcome.mark_delete)
+                self._messages.delayed.mark_delete_persisted(outcome.mark_delete)
                 error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
                 self._admission.persisted(error, now_ms=self._now_ms)
 
@@ -503,18 +463,6 @@ class Subscription(PersistWatcher):
             known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
         )
 
-    def _acked(self, position: Position, receipt: Receipt) -> None:
-        settled = self._admission.settle([position])
-        self._release(settled)
-        self._dispatcher.acked(position, receipt.newly_acked)
-        self._admission.use_fell(now_ms=self._now_ms, of=settled[0][1].consumer if settled else None)
-
-    def _acked_up_to_mark_delete(self, receipt: Receipt) -> None:
-        position = self.cursor.mark_delete_position
-        self._release(self._admission.settle(self._admission.deliveries.at_most(position)))
-        self._dispatcher.acked_up_to(position, receipt.newly_acked)
-        self._admission.use_fell(now_ms=self._now_ms)
-
     def _nacked_with(self, position: Position) -> list[Position]:
         """Return what goes back if a message does."""
         deliveries = self._admission.deliveries
@@ -522,90 +470,7 @@ class Subscription(PersistWatcher):
             return list(deliveries.in_order().at_least(position))
         return [position]
 
-    def _give_back(self, positions: Sequence[Position], reason: HoleReason, *, until_ms: int = 0) -> int:
-        """Let messages wait that were on their way, and return how many those were."""
-        settled = self._admission.settle(positions)
-        self._release(settled)
-        self._dispatcher.expect(len(settled))
-        for position, sent in settled:
-            if not self.cursor.is_acked(position):
-                waiting = Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms)
-                self._dispatcher.put(position, waiting)
-        return sum(sent.message_count for _, sent in settled)
-
-    def _withdraw(self, batch: Batch) -> None:
-        """Take back what was about to be sent: the consumer never got it."""
-        for position, sent in self._admission.settle([delivery.position for delivery in batch.deliveries]):
-            count = sent.delivery_count - 1
-            reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
-            self._dispatcher.put(position, Waiting(reason, count, sent.key))
-        self._admission.refresh()
-
-    def _hold_keys(self, batch: Batch) -> None:
-        """Note whose the keys are: as long as it has messages of one it gets the next ones too."""
-        for delivery in batch.deliveries:
-            sent = self._admission.deliveries.get(delivery.position)
-            if sent is not None and sent.key is not None:
-                _, count = self._key_holders.get(sent.key, ("", 0))
-                self._key_holders[sent.key] = batch.consumer, count + 1
-
-    def _release(self, settled: Iterable[tuple[Position, Sent]]) -> None:
-        for _, sent in settled:
-            holder = None if sent.key is None else self._key_holders.get(sent.key)
-            if sent.key is None or holder is None:
-                continue
-            if holder[1] > 1:
-                self._key_holders[sent.key] = holder[0], holder[1] - 1
-            else:
-                del self._key_holders[sent.key]
-                self._dispatcher.waiting.key_moved(sent.key)
-
-    def _holder_of(self, key: bytes) -> str | None:
-        holder = self._key_holders.get(key)
-        return None if holder is None else holder[0]
-
-    def _whereabouts(self) -> HoleContext:
+    def _hole_context(self) -> HoleContext:
         return HoleContext(
-            self._log, self.cursor, self._admission.deliveries, self._dispatcher.waiting, self._delays is not None
+            self._log, self.cursor, self._admission.deliveries, self._messages.waiting, self._delays is not None
         )
-
-
-def _check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
-    """Refuse a cursor that acknowledges the messages of another log, or of an earlier opening of this one."""
-    if not isinstance(cursor, ManagedCursor):
-        raise TypeError(f"cursor must be a ManagedCursor, got a {type(cursor).__name__}")
-    if log.topic != cursor.topic:
-        raise ValueError(f"cursor must be of the log's topic {log.topic!r}, got one of topic {cursor.topic!r}")
-    if log.ledgers is not cursor.ledgers:
-        raise ValueError(
-            f"cursor must be opened with the ledgers of this log of topic {log.topic!r}, got one that was opened with "
-            "others; pass ledgers=log.ledgers to ManagedCursor.open, and open the cursor again whenever the log is"
-        )
-
-
-def _check_parts(
-    kind: SubscriptionType,
-    gate: DispatchGate | None,
-    delays: DelayedDeliveryTracker | None,
-    options: SubscriptionOptions,
-) -> None:
-    """Refuse parts that no subscription can be made of, and those that its type would not use."""
-    if not isinstance(kind, SubscriptionType):
-        meant = [
-            each for each in SubscriptionType if str(kind).casefold() in {each.value.casefold(), each.name.casefold()}
-        ]
-        hint = f": use {meant[0]}" if meant else f": use one of {', '.join(map(str, SubscriptionType))}"
-        raise TypeError(f"kind must be a SubscriptionType, got {kind!r}{hint}")
-    if gate is not None and not isinstance(gate, DispatchGate):
-        raise TypeError(f"gate must be a DispatchGate, got {gate!r}")
-    if delays is not None and not callable(getattr(delays, "scheduled_messages", None)):
-        raise TypeError(f"delays must be a DelayedDeliveryTracker, got {delays!r}")
-    if not isinstance(options, SubscriptionOptions):
-        raise TypeError(f"options must be a SubscriptionOptions, got {options!r}")
-    if kind.is_single_active:
-        for name, given in (("gate", gate), ("delays", delays)):
-            if given is not None:
-                raise ValueError(
-                    f"{name} must be None for a subscription of type {kind.value}, got a {type(given).__name__}: "
-                    "its one consumer gets everything at once and in order"
-                )

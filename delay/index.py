@@ -1,4 +1,4 @@
-"""Which messages of a topic are not yet due, and in what order do they fall due?
+"""The delay index in memory: the messages of a topic that are not yet due, in the order in which they fall due.
 
 However many subscriptions a topic has, a message is delayed for all of them alike, so it is held once: in a calendar
 by its due time, rounded up to the tick, and in one bitmap for each ledger, which says what is held. When a message
@@ -7,15 +7,15 @@ falls due it leaves the index for the *due log*, which every view reads at its o
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from ackstate.delay.calendar import Calendar, first_of_each
 from ackstate.delay.config import DelayConfig
-from ackstate.delay.due_log import DUE_LOG_BYTES_MAX, DueLog
+from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
 from ackstate.delay.position_set import PositionSet
+from ackstate.delay.shared_index import SharedDelayIndex
 from ackstate.delay.tracker import TIME_MS_MAX, check_message, check_time
 from ackstate.delay.view import SubscriptionDelayView
 from ackstate.entry_bitmap import bitmap_of
@@ -29,68 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class DelayIndex(Protocol):
-    """What a view needs of its topic's index, with the lock held but for `memory_bytes` and `reset_tick_time`."""
-
-    @property
-    def lock(self) -> threading.Lock:
-        """Guards the index and what its views have to do with it; no callback of a view runs under it."""
-        ...
-
-    @property
-    def due_log(self) -> DueLog:
-        """What has fallen due."""
-        ...
-
-    @property
-    def held(self) -> PositionSet:
-        """What is not yet due; to be read, not changed."""
-        ...
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether one reader puts in the messages, for all subscriptions."""
-        ...
-
-    @property
-    def outlives_restarts(self) -> bool:
-        """Whether it may know messages from before a restart."""
-        ...
-
-    @property
-    def now_ms(self) -> int:
-        """The latest time seen."""
-        ...
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """When the next message falls due, at the earliest; None if none is held."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the messages take that are not yet due or that some view has yet to read."""
-        ...
-
-    def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """Hold a message until it is due, after `move_due`; False if it is due already. Neither is checked."""
-        ...
-
-    def move_due(self, now_ms: int) -> None:
-        """Move what has fallen due to the due log."""
-        ...
-
-    def drop_before(self, ledger_id: int) -> None:
-        """Let go of messages in ledgers before one: every subscription has acked them. It may be a lower one later."""
-        ...
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Round the times of messages added from now on to another tick."""
-        ...
-
-
 @final
-class TopicDelayIndex:
+class TopicDelayIndex(SharedDelayIndex):
     """The messages of one topic that are not yet due.
 
     >>> index = TopicDelayIndex(tick_time_ms=100)
@@ -126,10 +66,7 @@ class TopicDelayIndex:
 
     def __init__(self, *, tick_time_ms: int, due_log_bytes_max: int = DUE_LOG_BYTES_MAX) -> None:
         check_within("due_log_bytes_max", due_log_bytes_max, least=0, most=TIME_MS_MAX, unit="bytes")
-        self.lock = threading.Lock()
-        self.due_log = DueLog(bytes_max=due_log_bytes_max)
-        self.is_fed = self.outlives_restarts = False
-        self.held = PositionSet()
+        super().__init__(due_log_bytes_max=due_log_bytes_max)
         # Invariant: what is held is in the calendar. That may also have what was found to be overdue, and is not held.
         self._calendar = Calendar()
         self._now_ms = 0
@@ -281,7 +218,7 @@ class TopicDelayIndex:
             return self.held.count_between(first, end)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """See `DelayIndex`."""
+        """See `SharedDelayIndex`."""
         if deliver_at_ms > self._now_ms:
             ledger_id, entry_id = position
             if self.held.include(ledger_id, entry_id):
@@ -300,7 +237,7 @@ class TopicDelayIndex:
         return False
 
     def move_due(self, now_ms: int) -> None:
-        """See `DelayIndex`."""
+        """See `SharedDelayIndex`."""
         if now_ms <= self._now_ms:
             return
         self._now_ms = now_ms
@@ -314,7 +251,7 @@ class TopicDelayIndex:
         self._let_go(due)
 
     def drop_before(self, ledger_id: int) -> None:
-        """See `DelayIndex`."""
+        """See `SharedDelayIndex`."""
         self.held.remove_below(Position(ledger_id, 0))
         self._calendar.keep_only(self.held)
 

@@ -1,4 +1,4 @@
-"""Which index belongs to a topic?"""
+"""The delay index of each topic that has an open view."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
 from ackstate.delay.index import TopicDelayIndex
+from ackstate.delay.view import SubscriptionDelayView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate import Position
-    from ackstate.delay.view import SubscriptionDelayView
+    from ackstate.delay.shared_index import SharedDelayIndex
 
 
 class ViewedIndex(Protocol):
-    """An index of a topic. Its views keep it alive, and nothing else need; it can be weakly referenced."""
+    """An index of a topic, whose views keep its messages alive."""
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
         """Return a view for a subscription that is about to read the message log."""
@@ -61,7 +62,7 @@ class DelayIndexRegistry:
         self._make_index = make_index
         # The views own their index. If they were counted here, a new view could come between the last one's
         # closing and the index's removal, and join an index that is about to go.
-        self._indexes: WeakValueDictionary[str, ViewedIndex] = WeakValueDictionary()
+        self._indexes: WeakValueDictionary[str, SharedDelayIndex] = WeakValueDictionary()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -76,13 +77,15 @@ class DelayIndexRegistry:
 
         Args:
             topic: Its name.
-            is_acked: Whether the subscription has acked a position, at the moment it is asked.
+            is_acked: Returns whether the subscription has acked a position.
         """
         with self._lock:
             index = self._indexes.get(topic)
-            if index is None:
-                index = self._indexes[topic] = self._make_index(topic)
-            return index.open_view(is_acked)
+            if index is not None:
+                return SubscriptionDelayView(index, is_acked=is_acked)
+            view = self._make_index(topic).open_view(is_acked)
+            self._indexes[topic] = view.shared_index
+            return view
 
 
 def _index(topic: str, *, tick_time_ms: int) -> TopicDelayIndex:  # noqa: ARG001 - as any `make_index`

@@ -1,14 +1,38 @@
-"""What does a dispatcher ask of delayed delivery, whoever answers?"""
+"""The protocol between a dispatcher and its tracker of delayed messages."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pyroaring import BitMap
+
+    from ackstate.delay.position_set import PositionSet
+    from ackstate.delay.shared_index import SharedDelayIndex
+
 # The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
 TIME_MS_MAX = 2**63 - 1
+
+
+class AckedAndSent(Protocol):
+    """What a subscription can report to its tracker. A cursor with a dispatcher can."""
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Remove the acked entries from a bitmap of entries of one ledger."""
+        ...
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """Return the unsent messages that the reader has passed, from `first` (included) to `end` (excluded).
+
+        These are all entries below the read position that are not acked, not in flight and not queued for sending.
+        """
+        ...
 
 
 class DelayedDeliveryTracker(Protocol):
@@ -92,37 +116,44 @@ class DelayedDeliveryTracker(Protocol):
         """Let go of everything. Any later call but `close` raises `ValueError`."""
         ...
 
-
-@runtime_checkable
-class DurableDelayTracker(DelayedDeliveryTracker, Protocol):
-    """A tracker that may know a message before the dispatcher has read it, and may be told what never comes again."""
-
-    __slots__ = ()
+    # What follows has a default, which suits a tracker of one subscription that starts empty.
 
     @property
-    def outlives_restarts(self) -> bool:
-        """Whether it knows messages from before a restart, so that it is worth the dispatcher's while to ask."""
-        ...
+    def shared_index(self) -> SharedDelayIndex | None:
+        """The index that all subscriptions of the topic share, for the message log to feed; None if there is none."""
+        return None
 
-    def advance_mark_delete(self, position: Position) -> None:
-        """Say that everything up to a position, included, is durably acked, until `clear`.
+    def attach(self, subscription: AckedAndSent) -> None:  # noqa: ARG002
+        """Register the subscription, which can report more than `is_acked` does."""
+        return
+
+    def skip(self, position: Position, *, now_ms: int) -> bool:  # noqa: ARG002
+        """Return whether a message that the reader comes to is known to wait: it need not be read, nor offered.
+
+        A message that is not known to wait must be read and offered.
+
+        Raises:
+            ValueError: An id or the time is out of range.
+            TypeError: One of them is not an integer.
+        """
+        return False
+
+    def reading(self, first: Position) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Return a context in which to read and offer unread messages, the first of which is at a position.
+
+        A shared index lets one subscription at a time read messages that it may not know, so that the subscriptions
+        after it can skip them.
+        """
+        return nullcontext()
+
+    def advance_mark_delete(self, position: Position) -> None:  # noqa: ARG002
+        """Note that everything up to a position, included, is durably acked, until `clear`.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
         """
-        ...
-
-    def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Say whether a message that the reader comes to is known to wait, so that it need not be read.
-
-        If not it is to be read, and offered.
-
-        Raises:
-            ValueError: An id or the time is out of range.
-            TypeError: One is not an integer.
-        """
-        ...
+        return
 
 
 def check_time(time_ms: int, *, name: str) -> int:

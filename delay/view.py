@@ -1,4 +1,4 @@
-"""Which delayed messages are due for one subscription?
+"""The delayed messages of one subscription, as a view of its topic's index.
 
 The index forgets a message when it falls due, whether or not this subscription's reader has met it. Of the due log a
 view therefore keeps what its reader has passed, since the reader skipped it; what lies ahead it drops, since the
@@ -9,21 +9,23 @@ its reader is.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
 from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet, positions_of
-from ackstate.delay.tracker import DurableDelayTracker, check_message, check_time
+from ackstate.delay.tracker import DelayedDeliveryTracker, check_message, check_time
 from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from ackstate.delay.due_log import DueBatch
-    from ackstate.delay.index import DelayIndex
+    from ackstate.delay.shared_index import SharedDelayIndex
+    from ackstate.delay.tracker import AckedAndSent
 
 # Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
@@ -31,23 +33,8 @@ _BEFORE_ALL = Position(0, -1)
 _LOWEST = Position(0, 0)
 
 
-class AckedAndSent(Protocol):
-    """What a subscription can tell its view beyond whether one position is acked. A cursor with a dispatcher can."""
-
-    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
-        """Take out of some entries of a ledger those that are acked."""
-        ...
-
-    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
-        """Return what the reader has passed from `first` (included) to `end` (excluded) and nobody has.
-
-        That is every entry below the read position that is not acked, not in flight and not about to be sent again.
-        """
-        ...
-
-
 @final
-class SubscriptionDelayView(DurableDelayTracker):
+class SubscriptionDelayView(DelayedDeliveryTracker):
     """The delayed messages of one subscription: a view of its topic's index, made by `open_view` of that.
 
     Each message that is not acked is handed out once between two calls of `clear`, or was answered with "deliver it
@@ -73,8 +60,8 @@ class SubscriptionDelayView(DurableDelayTracker):
         "mark_delete_ledger_id", "unread",
     )  # fmt: skip
 
-    def __init__(self, index: DelayIndex, *, is_acked: Callable[[Position], bool]) -> None:
-        self._open_index: DelayIndex | None = index
+    def __init__(self, index: SharedDelayIndex, *, is_acked: Callable[[Position], bool]) -> None:
+        self._open_index: SharedDelayIndex | None = index
         self._is_acked = is_acked
         self._subscription: AckedAndSent | None = None
         self._due = PositionSet()  # read from the log; only the view's own thread comes by it
@@ -115,23 +102,35 @@ class SubscriptionDelayView(DurableDelayTracker):
             self._derive()
 
     @property
-    def outlives_restarts(self) -> bool:
-        """Whether the index knows messages from before a restart; see `DurableDelayTracker`."""
-        return self._index.outlives_restarts
+    def shared_index(self) -> SharedDelayIndex:
+        """The topic's index; see `DelayedDeliveryTracker`."""
+        return self._index
+
+    def reading(self, first: Position) -> AbstractContextManager[object]:
+        """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
+        return self._index.reading(first)
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Say whether a message that the reader comes to is known to wait; see `DurableDelayTracker.skip`."""
-        position = check_position(position, entry_id_min=0)
-        self._advance(now_ms)
+        """Return whether a message that the reader comes to is known to wait; see `DelayedDeliveryTracker.skip`."""
+        position, _, now_ms = check_message(position, -1, now_ms)
         index = self._index
-        with index.lock:
-            is_held = position in index.held
-            if is_held:
-                self._pass(position)
-        return is_held or position in self._due
+        while True:
+            index.lock.acquire()  # half the time of `with`
+            try:
+                index.move_due(now_ms)
+                if not self._is_cut_off:
+                    is_held = position in index.held
+                    # Before the window grows, as in `add_message`.
+                    self._read_due_log()
+                    if is_held:
+                        self._pass(position)
+                    return is_held or position in self._due
+            finally:
+                index.lock.release()
+            self._derive()
 
     def advance_mark_delete(self, position: Position) -> None:
-        """Say that everything up to a position, included, is durably acked; see `DurableDelayTracker`.
+        """Say that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
 
         What all views have said so of the index drops, a ledger at a time, due or not, unless it is fed.
 
@@ -266,7 +265,7 @@ class SubscriptionDelayView(DurableDelayTracker):
             self.unread = self._index.due_log.end
 
     @property
-    def _index(self) -> DelayIndex:
+    def _index(self) -> SharedDelayIndex:
         if self._open_index is None:
             raise ValueError("the view is closed; open another one from the topic's index")
         return self._open_index

@@ -165,7 +165,7 @@ class DelayedTopic:
         self.seen_ms = max(self.seen_ms, now_ms)
         for number in numbers:
             assert self.deliver_at_ms[number] <= self.seen_ms + self.trackers.early_ms, f"{number} came at {now_ms} ms"
-        self.subscriptions[name]._dispatcher.waiting._check()
+        self.subscriptions[name]._messages.waiting._check()
         return numbers
 
     def ack(self, *numbers, now_ms=0, name="s"):

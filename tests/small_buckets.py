@@ -46,4 +46,4 @@ def poll(index, now_ms, max_messages=100) -> list[tuple[int, int]]:
 
 def ranges(index) -> list[tuple[int, int, int, int]]:
     """The first and last ledger of each bucket, which segment is in memory, and the last one."""
-    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._sealed]
+    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._messages._sealed]

@@ -72,5 +72,5 @@ class Topic:
 
     def check(self):
         """Assert the invariants of all parts."""
-        self.subscription._dispatcher.waiting._check()
+        self.subscription._messages.waiting._check()
         self.subscription._admission.deliveries._check()

@@ -169,6 +169,9 @@ class BucketedViews(Bucketed):
     def clockwork(self, broker):
         return broker.clockwork
 
+    def early_ms(self, _):
+        return 0
+
     def open(self, broker, dispatcher):
         Views.open(self, broker, dispatcher)
 

@@ -421,11 +421,11 @@ class GatedReplay(PersistWatcher):
         # The gate has reserved all bytes that this ack may add.
         self._cursor.ack(position, now_ms=now_ms)
         self._replay.acked(now_ms)
-        self._sent.settle(position)
+        self._sent.complete(position)
         self._happened.append((now_ms, _ACK, *position))
         used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
         if self._gate.is_closed and used <= self._may_open_at:
-            self._admission.use_fell(now_ms=now_ms)
+            self._admission.usage_decreased(now_ms=now_ms)
             self._let_go()
 
     def _note_happened(self) -> None:

@@ -56,7 +56,7 @@ class InFlightSet:
         self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
         self._count(1, sent.record_bytes)
 
-    def settle(self, position: Position) -> Sent | None:
+    def complete(self, position: Position) -> Sent | None:
         """See `Reservations`."""
         sent = self.get(position)
         if sent is not None:

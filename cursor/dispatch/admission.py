@@ -53,7 +53,7 @@ class Reservations(Protocol):
         """Note a message that goes out now; it is not on its way yet."""
         ...
 
-    def settle(self, position: Position) -> Sent | None:
+    def complete(self, position: Position) -> Sent | None:
         """Forget a message and what was reserved for it; None if it was not on its way."""
         ...
 
@@ -209,16 +209,16 @@ class Admission:
                 self.store_error = error
         self._check_room(position)
 
-    def settle(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
+    def complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
         """Forget messages that are no longer on their way, return those that were, with what was known of them."""
-        settled = []
+        completed = []
         for position in positions:
-            sent = self._sent.settle(position)
+            sent = self._sent.complete(position)
             if sent is not None:
-                settled.append((position, sent))
-        if settled and self._gate is not None:
-            self._gate.count_unacked(-sum(sent.message_count for _, sent in settled))
-        return settled
+                completed.append((position, sent))
+        if completed and self._gate is not None:
+            self._gate.count_unacked(-sum(sent.message_count for _, sent in completed))
+        return completed
 
     def reduce(self, position: Position, message_count: int) -> None:
         """Note how many messages of a batch on its way are still unacked."""
@@ -237,7 +237,7 @@ class Admission:
         """Let the gate see what is used, where nobody asked it for anything: after a restart, or under other limits."""
         if self._gate is not None:
             self._gate.observe(self.usage(), next_record_bytes=self._next_cost, now_ms=now_ms)
-            self.use_fell(now_ms=now_ms)
+            self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
         """Let the gate open, and whoever waits for it know, if the use fell enough.
@@ -254,7 +254,7 @@ class Admission:
         is_missing = self._gate is not None and self._gate.is_closed and self.store_error is not None
         return self._promote_again_ms or None if is_missing else None
 
-    def use_fell(self, *, now_ms: int, of: str | None = "") -> None:
+    def usage_decreased(self, *, now_ms: int, of: str | None = "") -> None:
         """Let the gate open, as `refresh` does; wake who waits for that also if a dispatch could open it now."""
         self.refresh(of=of)
         if self._gate is not None and self._gate.is_closed and self._could_promote(now_ms=now_ms):
@@ -267,7 +267,7 @@ class Admission:
         self.store_error = error
         if self._gate is not None:
             self._gate.mark_persisted(self._cursor.unpersisted_record_bytes)
-        self.use_fell(now_ms=now_ms, of=None)
+        self.usage_decreased(now_ms=now_ms, of=None)
 
     @property
     def _next_cost(self) -> int:

@@ -1,4 +1,4 @@
-"""Who may receive messages, and which of them?"""
+"""The consumers of a subscription, and which of them receives the messages of a key."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import google_crc32c
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ackstate.position import Position
 
 ANYONE = ""
@@ -50,13 +48,13 @@ class Consumers:
     """The open consumers of a subscription, in the order they came.
 
     Args:
-        kind: Of the subscription.
-        has_key: Which consumer still has messages of a key, None for nobody: it gets the next ones as well.
+        kind: The type of the subscription.
     """
 
-    def __init__(self, kind: SubscriptionType, *, has_key: Callable[[bytes], str | None]) -> None:
+    def __init__(self, kind: SubscriptionType) -> None:
         self._kind = kind
-        self._has_key = has_key
+        # The consumer that has unacked messages of a key, and how many: it receives the next ones as well.
+        self._holders: dict[bytes, tuple[str, int]] = {}
         self._names: dict[str, int] = {}  # to its priority
         self._closed: dict[str, None] = {}  # the latest to be closed last
         self._slot_owners: dict[int, str] = {}
@@ -128,6 +126,26 @@ class Consumers:
         # No key begins with this many zeros by accident; and if one did, it would only share a consumer.
         return bytes(8) + b"%d:%d" % position if key is None else key
 
+    def hold_key(self, key: bytes, consumer: str) -> None:
+        """Note that a message of a key was sent to a consumer."""
+        _, count = self._holders.get(key, ("", 0))
+        self._holders[key] = consumer, count + 1
+
+    def release_key(self, key: bytes) -> bool:
+        """Note that a message of a key is acked or returned; return whether it was the last one of its consumer."""
+        holder = self._holders.get(key)
+        if holder is None:
+            return False
+        if holder[1] > 1:
+            self._holders[key] = holder[0], holder[1] - 1
+            return False
+        del self._holders[key]
+        return True
+
+    def release_keys(self) -> None:
+        """Note that no consumer has any message."""
+        self._holders.clear()
+
     def owner(self, key: bytes | None) -> str:
         """Return who gets the messages of a key: who has some of them, else who wins its slot; `ANYONE` without one.
 
@@ -136,9 +154,9 @@ class Consumers:
         """
         if key is None or not self._names or not self.needs_keys:
             return ANYONE
-        holder = self._has_key(key)
+        holder = self._holders.get(key)
         if holder is not None:
-            return holder
+            return holder[0]
         slot = google_crc32c.value(key) % _SLOT_COUNT
         owner = self._slot_owners.get(slot)
         if owner is None:

@@ -1,4 +1,4 @@
-"""Who has which messages, and what is reserved for their acks?"""
+"""The messages in flight, their consumers, and the reservations for their acks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Deliveries:
         self._of.setdefault(sent.consumer, {})[position] = None
         self._count(sent, 1)
 
-    def settle(self, position: Position) -> Sent | None:
+    def complete(self, position: Position) -> Sent | None:
         """Forget a message and what was reserved for it; None if it was not on its way.
 
         Raises:

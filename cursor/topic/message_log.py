@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from operator import index
+from operator import index as operator_index
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
+from weakref import WeakSet
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ackstate.cursor.store import Store
+    from ackstate.delay.shared_index import SharedDelayIndex
 
 NO_DELAY = -1
 
@@ -72,6 +74,8 @@ class MessageLog:
         self._ownership = ownership  # None for a log that is only read
         self._entries_per_ledger_max = 0
         self._room = 0  # entries that the open ledger may still take; none after a recovery
+        # Weak, since an index lives as long as its views.
+        self._fed: WeakSet[SharedDelayIndex] = WeakSet()
 
     @classmethod
     def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
@@ -116,6 +120,16 @@ class MessageLog:
         counts = _counts(store, topic)
         return cls(store, topic, counts, None) if counts else None
 
+    def feed(self, index: SharedDelayIndex) -> None:
+        """Report to a delay index, from now on, when each delayed message is due, as soon as it is published.
+
+        A subscription with a view of the index calls this when it is created. Messages that were published before are
+        offered to the index by the first reader that comes to them. The log holds no reference to the index.
+        """
+        if index not in self._fed:
+            self._fed.add(index)
+            index.complete_from = _following(self.ledgers.last_confirmed)
+
     def publish(self, messages: Sequence[Message]) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
@@ -128,7 +142,8 @@ class MessageLog:
             StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
                 were stored nevertheless are in the log from the next append, or the next open, on.
         """
-        contents = [_encode(message) for message in checked_messages(messages)]
+        messages = checked_messages(messages)
+        contents = [_encode(message) for message in messages]
         if self._ownership is None:
             raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
         if not contents:
@@ -140,26 +155,42 @@ class MessageLog:
             entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._ownership.fenced() from error
-        self._room -= self._count_up_to(entry_ids[-1])
-        return [Position(ledger_id, entry_id) for entry_id in entry_ids]
+        self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
+        positions = [Position(ledger_id, entry_id) for entry_id in entry_ids]
+        self._feed_all(positions, messages)
+        return positions
 
     def _begin_ledger(self, ownership: LogOwnership) -> None:
         """Close the open ledger and begin the next one."""
         self._room = 0  # From here on it is closed, or may be.
         last = ownership.close_ledger()
         if last is not None:
-            self._count_up_to(last)
+            self._count_up_to(last, published=0)
         self.ledgers.roll(ownership.begin_ledger())
         self._room = self._entries_per_ledger_max
 
-    def _count_up_to(self, last: int) -> int:
+    def _count_up_to(self, last: int, *, published: int) -> int:
         """Count the entries of the open ledger up to its last one, and return how many are new.
 
         The store says how many there are: an append that failed may have happened.
         """
-        new = last + 1 - self.ledgers.entry_count(self.ledgers.current_ledger_id)
+        ledger_id = self.ledgers.current_ledger_id
+        new = last + 1 - self.ledgers.entry_count(ledger_id)
         self.ledgers.append(new)
+        if new > published:  # No index was told of the messages of that append: their first reader offers them.
+            for index in self._fed:
+                index.complete_from = Position(ledger_id, last + 1 - published)
         return new
+
+    def _feed_all(self, positions: Sequence[Position], messages: Sequence[Message]) -> None:
+        delayed = [
+            (position, operator_index(message.deliver_at_ms))
+            for position, message in zip(positions, messages, strict=True)
+            if message.deliver_at_ms > 0
+        ]
+        if delayed:
+            for index in self._fed:
+                index.learn(delayed)
 
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
         """Yield the messages at positions, in their order; neighbours are read from the store together.
@@ -231,7 +262,7 @@ def _check_number(name: str, value: object, unit: str, *, least: int, end: int) 
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
-        value = index(value)
+        value = operator_index(value)
     if not least <= value < end:
         raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
 

@@ -1,78 +1,87 @@
-"""How do the subscriptions of a topic share one bucketed index? As its views: what falls due is theirs to read."""
+"""A bucketed index as the subscriptions of a topic share it, each by a view."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
 from ackstate.delay.position_set import PositionSet
+from ackstate.delay.shared_index import SharedDelayIndex
+from ackstate.delay.tracker import TIME_MS_MAX
+from ackstate.integers import check_within
 
 if TYPE_CHECKING:
-    from ackstate.delay.buckets.index import BucketedDelayIndex
+    from collections.abc import Iterable
+
+    from ackstate.delay.buckets.messages import BucketedMessages
     from ackstate.position import Position
 
 
 @final
-class SharedBuckets:
-    """A bucketed index as a view needs it; see `DelayIndex`. All that it knows is the index's."""
+class SharedBuckets(SharedDelayIndex):
+    """The messages of a bucketed index, which fall due for its views at their own time: never early, not rounded."""
 
-    def __init__(self, index: BucketedDelayIndex) -> None:
-        self.lock = index.lock
-        self.due_log = index.due_log
-        self.held = index.held
-        self._index = index
-
-    @property
-    def is_fed(self) -> bool:
-        """See `DelayIndex`."""
-        return self._index.is_fed
-
-    @property
-    def outlives_restarts(self) -> bool:
-        """See `DelayIndex`."""
-        return self._index.outlives_restarts
+    def __init__(self, messages: BucketedMessages) -> None:
+        super().__init__(due_log_bytes_max=DUE_LOG_BYTES_MAX)
+        self.held = messages.held
+        self._messages = messages
+        self._now_ms = 0
 
     @property
     def now_ms(self) -> int:
-        """See `DelayIndex`."""
-        return self._index.now_ms
+        """See `SharedDelayIndex`."""
+        return self._now_ms
 
     @property
     def next_due_ms(self) -> int | None:
-        """See `DelayIndex`."""
-        return self._index.next_delivery_ms
+        """See `SharedDelayIndex`; a second after the last attempt while a segment cannot be loaded."""
+        self._messages.check_open()
+        return self._messages.next_take_ms(early_ms=0)
 
     @property
     def memory_bytes(self) -> int:
-        """See `DelayIndex`."""
+        """See `SharedDelayIndex`."""
         with self.lock:
-            return self._index.memory_bytes + self.due_log.memory_bytes
+            self._messages.check_open()
+            return self._messages.memory_bytes + self.due_log.memory_bytes
+
+    def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
+        """See `SharedDelayIndex`; a closed index learns nothing."""
+        if self._messages.is_open:
+            super().learn(delayed)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """See `DelayIndex`."""
-        if deliver_at_ms > self._index.cutoff_ms:
-            self._index.hold(position, deliver_at_ms)
+        """See `SharedDelayIndex`."""
+        if deliver_at_ms > self._now_ms:
+            self._messages.hold(position, deliver_at_ms)
             return True
-        if position not in self._index.held:
+        if position not in self.held:
             return False
-        # It is held for too late a time, or lies in a segment that cannot be read now. Who meets it only now is to
-        # deliver it now, the others read of it.
+        # It is held for too late a time, or is in a segment that cannot be read now. The subscription that offers it
+        # delivers it now; the others receive it from the due log.
         due = PositionSet()
         due.add(position)
-        self._index.held.discard(position)
+        self.held.discard(position)
         self.due_log.append(due)
         return False
 
     def move_due(self, now_ms: int) -> None:
-        """See `DelayIndex`."""
-        due = self._index.take_all_due(now_ms)
+        """See `SharedDelayIndex`."""
+        self._now_ms = max(self._now_ms, now_ms)
+        due = self._messages.take_all_due(self._now_ms)
         if due is not None and len(due):
             self.due_log.append(due)
 
     def drop_before(self, ledger_id: int) -> None:
-        """See `DelayIndex`."""
-        self._index.drop_before(ledger_id)
+        """See `SharedDelayIndex`."""
+        self._messages.drop_before(ledger_id)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See `DelayIndex`."""
-        with self.lock:
-            self._index.reset_tick_time(tick_time_ms)
+        """Check the tick, and change nothing: no time is rounded.
+
+        Raises:
+            ValueError: The tick is below 1 ms.
+            TypeError: The tick is not an integer.
+        """
+        self._messages.check_open()
+        check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)

@@ -23,7 +23,6 @@ from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionOptions
-from ackstate.delay import SubscriptionDelayView
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
 from ackstate.wire.pulsar import LimitRule
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import Fault
     from ackstate.delay.position_set import PositionSet
-    from ackstate.delay.view import AckedAndSent
+    from ackstate.delay.tracker import AckedAndSent
     from ackstate.limits.rules import Rule
     from ackstate.position import Position
 
@@ -144,8 +143,8 @@ class SimulatedSubscription(PersistWatcher):
                 dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
             ),
         )  # fmt: skip
-        if isinstance(tracker, SubscriptionDelayView):
-            tracker.attach(_Asked(self.subscription._dispatcher, schedule))
+        if tracker is not None:
+            tracker.attach(_Asked(self.subscription._messages, schedule))
         self.cursor.unwatch(self.subscription)
         self.cursor.watch(self)
         self.forget_attempts()

@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
 from ackstate.cursor.dispatch.consumers import Consumers
-from ackstate.cursor.dispatch.dispatcher import Dispatcher
 from ackstate.cursor.dispatch.replay_queue import ReplayQueue
-from ackstate.cursor.subscription import Subscription
+from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import GateLimits
 from planted import assert_caught
@@ -32,7 +31,7 @@ def key_shared(*consumers, **settings):
 
 
 def owners(names, keys):
-    consumers = Consumers(KEY_SHARED, has_key=lambda key: None)
+    consumers = Consumers(KEY_SHARED)
     for name in names:
         consumers.open(name, priority=0)
     return [consumers.owner(key) for key in keys]
@@ -83,7 +82,7 @@ def test_the_reader_stops_when_enough_waits_for_others_and_nothing_is_lost():
     topic = key_shared("a", "b", options=SubscriptionOptions(look_ahead_max=5))
     topic.publish_keys(A1 * 5 + B1)
     assert topic.dispatch("b") == []
-    assert len(topic.subscription._dispatcher.waiting) == 5
+    assert len(topic.subscription._messages.waiting) == 5
     assert topic.cursor.read_position == topic.positions[5]
     assert topic.dispatch("a", 1) == [0]
     assert topic.dispatch("b") == [5]
@@ -94,7 +93,7 @@ def test_no_more_than_it_may_is_read_ahead():
     topic = key_shared("a", "b", options=SubscriptionOptions(look_ahead_max=5))
     topic.publish_keys(A1 * 300)
     assert topic.dispatch("b") == []
-    assert len(topic.subscription._dispatcher.waiting) == 5
+    assert len(topic.subscription._messages.waiting) == 5
     received = []
     while got := topic.dispatch("a", 7):
         received += got
@@ -395,7 +394,7 @@ def machine_of(kind=KeyOrderMachine, **settings):
 
 
 def test_the_model_sees_a_key_that_moves_while_it_is_in_flight(monkeypatch):
-    monkeypatch.setattr(Subscription, "_holder_of", lambda self, key: None)
+    monkeypatch.setattr(Consumers, "hold_key", lambda self, key, consumer: None)
     machine = machine_of()
     machine.consumer_opened("a")
     machine.publish(KEYS * 2)
@@ -420,7 +419,7 @@ def test_the_model_sees_a_delay_that_holds_only_its_own_message(monkeypatch):
 
 
 def test_the_model_sees_a_message_given_back_that_is_lost(monkeypatch):
-    monkeypatch.setattr(Dispatcher, "put", lambda self, position, waiting: None)
+    monkeypatch.setattr(UnackedMessages, "put", lambda self, position, waiting: None)
     machine = machine_of()
     machine.publish("k")
     with pytest.raises(AssertionError, match="never delivered"):

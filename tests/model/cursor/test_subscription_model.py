@@ -167,27 +167,27 @@ def test_the_stories_that_find_planted_bugs_end_well(story):
 
 
 def test_a_reservation_that_is_not_given_back_is_found(monkeypatch):
-    settle = Deliveries.settle
+    complete = Deliveries.complete
 
     def keeping(deliveries, position):
-        sent = settle(deliveries, position)
+        sent = complete(deliveries, position)
         deliveries.reserved_bytes += sent.record_bytes if sent else 0
         return sent
 
-    monkeypatch.setattr(Deliveries, "settle", keeping)
+    monkeypatch.setattr(Deliveries, "complete", keeping)
     with pytest.raises(AssertionError, match="were kept back for nothing"):
         acks_every_other()
 
 
 def test_a_reservation_that_is_given_back_twice_is_found(monkeypatch):
-    settle = Deliveries.settle
+    complete = Deliveries.complete
 
     def giving_twice(deliveries, position):
-        sent = settle(deliveries, position)
+        sent = complete(deliveries, position)
         deliveries.reserved_bytes -= sent.record_bytes if sent else 0
         return sent
 
-    monkeypatch.setattr(Deliveries, "settle", giving_twice)
+    monkeypatch.setattr(Deliveries, "complete", giving_twice)
     with pytest.raises(AssertionError, match=f"{Rule.UNPERSISTED_ACK_RECORD_BYTES.name}: .* of 1024"):
         acks_every_other()
 

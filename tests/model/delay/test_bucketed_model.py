@@ -17,6 +17,7 @@ from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.delay.buckets.messages import BucketedMessages
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import BucketSnapshots
 from ackstate.delay.calendar import Calendar
@@ -186,7 +187,7 @@ class BucketedMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_registered_is_in_use_or_will_be_dropped(self):
-        sealed = self.index._sealed
+        sealed = self.index._messages._sealed
         in_use = {str(bucket.bucket_id) for bucket in sealed} | {str(each) for each in sealed.snapshots.retired}
         assert set(self.storage().registry.get_all().values()) <= in_use
         for bucket in sealed:
@@ -251,13 +252,13 @@ def delivers_out_of_order(calendar, due_ms, *positions):
 
 
 load_next, seal, trim, adopt = SealedBuckets.load_next, SealedBuckets.seal, SealedBuckets.trim, SealedBuckets.adopt
-release, cutoff = BucketedDelayIndex._release, BucketedDelayIndex._cutoff
+release, cutoff = BucketedMessages._release, BucketedDelayIndex._cutoff
 drop, add_all = BucketSnapshots.drop, Calendar.add_all
 
 PLANTED = [
     (SealedBuckets, "load_next", loads_nothing),
     (SealedBuckets, "seal", keeps_only_the_first_segment_of_what_cannot_be_written),
-    (BucketedDelayIndex, "_release", hands_out_what_it_does_not_hold),
+    (BucketedMessages, "_release", hands_out_what_it_does_not_hold),
     (SealedBuckets, "trim", trims_the_bucket_at_the_mark_delete_too),
     (BucketSnapshots, "drop", leaves_drained_buckets_registered),
     (BucketedDelayIndex, "_cutoff", is_a_tick_early),

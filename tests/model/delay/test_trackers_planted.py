@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
+from ackstate.delay.buckets.messages import BucketedMessages
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import BucketSnapshots
 from ackstate.delay.due_log import batches_from
@@ -312,7 +313,7 @@ PLANTED = [
     ),
     Planted(
         BUCKETS,
-        BucketedDelayIndex,
+        BucketedMessages,
         "_release",
         releases_what_is_held_no_more,
         reads_what_waits_again_when_it_is_due,

@@ -1,13 +1,13 @@
-"""What if the index is wrong about a message: its time, that it is acked, or that it is there at all?
+"""The index is wrong about a message: its time, that it is acked, or that it is there at all.
 
-Each poll looks at the message's own time, so nothing comes early; and what the index has lost or has too late comes
+Each message's own time is looked at before it is sent, so nothing comes early; a message that the index has lost comes
 when the reader meets it.
 """
 
 import pytest
 
 from ackstate import Position
-from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.cursor.subscription import SubscriptionType
 from ackstate.cursor.topic.message_log import log_owner
@@ -20,12 +20,14 @@ LATER_LEDGER = Position(10**6, 0)
 
 
 def misled_tracker(topic, times_ms):
-    """The tracker was told other times than the messages have."""
+    """After a restart the tracker was told other times than the messages have."""
+    topic.crash(now_ms=0)
     for number, time_ms in times_ms.items():
         assert topic.tracker["s"].add_message(topic.positions[number], deliver_at_ms=time_ms, now_ms=0)
 
 
 def misled_feed(topic, times_ms):
+    topic.crash(now_ms=0)
     for number, time_ms in times_ms.items():
         assert topic.trackers.index.feed(topic.positions[number], deliver_at_ms=time_ms, now_ms=0)
 
@@ -39,7 +41,6 @@ def misled_snapshot(topic, times_ms):
     assert index.add_message(LATER_LEDGER, deliver_at_ms=1, now_ms=0)
     assert index.stats().bucket_count > 0
     topic.crash(now_ms=0)
-    assert topic.tracker["s"].outlives_restarts
     assert topic.trackers.reports[-1].message_count == len(times_ms)
 
 
@@ -70,12 +71,12 @@ def test_what_the_index_has_too_early_comes_at_its_own_time(make_trackers, misle
 
 @every_way
 def test_a_dispatcher_that_trusts_the_index_is_found(monkeypatch, make_trackers, mislead):
-    put = Dispatcher.put
+    put = UnackedMessages.put
 
     def trusting(dispatcher, position, waiting):
         put(dispatcher, position, waiting._replace(delivery_count=1))
 
-    monkeypatch.setattr(Dispatcher, "put", trusting)
+    monkeypatch.setattr(UnackedMessages, "put", trusting)
     topic = DelayedTopic(make_trackers())
     topic.publish(500, 100, 700, 300)
     mislead(topic, {0: 50, 2: 100})
@@ -83,8 +84,8 @@ def test_a_dispatcher_that_trusts_the_index_is_found(monkeypatch, make_trackers,
         topic.drain(now_ms=0)
 
 
-# What outlives a restart is not read again: it comes when the index says.
-READ_AGAIN = {name: way for name, way in WAYS.items() if name not in {"bucketed", "recovered", "view of recovered"}}
+# A message that an index holds is not read before the index says that it is due.
+READ_AGAIN = {name: way for name, way in WAYS.items() if name == "in memory"}
 
 
 @every_kind
@@ -123,7 +124,7 @@ def test_what_the_index_has_and_is_acked_does_not_come(make_trackers, mislead, k
     assert sorted(came) == [1, 3]
     topic.dispatch(now_ms=20_000)
     assert topic.tracker["s"].delayed_message_count == 0
-    assert len(topic.subscriptions["s"]._dispatcher.waiting) == 0
+    assert len(topic.subscriptions["s"]._messages.waiting) == 0
 
 
 @every_kind
@@ -142,7 +143,7 @@ def test_what_the_index_has_and_the_log_has_no_more_holds_nobody_up(make_tracker
     came = topic.drain(now_ms=0)
     assert sorted(came) == [5, 6, 7]
     assert came[5] >= 100
-    assert len(topic.subscriptions["s"]._dispatcher.waiting) == 0
+    assert len(topic.subscriptions["s"]._messages.waiting) == 0
     assert topic.subscriptions["s"].next_wake_ms is None
 
 
@@ -159,7 +160,7 @@ def test_a_position_that_the_log_never_had_holds_nobody_up(make_trackers, strang
     topic.ack(2, now_ms=310)
     assert topic.unacked() == []
     assert topic.dispatch(now_ms=10**6) == []
-    assert len(topic.subscriptions["s"]._dispatcher.waiting) == 0
+    assert len(topic.subscriptions["s"]._messages.waiting) == 0
 
 
 def sealed_topic():

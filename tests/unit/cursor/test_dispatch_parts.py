@@ -35,7 +35,7 @@ def test_consumers_that_come_and_go_leave_nothing_behind():
     for number in range(50):
         topic.subscription.dispatch(f"c{number}", 5, now_ms=0)
         topic.subscription.consumer_closed(f"c{number}")
-    assert len(topic.subscription._dispatcher.waiting._ready) <= 1
+    assert len(topic.subscription._messages.waiting._ready) <= 1
     assert topic.dispatch("last") == [*range(10)]
 
 
@@ -107,10 +107,10 @@ def test_a_position_that_is_no_position_settles_nothing():
     deliveries = Deliveries()
     deliveries.add(Position(1, 2), Sent("a", record_bytes=17, range_count=1))
     with pytest.raises(TypeError, match=r"ids of a position are integers, found 1 and 2\.0"):
-        deliveries.settle(Position(1, 2.0))
+        deliveries.complete(Position(1, 2.0))
     deliveries._check()
     assert (len(deliveries), deliveries.reserved_bytes) == (1, 17)
-    assert deliveries.settle(Position(1, 2)) == Sent("a", record_bytes=17, range_count=1)
+    assert deliveries.complete(Position(1, 2)) == Sent("a", record_bytes=17, range_count=1)
     deliveries._check()
     assert (len(deliveries), deliveries.reserved_bytes) == (0, 0)
 
@@ -118,7 +118,7 @@ def test_a_position_that_is_no_position_settles_nothing():
 def test_a_position_that_is_not_on_its_way_settles_nothing():
     deliveries = Deliveries()
     deliveries.add(Position(1, 2), Sent("a"))
-    assert deliveries.settle(Position(1, 3)) is None
+    assert deliveries.complete(Position(1, 3)) is None
     assert len(deliveries) == 1
 
 
@@ -126,7 +126,7 @@ def test_a_position_that_is_not_on_its_way_settles_nothing():
 
 
 def consumers(kind=KEY_SHARED):
-    return Consumers(kind, has_key=lambda key: None)
+    return Consumers(kind)
 
 
 @pytest.mark.parametrize(

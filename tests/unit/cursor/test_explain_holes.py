@@ -357,7 +357,7 @@ def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_opens_later(limi
 
 def snapshot(topic):
     subscription = topic.subscription
-    waiting = subscription._dispatcher.waiting
+    waiting = subscription._messages.waiting
     return (
         topic.cursor.stats(),
         subscription.usage(),

@@ -115,7 +115,7 @@ class Story:
     def check(self):
         self.cursor._check()
         self.subscription._admission.deliveries._check()
-        self.subscription._dispatcher.waiting._check()
+        self.subscription._messages.waiting._check()
         limits = self.subscription._gate.limits
         if limits.max_unpersisted_ack_record_bytes:
             assert self.used_bytes <= limits.max_unpersisted_ack_record_bytes
@@ -544,7 +544,7 @@ def test_delayed_messages_in_holes_are_not_sent_early_and_hold_up_no_other_hole(
 def could_be_sent(story):
     """Return what waits below the highest acked message and has room for its ack."""
     highest = story.cursor.deleted.last_range()
-    waiting = story.subscription._dispatcher.waiting
+    waiting = story.subscription._messages.waiting
     limit = story.subscription._gate.limits.max_unpersisted_ack_record_bytes
     found = []
     for position in waiting.ready_for("") if highest else ():

@@ -41,7 +41,7 @@ class Broker:
         self.cursors = [self.open(name) for name in ("a", "b")]
 
     def live(self):
-        return [(bucket.bucket_id, bucket.current) for bucket in self.index._sealed if bucket.is_registered]
+        return [(bucket.bucket_id, bucket.current) for bucket in self.index._messages._sealed if bucket.is_registered]
 
     def open(self, name):
         return ManagedCursor.open(

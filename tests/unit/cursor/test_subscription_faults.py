@@ -193,8 +193,8 @@ def test_the_queues_of_consumers_that_are_gone_are_forgotten():
     for number in range(50):
         topic.dispatch(f"c{number}", 2)
         topic.subscription.consumer_closed(f"c{number}")
-    assert topic.subscription._dispatcher._holes._queues == {}
-    assert len(topic.subscription._dispatcher.waiting._ready) <= 1
+    assert topic.subscription._messages.holes._queues == {}
+    assert len(topic.subscription._messages.waiting._ready) <= 1
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
@@ -286,7 +286,7 @@ def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
     topic.subscription.when_open(failing)
     topic.ack(0)
     assert "nobody is there" in caplog.text
-    assert topic.subscription._key_holders == {}
+    assert topic.subscription._consumers._holders == {}
     assert topic.dispatch() == [1]
 
 

@@ -106,7 +106,7 @@ class Replay:
     def state(self):
         stats = self.index.stats()
         return {
-            "b": [[*bucket.key, bucket.current, bucket.last] for bucket in self.index._sealed],
+            "b": [[*bucket.key, bucket.current, bucket.last] for bucket in self.index._messages._sealed],
             "q": [stats.mutable_count, stats.shared_count],
             "s": [len(self.ledgers.owned_by("delayed")), len(self.registry.get_all())],
             "c": len(self.index),
@@ -140,7 +140,7 @@ class Replay:
     def fire(self, op):
         """Whether a timer was armed is Pulsar's business; if it ran, what is due leaves the mutable bucket."""
         if op["r"][0]:
-            self.index.advance(self.now_ms + (0 if self.case["strict"] else self.case["tick"]))
+            self.index._messages.keep_unsealed(self.now_ms + (0 if self.case["strict"] else self.case["tick"]))
         return op["r"]
 
     def avail(self, op):

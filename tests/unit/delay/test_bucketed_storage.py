@@ -301,8 +301,8 @@ def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
     unsealed = BucketedDelayIndex(config())
     for index in (sealed, unsealed):
         for entry_id in range(20_000):
-            index.hold(Position(3, entry_id), 1_000_000 + 7919 * entry_id % 1_000_000)
-        index.hold(Position(4, 0), 9_000_000)
+            index._messages.hold(Position(3, entry_id), 1_000_000 + 7919 * entry_id % 1_000_000)
+        index._messages.hold(Position(4, 0), 9_000_000)
         assert len(index) == 20_001
     assert sealed.stats().shared_count == 1000
     assert sealed.memory_bytes < unsealed.memory_bytes / 2

@@ -10,7 +10,7 @@ import pytest
 from ackstate import Position
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from ackstate.delay.buckets.index import SealedBuckets
+from ackstate.delay.buckets.sealed import SealedBuckets
 from small_buckets import KEY
 
 FAR_MS = 10**9

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ackstate import Position
-from ackstate.delay import DelayIndexRegistry, InMemoryDelayTracker, TopicDelayIndex
+from ackstate.delay import DelayIndexRegistry, InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
 from benchmarks.delay.pip448 import TopicDelayManager, TopicDelayManagers
 
@@ -364,14 +364,14 @@ def test_the_proposals_cache_ends_with_two_managers_of_a_topic():
 def test_a_view_that_is_opened_while_the_last_one_closes_shares_its_index_with_the_next(monkeypatch):
     registry = DelayIndexRegistry(tick_time_ms=TICK)
     last = registry.open_view("orders", is_acked=nothing_acked)
-    open_view = TopicDelayIndex.open_view
+    init = SubscriptionDelayView.__init__
 
-    def when_the_last_has_closed(index, is_acked):
+    def when_the_last_has_closed(view, index, *, is_acked):
         last.close()
-        return open_view(index, is_acked)
+        init(view, index, is_acked=is_acked)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TopicDelayIndex, "open_view", when_the_last_has_closed)
+        patched.setattr(SubscriptionDelayView, "__init__", when_the_last_has_closed)
         joined = registry.open_view("orders", is_acked=nothing_acked)
     assert "orders" in registry
     another = registry.open_view("orders", is_acked=nothing_acked)

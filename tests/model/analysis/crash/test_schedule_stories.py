@@ -13,7 +13,7 @@ from ackstate.analysis.crash.model.simulated_subscription import _Asked
 from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
-from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.dispatch.delayed import DelayedMessages
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.persister import Persister
@@ -188,7 +188,8 @@ def never_compacts(patch):
 
 
 def sends_a_delayed_message_at_once(patch):
-    patch(Dispatcher, "_is_delayed", lambda *_, **__: False)
+    patch(DelayedMessages, "must_wait", lambda *_, **__: False)
+    patch(MessageLog, "feed", lambda *_: None)
     story = Story(delay_share=1)
     story.sent(1)
 

@@ -146,7 +146,7 @@ def test_what_is_on_its_way_is_the_same_told_at_once_or_one_by_one(sent, settled
             one.add(position, Sent(CONSUMER, record_bytes=worst_case(ledger_id, BitMap([entry])), range_count=1))
     for ledger_id, entries in told[1].items():
         known = told[0].get(ledger_id, BitMap())
-        assert [each for each in entries if one.settle(Position(ledger_id, each))] == list(known & entries)
+        assert [each for each in entries if one.complete(Position(ledger_id, each))] == list(known & entries)
     for each in (one, many):
         each._check()
     assert all(one.entries(ledger_id) == many.entries(ledger_id) for ledger_id in range(3))

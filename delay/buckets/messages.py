@@ -1,0 +1,288 @@
+"""The messages of a bucketed index: held exactly, in memory and in sealed buckets, and taken out by due time."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from ackstate.delay.buckets.mutable import MutableBucket, by_ledger
+from ackstate.delay.buckets.recovery import BucketRecoveryReport, find_buckets
+from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets.snapshots import BucketSnapshots
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.position_set import PositionSet
+from ackstate.errors import AckStateError
+from ackstate.position import Position
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ackstate.delay.buckets.bucket import Bucket
+    from ackstate.delay.buckets.sealed import BucketStats
+    from ackstate.delay.buckets.snapshots import SnapshotStorage
+    from ackstate.delay.config import DelayConfig
+
+# From this many messages a ledger on, taking them out of its bitmap together is faster than one by one.
+_MANY_A_LEDGER = 16
+_LOAD_RETRY_MS = 1_000
+
+
+@final
+class BucketedMessages:
+    """Messages by due time, most of them on disk; no tick, and no clock but the times that calls give.
+
+    Not safe for concurrent use.
+
+    Args:
+        config: The settings.
+        storage: Where to seal buckets; None seals none and keeps all in memory.
+
+    Attributes:
+        held: Which messages wait; to be read, not changed.
+        is_open: Whether `close` was not called.
+    """
+
+    def __init__(self, config: DelayConfig, *, storage: SnapshotStorage | None) -> None:
+        self._config = config
+        self._sealed = SealedBuckets(None if storage is None else BucketSnapshots(storage), config)
+        self._seals = storage is not None
+        self.is_open = True
+        # Invariant: each held message is in one of the calendars, or in an unloaded segment of a sealed bucket. These
+        # may have more: messages that were handed out or dropped, and those in two buckets. No such one is handed out.
+        self.held = PositionSet()
+        self._mutable = MutableBucket()
+        self._shared = Calendar()
+        # All of the ledgers before this one is consumed; _has_consumed: some of it may be held.
+        self._consumed_before = 0
+        self._has_consumed = False
+        # Invariant: no held message is due by then, except those that `take_all_due` could not load.
+        self._taken_until_ms = -1
+        self._retry_at_ms = 0  # when to try again to load what could not be loaded
+
+    def recover(self, *, cutoff_ms: int, is_late: Callable[[], bool]) -> BucketRecoveryReport:
+        """Take over the buckets that were sealed before, without the messages that are due up to a time, included.
+
+        A recovery that takes too long or finds the storage failing recovers nothing, and seals nothing from then on.
+        """
+        assert self._sealed.snapshots is not None
+        try:
+            found = find_buckets(self._sealed.snapshots, cutoff_ms=cutoff_ms, is_late=is_late)
+        except AckStateError as error:
+            self._seals = False
+            return BucketRecoveryReport(fell_back=str(error))
+        for each in found.buckets:
+            for ledger_id, bitmap in each.bitmaps().items():
+                self.held.update_entries(ledger_id, bitmap)
+            self._shared.add_all(*each.loaded)
+            self._sealed.adopt(each.bucket)
+        return found.report(message_count=len(self.held))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the messages take. Complexity: O(bitmaps + segments)."""
+        calendars = self._mutable.calendar.memory_bytes + self._shared.memory_bytes
+        return calendars + self.held.memory_bytes + self._sealed.memory_bytes
+
+    @property
+    def live_buckets(self) -> tuple[tuple[int, int], ...]:
+        """The ids of durable snapshots in use, each with the number of the segment in memory; for any thread."""
+        return self._sealed.durable
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When the first message is due, or one that is held no more; None if none is held."""
+        if not self.held:
+            return None
+        head = self._sealed.first_boundary()
+        firsts = (self._mutable.calendar.first_due_ms, self._shared.first_due_ms, head[0].due_ms if head else None)
+        return min((each for each in firsts if each is not None), default=None)
+
+    def next_take_ms(self, *, early_ms: int) -> int | None:
+        """Return when to take messages again; None if none is held.
+
+        While a segment cannot be loaded that is a second after the last attempt.
+
+        Args:
+            early_ms: How long before its time a message is to be taken.
+        """
+        first_ms = self.first_due_ms
+        return None if first_ms is None else max(first_ms - early_ms, self._retry_at_ms, 0)
+
+    def hold(self, position: Position, deliver_at_ms: int) -> None:
+        """Hold a message until it is taken; one that is held keeps its time. Neither is checked."""
+        ledger_id, entry_id = position
+        if not self.held.include(ledger_id, entry_id):
+            return
+        if ledger_id == self._mutable.last_ledger_id:
+            self._mutable.calendar.add(position, deliver_at_ms)
+        elif self._is_for_mutable(ledger_id):
+            self._mutable.add(position, deliver_at_ms)
+        else:
+            self._shared.add(position, deliver_at_ms)
+        if ledger_id < self._consumed_before:
+            self._has_consumed = True
+
+    def keep_unsealed(self, until_ms: int) -> None:
+        """Move messages that are due up to a time out of the mutable bucket, so that they are not sealed."""
+        first_ms = self._mutable.calendar.first_due_ms
+        if first_ms is not None and first_ms <= until_ms:
+            self._shared.add_all(*self._mutable.take_until(until_ms))
+
+    def take_all_due(self, now_ms: int) -> PositionSet | None:
+        """Take out all that is due at a time; None, at once, if nothing can be that was not at the last call."""
+        self.check_open()
+        if now_ms <= self._taken_until_ms:
+            return None
+        taken = self.take_due(now_ms, now_ms=now_ms)
+        first_ms = self.first_due_ms
+        # A due message that could not be loaded is taken by a later call.
+        self._taken_until_ms = now_ms if first_ms is None or first_ms > now_ms else self._taken_until_ms
+        return taken
+
+    def take_due(self, until_ms: int, *, now_ms: int, max_count: int | None = None) -> PositionSet:
+        """Take out the messages that are due first, up to a time, included, and at most `max_count`.
+
+        Errors of the storage's `read_deliver_at_ms` pass through, and nothing is taken out.
+        """
+        self.check_open()
+        taken = PositionSet()
+        try:
+            self._take_into(taken, until_ms, now_ms, max_count)
+        except BaseException:
+            self._put_back(taken, until_ms)
+            raise
+        return taken
+
+    def drop_before(self, ledger_id: int) -> None:
+        """Drop the messages of the ledgers before one, those too that come later; it may be lower than before."""
+        self._consumed_before, self._has_consumed = ledger_id, True
+        self._drop_consumed()
+
+    def drop_consumed(self, ledger_id: int) -> None:
+        """Do as `drop_before`, but ignore a ledger that is not above the last one."""
+        if ledger_id > self._consumed_before:
+            self.drop_before(ledger_id)
+
+    def clear(self) -> None:
+        """Forget every message and delete every snapshot of this owner, those too that no index knows.
+
+        Raises:
+            AckStateError: A snapshot could not be deleted; all is forgotten, and a second call deletes the rest.
+        """
+        self._forget()
+        if self._sealed.snapshots is not None:
+            self._sealed.snapshots.delete_all()
+            self._seals = True
+
+    def close(self) -> None:
+        """Release everything in memory; sealed buckets stay on disk."""
+        self._forget()
+        self.is_open = False
+
+    def delete_retired(self) -> None:
+        """Try again to register buckets and to delete snapshots out of use that nothing references any more."""
+        self._sealed.catch_up()
+
+    def stats(self) -> BucketStats:
+        """Return the numbers of the index."""
+        return self._sealed.stats(mutable_count=len(self._mutable), shared_count=len(self._shared))
+
+    def check_open(self) -> None:
+        """Refuse use after `close`.
+
+        Raises:
+            ValueError: The index is closed.
+        """
+        if not self.is_open:
+            raise ValueError("the index is closed; open another one with `recover`")
+
+    def _take_into(self, taken: PositionSet, until_ms: int, now_ms: int, max_count: int | None) -> None:
+        self.keep_unsealed(until_ms)
+        self._drop_consumed()
+        while (room := None if max_count is None else max_count - len(taken)) is None or room > 0:
+            head = self._sealed.first_boundary()
+            if head is not None and head[0].due_ms > until_ms:
+                head = None
+            due = DelayedIndexes(*self._shared.take_until(until_ms if head is None else head[0].due_ms, room))
+            is_all = room is None or len(due.ledger_ids) < room
+            if head is not None:
+                ahead = head[0].count_before(due)
+                is_all = is_all or ahead < len(due.ledger_ids)
+                self._shared.add_all(*(column[ahead:] for column in due))
+                due = DelayedIndexes(*(column[:ahead] for column in due))
+            self._release(due, taken)
+            if is_all and (head is None or len(taken) == max_count or not self._load_next(head[1], now_ms=now_ms)):
+                break
+
+    def _put_back(self, taken: PositionSet, due_ms: int) -> None:
+        self.held.update(taken)
+        for position in taken:
+            self._shared.add(position, due_ms)
+        self._taken_until_ms = -1
+
+    def _is_for_mutable(self, ledger_id: int) -> bool:
+        """Return whether a message of another ledger than the last goes into the mutable bucket; seal a full one."""
+        if ledger_id < self._mutable.last_ledger_id or self._sealed.covers(ledger_id):
+            return False
+        if self._seals and self._mutable.is_full_before(ledger_id, self._config):
+            self._seal()
+        return True
+
+    def _seal(self) -> None:
+        self._shared.add_all(*self._sealed.seal(*self._mutable.take_all()))
+        if self._sealed.has_too_many:
+            self._drop_consumed()
+            self._shared.add_all(*self._sealed.merge())
+            self._taken_until_ms = -1  # A merged bucket has messages again that have been taken.
+        self._sealed.catch_up()
+
+    def _load_next(self, bucket: Bucket, *, now_ms: int) -> bool:
+        loaded = self._sealed.load_next(bucket)
+        if loaded is None:
+            self._retry_at_ms = now_ms + _LOAD_RETRY_MS
+            return False
+        self._retry_at_ms = 0
+        self._shared.add_all(*loaded)
+        return True
+
+    def _release(self, due: DelayedIndexes, taken: PositionSet) -> None:
+        """Move those of the messages that are held from `held` to `taken`."""
+        if len(due.ledger_ids) < _MANY_A_LEDGER * len(np.unique(due.ledger_ids)):
+            for ledger_id, entry_id in zip(due.ledger_ids.tolist(), due.entry_ids.tolist(), strict=True):
+                position = Position(ledger_id, entry_id)
+                if position in self.held:
+                    self.held.discard(position)
+                    taken.add(position)
+            return
+        released = PositionSet()
+        for ledger_id, part in by_ledger(due):
+            released.update_entries(ledger_id, array("I", part.entry_ids.astype(np.uint32).tobytes()))
+        released.intersection_update(self.held)
+        self.held.difference_update(released)
+        taken.update(released)
+
+    def _drop_consumed(self) -> None:
+        if self._has_consumed:
+            self.held.remove_below(Position(self._consumed_before, 0))
+            self._sealed.trim(self._consumed_before)
+            self._has_consumed = False
+            for calendar in (self._shared, self._mutable.calendar):
+                calendar.keep_only(self.held)
+
+    def _forget(self) -> None:
+        self.held.clear()
+        self._mutable.clear()
+        self._shared.clear()
+        self._consumed_before, self._has_consumed = 0, False
+        self._taken_until_ms = -1
+        self._sealed.clear()
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(bitmaps)."""
+        self.held._check()
+        self._mutable._check()
+        to_come = self._sealed._check()
+        assert len(self.held) <= len(self._mutable) + len(self._shared) + to_come

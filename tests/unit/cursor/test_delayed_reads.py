@@ -1,0 +1,241 @@
+"""A delayed message is read from the store once by each subscription, to send it, and never before it is due."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionType
+from ackstate.cursor.dispatch.delayed import DelayedMessages
+from ackstate.cursor.dispatch.message_reader import MessageReader
+from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.cursor.topic.message_log import NO_DELAY, _encode
+from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+
+DUE_MS = 5_000
+every_kind = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+
+
+def in_memory_index(store):
+    return TopicDelayIndex(tick_time_ms=10)
+
+
+def bucketed_index(store):
+    """Pulsar's settings, with which a tracker of one subscription hands messages out a second early."""
+    storage = SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
+    return BucketedDelayIndex.recover(DelayConfig(), storage=storage, now_ms=0)[0]
+
+
+every_index = pytest.mark.parametrize("make_index", [in_memory_index, bucketed_index])
+
+
+class Topic:
+    """A topic with many subscriptions, and how often each of its entries was read from the store."""
+
+    def __init__(self, monkeypatch, make_index, kind, *, count, disk=None):
+        self.store = MemoryStore(disk)
+        self.make_index, self.kind, self.count = make_index, kind, count
+        self.reads, self._lock = Counter(), threading.Lock()
+        self.log = MessageLog.open(self.store, topic="t")
+        ledgers, topic = type(self.store.ledgers), self
+        read = ledgers.read
+
+        def counting(self, ledger_id, first, end):
+            entries = list(read(self, ledger_id, first, end))
+            if ledger_id in topic.log.ledgers.counts():
+                with topic._lock:
+                    topic.reads.update((ledger_id, first + at) for at in range(len(entries)))
+            return entries
+
+        monkeypatch.setattr(ledgers, "read", counting)
+
+    def subscribe(self, make_tracker=None):
+        index = self.make_index(self.store)
+        self.subscriptions = []
+        for number in range(self.count):
+            cursor = ManagedCursor.open(
+                self.store, topic="t", subscription=f"s{number}", ledgers=self.log.ledgers, now_ms=0
+            )
+            tracker = index.open_view(cursor.is_acked) if make_tracker is None else make_tracker()
+            self.subscriptions.append(Subscription(self.log, cursor, delays=tracker, kind=self.kind))
+
+    def publish(self, *deliver_at_ms):
+        messages = [Message(0, each, b"", b"k%d" % number) for number, each in enumerate(deliver_at_ms)]
+        return self.log.publish(messages)
+
+    def dispatch(self, *, now_ms, consumers=("a",), count=10):
+        """Let each subscription send what it may, and return the positions that came, of each."""
+        return [
+            [sent.position for consumer in consumers for sent in each.dispatch(consumer, count, now_ms=now_ms)]
+            for each in self.subscriptions
+        ]
+
+
+@every_kind
+@every_index
+def test_a_thousand_subscriptions_read_a_delayed_message_once_each(monkeypatch, make_index, kind):
+    topic = Topic(monkeypatch, make_index, kind, count=1_000)
+    topic.subscribe()
+    (position,) = topic.publish(DUE_MS)
+    for now_ms in (0, DUE_MS - 500, DUE_MS - 1):
+        assert topic.dispatch(now_ms=now_ms) == [[]] * 1_000
+    assert topic.reads[position] == 0, "read before it was due"
+    assert topic.dispatch(now_ms=DUE_MS) == [[position]] * 1_000
+    assert topic.reads[position] == 1_000
+
+
+@every_kind
+@every_index
+def test_after_a_restart_the_index_is_rebuilt_by_one_read_of_each_message(monkeypatch, make_index, kind):
+    before = Topic(monkeypatch, make_index, kind, count=0)
+    positions = [*before.publish(*[DUE_MS] * 20), *before.publish(*[DUE_MS] * 20)]
+    topic = Topic(monkeypatch, make_index, kind, count=100, disk=before.store.disk)
+    topic.subscribe()
+    assert topic.dispatch(now_ms=0, count=7) == [[]] * 100
+    assert topic.reads == dict.fromkeys(positions, 1)
+    assert topic.dispatch(now_ms=DUE_MS, count=100) == [positions] * 100
+    assert topic.reads == dict.fromkeys(positions, 101)
+
+
+@every_kind
+@every_index
+def test_subscriptions_in_threads_rebuild_the_index_by_one_read_of_each_message(monkeypatch, make_index, kind):
+    before = Topic(monkeypatch, make_index, kind, count=0)
+    positions = before.publish(*[DUE_MS] * 500)
+    topic = Topic(monkeypatch, make_index, kind, count=8, disk=before.store.disk)
+    topic.subscribe()
+    all_there = threading.Barrier(8, timeout=60)
+
+    def work(subscription):
+        all_there.wait()
+        assert subscription.dispatch("a", 5, now_ms=0) == []
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in topic.subscriptions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert topic.reads == dict.fromkeys(positions, 1)
+
+
+@every_kind
+@every_index
+def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, kind):
+    topic = Topic(monkeypatch, make_index, kind, count=3)
+    topic.subscribe()
+    (position,) = topic.publish(DUE_MS)
+    topic.dispatch(now_ms=0)
+    for each in topic.subscriptions:
+        each.ack(position, now_ms=1)
+    assert topic.dispatch(now_ms=DUE_MS) == [[]] * 3
+    assert topic.reads[position] == 0
+
+
+@every_index
+def test_with_keys_a_message_that_is_read_for_another_consumer_is_kept_until_it_is_sent(monkeypatch, make_index):
+    topic = Topic(monkeypatch, make_index, SubscriptionType.KEY_SHARED, count=3)
+    topic.subscribe()
+    for each in topic.subscriptions:
+        for consumer in "ab":
+            each.consumer_opened(consumer)
+    positions = topic.publish(*[DUE_MS, NO_DELAY] * 20)
+    came = topic.dispatch(now_ms=0, consumers="ab", count=50)
+    again = topic.dispatch(now_ms=DUE_MS, consumers="ab", count=50)
+    for first, second in zip(came, again, strict=True):
+        assert sorted(first + second) == positions
+    assert topic.reads == dict.fromkeys(positions, 3)
+
+
+@every_kind
+@every_index
+def test_a_message_that_a_limit_keeps_back_is_read_once(monkeypatch, make_index, kind):
+    topic = Topic(monkeypatch, make_index, kind, count=1)
+    topic.subscribe()
+    (subscription,) = topic.subscriptions
+    subscription.change_limits(type(subscription._gate.limits)(max_unacked_messages=4))
+    positions = topic.publish(*[DUE_MS] * 6, *[NO_DELAY] * 6)
+    came = []
+    for now_ms in range(DUE_MS, DUE_MS + 100, 10):
+        ((*sent,),) = topic.dispatch(now_ms=now_ms)
+        came += sent
+        topic.dispatch(now_ms=now_ms)
+        for position in sent:
+            subscription.ack(position, now_ms=now_ms)
+    assert sorted(came) == positions
+    assert topic.reads == dict.fromkeys(positions, 1)
+
+
+@every_kind
+def test_a_tracker_of_one_subscription_reads_a_message_to_learn_that_it_waits_and_to_send_it(monkeypatch, kind):
+    topic = Topic(monkeypatch, in_memory_index, kind, count=2)
+    topic.subscribe(lambda: InMemoryDelayTracker(tick_time_ms=1_000))
+    (position,) = topic.publish(DUE_MS)
+    topic.dispatch(now_ms=0)
+    topic.dispatch(now_ms=DUE_MS - 500)  # It is handed out now, half a second early.
+    assert topic.dispatch(now_ms=DUE_MS) == [[position]] * 2
+    assert topic.reads[position] == 4
+
+
+@every_index
+def test_a_subscription_that_seeks_back_learns_what_all_had_acked_and_no_message_comes_early(monkeypatch, make_index):
+    topic = Topic(monkeypatch, make_index, SubscriptionType.SHARED, count=2)
+    topic.subscribe()
+    topic.log._entries_per_ledger_max = topic.log._room = 2
+    positions = [*topic.publish(DUE_MS, DUE_MS), *topic.publish(DUE_MS, NO_DELAY)]
+    topic.dispatch(now_ms=0)
+    for each in topic.subscriptions:
+        each.ack_cumulative(positions[3], now_ms=1)
+        each.cursor.persist(now_ms=1)
+    topic.reads.clear()
+    for each in topic.subscriptions:
+        each.seek(positions[0], now_ms=2)
+    assert topic.dispatch(now_ms=3) == [[positions[3]]] * 2
+    assert all(topic.reads[position] <= 1 for position in positions[:3])
+    assert topic.dispatch(now_ms=DUE_MS + 10) == [positions[:3]] * 2
+
+
+def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_first_reader(monkeypatch):
+    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=3)
+    topic.subscribe()
+    (before,) = topic.publish(DUE_MS)
+    ledger_id = before.ledger_id
+    unknown = Message(0, DUE_MS, b"stored although the append seemed to fail")
+    topic.store.ledgers.append_all([(ledger_id, _encode(unknown))])
+    (after,) = topic.publish(DUE_MS)
+    assert after.entry_id == before.entry_id + 2
+    between = before._replace(entry_id=before.entry_id + 1)
+    assert topic.dispatch(now_ms=0) == [[]] * 3
+    assert topic.reads == {between: 1}
+    assert topic.dispatch(now_ms=DUE_MS) == [[before, between, after]] * 3
+
+
+def test_an_index_is_not_kept_alive_by_the_log(monkeypatch):
+    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=1)
+    topic.subscribe()
+    assert len(topic.log._fed) == 1
+    topic.subscriptions[0].close(now_ms=0)
+    topic.subscriptions.clear()
+    topic.publish(DUE_MS)
+    assert len(topic.log._fed) == 0
+
+
+def reads_everything(self, positions, *, now_ms):
+    return positions
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "planted"),
+    [
+        (MessageLog, "feed", lambda *_: None),
+        (DelayedMessages, "to_read", reads_everything),
+        (MessageReader, "keep", lambda *_: None),
+    ],
+)
+def test_a_read_too_many_is_found(monkeypatch, owner, name, planted):
+    monkeypatch.setattr(owner, name, planted)
+    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.KEY_SHARED, count=3)
+    topic.subscribe()
+    (position,) = topic.publish(DUE_MS)
+    topic.dispatch(now_ms=0)
+    topic.dispatch(now_ms=DUE_MS)
+    assert topic.reads[position] > 3
