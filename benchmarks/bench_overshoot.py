@@ -231,7 +231,7 @@ class LimitRun:
     def _used(self) -> int:
         if self._setting.unit == "ranges":
             return self._cursor.deleted.range_count
-        return self._cursor.unpersisted_record_bytes
+        return self._cursor.view.unpersisted_record_bytes
 
 
 def measure_overshoot(report: BenchmarkReport) -> list[LimitPanel]:

@@ -87,7 +87,7 @@ def above_holes(holes: int, *, backlog: int) -> Subscribed:
     if holes:
         opened.cursor.ack_entries(LEDGER, np.arange(1, 2 * holes, 2, dtype=np.uint32), now_ms=0)
     # The first is left unacked, so that what is acked stays there.
-    opened.cursor.rewind(Position(LEDGER, 2 * holes + 1))
+    opened.cursor.reader.rewind(Position(LEDGER, 2 * holes + 1))
     return opened
 
 

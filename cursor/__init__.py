@@ -8,10 +8,12 @@ from ackstate.checkout import alias
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.journal.format import Format, Repair
+    from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
-    from ackstate.cursor.journal.shared_holes import BucketReferences, SharedHoles
+    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import Change, CursorListener
-    from ackstate.cursor.managed import ManagedCursor, persist_all
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.persist.persist_all import persist_all
     from ackstate.cursor.results import (
         CursorStats,
         PersistResult,
@@ -116,7 +118,8 @@ _NAMES = {
     "config": ("CursorConfig",),
     "journal.format": ("Format", "Repair"),
     "listener": ("Change", "CursorListener"),
-    "managed": ("ManagedCursor", "persist_all"),
+    "managed": ("ManagedCursor",),
+    "persist.persist_all": ("persist_all",),
     "topic.message_log": ("NO_DELAY", "Message", "MessageLog"),
     "results": (
         "CursorStats",
@@ -130,7 +133,8 @@ _NAMES = {
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
     "journal.recovery": ("UnreadableCursorError",),
-    "journal.shared_holes": ("BucketReferences", "SharedHoles"),
+    "journal.hole_pins": ("BucketReferences",),
+    "journal.shared_holes": ("SharedHoles",),
     "store": (
         "LedgerFencedError",
         "LedgerNotFoundError",

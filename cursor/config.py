@@ -11,8 +11,8 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
-from ackstate.cursor.state.ack_state import PersistLimits
 from ackstate.cursor.state.auto_age import AutoAge
+from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.integers import check_count
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
@@ -122,9 +122,11 @@ class CursorConfig:
     def list_limits(self) -> PersistLimits:
         """How much a list of ranges may hold: that of the metadata store is one whatever the `range_form`."""
         if self.format is Format.NATIVE:
-            return PersistLimits(self.range_count_max)
+            return PersistLimits(self.range_count_max, keep=self.keep)
         one_more = self.range_limit_rule is LimitRule.PULSAR_4_2
-        return PersistLimits(self._pulsar_range_count_max + one_more, self.batch_count_max, displaces=True)
+        return PersistLimits(
+            self._pulsar_range_count_max + one_more, self.batch_count_max, displaces=True, keep=self.keep
+        )
 
     @property
     def metadata_limits(self) -> PersistLimits:

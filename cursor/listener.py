@@ -1,17 +1,19 @@
-"""Whoever wants to know of everything that changes a cursor, in the order in which it took effect."""
+"""Notifies listeners of everything that changes a cursor, in the order in which the changes took effect."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, final
 
 from ackstate.entry_bitmap import runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyroaring import BitMap
 
+    from ackstate.cursor.results import PersistResult
+    from ackstate.errors import AckStateError
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
 
@@ -22,28 +24,112 @@ class Change(Enum):
     ACKED = "entries were acked, one by one; they were not before"
     MARK_DELETED = "entries up to a position were acked; some may have been before"
     PERSIST_BEGUN = "a persist was planned: it covers every ack until now, but for what the next two name"
-    HELD_BACK = "entries that it leaves out as young"
-    CUT_OFF = "entries that it leaves out because of a limit, and that were not durable"
-    DISPLACED = "entries that it leaves out because of a limit; they count as durable no more, even if it fails"
+    HELD_BACK = "entries that it excludes as young"
+    CUT_OFF = "entries that it excludes because of a limit, and that were not durable"
+    DISPLACED = "entries that it excludes because of a limit; they no longer count as durable, even if it fails"
     PERSIST_ENDED = "what it covers is durable"
     PERSIST_FAILED = "it promises nothing"
     RESET = "the cursor was put elsewhere, and that is durable with all that is acked; entries that this acked"
     UNACKED = "entries that a reset gave back"
 
 
-class CursorListener(Protocol):
-    """Is told of every change of one cursor, under the cursor's lock: be quick, raise nothing, ask for no other lock.
+_WITHOUT_ENTRIES = frozenset((Change.PERSIST_BEGUN, Change.PERSIST_ENDED, Change.PERSIST_FAILED, Change.RESET))
 
-    What is told in one call took effect at once.
+
+class CursorListener:
+    """Receives every change of one cursor. Override the methods that you need; the others do nothing.
+
+    All but `persisted` are called with the cursor's lock held: be quick, raise nothing, take no other lock. Changes of
+    one call took effect at once.
     """
 
     def changed(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
-        """Take note of a change, at the present that the call was given which made it."""
-        ...
+        """Called after each change.
+
+        Args:
+            change: What happened.
+            runs: The entries, as (ledger id, first, last), `last` included.
+            now_ms: The present of the call that made the change.
+        """
 
     def delivered(self, consumer: str, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
-        """Take note of entries that a subscription sent to a consumer."""
-        ...
+        """Called with the entries that a subscription sent to a consumer; the runs are as in `changed`."""
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Called with the outcome after each persist, without locks held; not after a reset or a close."""
+
+    def record_bytes_max(self) -> int | None:
+        """Return the most that the cursor's `unpersisted_record_bytes` may be after a persist; None for no limit."""
+        return None
+
+
+@final
+class Listeners:
+    """The listeners of one cursor, at most one of each class. Listeners that do not override a method cost nothing."""
+
+    def __init__(self) -> None:
+        self._all: tuple[CursorListener, ...] = ()
+        self.of_changes: tuple[CursorListener, ...] = ()
+        """Those that receive changes."""
+        self._of_deliveries: tuple[CursorListener, ...] = ()
+        self._of_bounds: tuple[CursorListener, ...] = ()
+
+    def __contains__(self, listener: CursorListener) -> bool:
+        return listener in self._all
+
+    def add(self, listener: CursorListener) -> None:
+        """Register a listener; no-op if it is registered.
+
+        Raises:
+            ValueError: Another listener of its class is registered.
+        """
+        if listener in self._all:
+            return
+        if any(type(each) is type(listener) for each in self._all):
+            raise ValueError(f"a cursor may have one listener of class {type(listener).__name__}, and it has another")
+        self._register((*self._all, listener))
+
+    def remove(self, listener: CursorListener) -> None:
+        """Remove a listener; no-op if it is not registered."""
+        self._register(tuple(each for each in self._all if each is not listener))
+
+    def changed(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
+        """Report a change; acks of no entries are none."""
+        if runs or change in _WITHOUT_ENTRIES:
+            for listener in self.of_changes:
+                listener.changed(change, runs, now_ms=now_ms)
+
+    def delivered(self, consumer: str, positions: Iterable[Position], *, now_ms: int) -> None:
+        """Report the entries that were sent to a consumer."""
+        if self._of_deliveries:
+            runs = [(ledger_id, entry_id, entry_id) for ledger_id, entry_id in positions]
+            for listener in self._of_deliveries:
+                listener.delivered(consumer, runs, now_ms=now_ms)
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Report the outcome of a persist; to be called without a lock."""
+        for listener in self._all:
+            listener.persisted(outcome)
+
+    @property
+    def bound_bytes(self) -> bool:
+        """Whether one of them may limit `unpersisted_record_bytes`."""
+        return bool(self._of_bounds)
+
+    def record_bytes_max(self) -> int | None:
+        """Return the lowest of their limits; None without one."""
+        limits = (listener.record_bytes_max() for listener in self._of_bounds)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _register(self, listeners: tuple[CursorListener, ...]) -> None:
+        def overriding(method: Callable[..., object]) -> tuple[CursorListener, ...]:
+            name = method.__name__
+            return tuple(each for each in listeners if getattr(type(each), name) is not method)
+
+        self._all = listeners
+        self.of_changes = overriding(CursorListener.changed)
+        self._of_deliveries = overriding(CursorListener.delivered)
+        self._of_bounds = overriding(CursorListener.record_bytes_max)
 
 
 def covered_runs(ledgers: LedgerMap, lower: Position, upper: Position) -> list[tuple[int, int, int]]:

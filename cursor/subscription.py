@@ -15,7 +15,7 @@ from ackstate.cursor.dispatch.live_holes import HoleContext, explain_holes
 from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts, check_same_log
 from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.cursor.inspect.hole_report import HoleReason
-from ackstate.cursor.persist.persister import PersistWatcher
+from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
@@ -49,7 +49,7 @@ __all__ = [
 
 
 @final
-class Subscription(PersistWatcher):
+class Subscription(CursorListener):
     """Dispatches a topic's messages to the consumers of one subscription and takes their acks.
 
     Each delivery reserves, in the gate, the most that its ack could add to the ack state, and gives it back when it is
@@ -108,12 +108,12 @@ class Subscription(PersistWatcher):
         self._dispatcher = Dispatcher(
             cursor, self._messages, admission=self._admission, consumers=self._consumers, options=options
         )
-        cursor.watch(self)
+        cursor.add_listener(self)
         try:
             if self._gate is not None:
                 self._gate.take()
         except ValueError:
-            cursor.unwatch(self)
+            cursor.remove_listener(self)
             raise
         self._messages.delayed.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=0)
@@ -231,9 +231,8 @@ class Subscription(PersistWatcher):
             try:
                 self._dispatcher.dispatch(batch)
                 if batch.deliveries:
-                    highest = max(delivery.position for delivery in batch.deliveries)
-                    self.cursor.delivered(highest, now_ms=now_ms)
-                    self.cursor.told_delivered(consumer, (sent.position for sent in batch.deliveries), now_ms=now_ms)
+                    positions = [delivery.position for delivery in batch.deliveries]
+                    self.cursor.delivered(max(positions), consumer=consumer, positions=positions, now_ms=now_ms)
             except BaseException:
                 self._messages.withdraw(batch)
                 raise
@@ -367,7 +366,7 @@ class Subscription(PersistWatcher):
         now_ms = integer("now_ms", now_ms)
         with self._lock:
             result = self.cursor.close(now_ms=now_ms)
-            self.cursor.unwatch(self)
+            self.cursor.remove_listener(self)
             if self._gate is not None:
                 self._gate.close()
             self._messages.delayed.close()
@@ -458,7 +457,7 @@ class Subscription(PersistWatcher):
 
     def _completes(self, position: Position, unacked_words: Sequence[int]) -> bool:
         """Tell whether an ack that leaves some messages of a batch unacked acks the last ones that still were."""
-        known = self.cursor.batch.get(position)
+        known = self.cursor.view.batch.get(position)
         return not any(unacked_words) or (
             known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
         )

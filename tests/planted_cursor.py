@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.cursor import ManagedCursor, StoreError
 from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist import reset as reset_module
+from ackstate.cursor.state.ack_state import AckState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ def receipts_outlive_a_reset(patch: Callable[..., None]) -> None:
 
     def forgiving(self: Any, position: Position, *, now_ms: int) -> Any:
         result = reset(self, position, now_ms=now_ms)
-        self._persister.void_number = -1
+        self._state.void_number = -1
         return result
 
     patch(ManagedCursor, "reset", forgiving)
@@ -29,17 +30,22 @@ def receipts_outlive_a_reset(patch: Callable[..., None]) -> None:
 
 def receipts_outlive_a_reset_that_failed(patch: Callable[..., None]) -> None:
     """A receipt goes on counting when a reset fails, though it may have happened."""
-    reset = Persister.reset
+    begin_reset, write = AckState.begin_reset, reset_module._write
+    durable_numbers = {}
 
-    def believing(self: Any, mark_delete: Position, *, now_ms: int) -> Any:
-        durable_number = self.durable_number
+    def noting(self: Any, mark_delete: Position) -> None:
+        durable_numbers[id(self)] = self.durable_number
+        begin_reset(self, mark_delete)
+
+    def believing(persister: Any, mark_delete: Position, *, now_ms: int) -> Any:
         try:
-            return reset(self, mark_delete, now_ms=now_ms)
+            return write(persister, mark_delete, now_ms=now_ms)
         except StoreError:
-            self.durable_number = durable_number
+            persister.state.durable_number = durable_numbers[id(persister.state)]
             raise
 
-    patch(Persister, "reset", believing)
+    patch(AckState, "begin_reset", noting)
+    patch(reset_module, "_write", believing)
 
 
 def new_owner_keeps_the_term(patch: Callable[..., None]) -> None:

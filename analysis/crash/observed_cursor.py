@@ -66,10 +66,10 @@ def state_of(cursor: ManagedCursor) -> State:
     """Return what a cursor holds, durable or not; `is_new` says whether there was none before it was opened."""
     marked = NUMBERING.up_to(*cursor.mark_delete_position)
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
-    for position, words in cursor.batch.items():
+    for position, words in cursor.view.batch.items():
         acked |= NUMBERING.messages(*position, _WHOLE_BATCH & ~(words[0] if words else 0))
     is_new = cursor.recovery_report.source is RecoverySource.NEW
-    return State(acked, marked, _items(cursor.properties), _items(cursor.cursor_properties), is_new)
+    return State(acked, marked, _items(cursor.view.properties), _items(cursor.cursor_properties), is_new)
 
 
 def _items(properties: Mapping[str, object]) -> tuple[tuple[str, object], ...]:

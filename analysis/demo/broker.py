@@ -225,7 +225,7 @@ class _Worker:
 
     def persist(self, *, now_ms: int) -> None:
         """Persist if it is due."""
-        if self.cursor.is_persist_due(now_ms=now_ms):
+        if self.cursor.view.is_persist_due(now_ms=now_ms):
             self._persist_with(self.cursor.persist, now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> None:

@@ -54,22 +54,21 @@ class RecordPlace(NamedTuple):
 def cursor_record(cursor: ManagedCursor) -> dict[str, Any]:
     """Return the fields of a cursor between two persists for `cursor_of`, without those of the limiter."""
     state, persister = cursor._state, cursor._persister
-    undurable = state._undurable
-    assert not any((undurable.in_flight, state.batch, state.properties, state._resets_begun))
-    is_dirty = persister.is_dirty
+    unpersisted, planner, trigger = state.unpersisted, persister.planner, persister.trigger
+    assert not any((unpersisted.in_flight, state.batch, state.properties, state.resets_begun))
     return {
         "mark_delete": list(state.mark_delete),
         "acked": exact_entries(state.deleted.bitmaps()),
-        "fresh": exact_entries(undurable.fresh.bitmaps()),
-        "held_back": exact_entries(undurable.held.bitmaps()),
-        "cut_off": exact_entries(undurable.cut.bitmaps()),
-        "redelivery_if_crashed": state.redelivery_if_crashed,
-        "is_dirty": is_dirty,
-        "is_permit_refused": is_dirty and persister._refused_number >= persister.accepted_number,
-        "last_persist_ms": persister._last_persist_ms,
-        "ledger_begun_ms": persister._ledger_begun_ms,
-        "ledger_failure_count": persister._ledger_failures,
-        "ledger_retry_at_ms": persister._ledger_retry_at_ms,
+        "fresh": exact_entries(unpersisted.fresh.bitmaps()),
+        "held_back": exact_entries(unpersisted.held.bitmaps()),
+        "cut_off": exact_entries(unpersisted.cut.bitmaps()),
+        "redelivery_if_crashed": cursor.redelivery_if_crashed,
+        "is_dirty": state.is_dirty,
+        "is_permit_refused": state.is_dirty and not trigger._is_new(),
+        "last_persist_ms": trigger._last_persist_ms,
+        "ledger_begun_ms": planner._ledger_begun_ms,
+        "ledger_failure_count": planner._ledger_failures,
+        "ledger_retry_at_ms": planner._retry_at_ms,
         "journal": _journal_record(persister.journal),
         "young_age": _age_record(persister.young_age),
     }
@@ -82,29 +81,30 @@ def cursor_of(fields: Fields, place: RecordPlace) -> ManagedCursor:
     begun_ms = fields.signed("last_persist_ms")
     cursor = ManagedCursor(journal, ledgers, config=place.policy.cursor, now_ms=begun_ms)
     state, persister = cursor._state, cursor._persister
+    planner, trigger = persister.planner, persister.trigger
     state.mark_delete, state.persisted_mark_delete = fields.position("mark_delete"), durable.mark_delete
     if state.mark_delete > ledgers.last_confirmed and state.mark_delete.entry_id >= 0:
         fields.refuse("mark_delete", f"at most the end of the message log, {ledgers.last_confirmed}", state.mark_delete)
     state.deleted = _ranges(fields, "acked", ledgers)
-    undurable = state._undurable
-    undurable.fresh = _ranges(fields, "fresh", ledgers)
-    undurable.held = _ranges(fields, "held_back", ledgers)
-    undurable.cut = _ranges(fields, "cut_off", ledgers)
-    if undurable.held or undurable.cut:
-        undurable._as_one = undurable.fresh.copy()
-        undurable._as_one.update(undurable.held)
-        undurable._as_one.update(undurable.cut)
-        undurable.is_plain = False
+    unpersisted = state.unpersisted
+    unpersisted.fresh = _ranges(fields, "fresh", ledgers)
+    unpersisted.held = _ranges(fields, "held_back", ledgers)
+    unpersisted.cut = _ranges(fields, "cut_off", ledgers)
+    if unpersisted.held or unpersisted.cut:
+        unpersisted._as_one = unpersisted.fresh.copy()
+        unpersisted._as_one.update(unpersisted.held)
+        unpersisted._as_one.update(unpersisted.cut)
+        unpersisted.nothing_held_back = False
     _check_durable(fields, cursor, durable)
-    state._acked_count = fields.integer("redelivery_if_crashed")
-    persister._was_cut = bool(undurable.cut)
-    persister.accepted_number = int(fields.flag("is_dirty"))
-    persister._refused_number = int(fields.flag("is_permit_refused"))
-    persister._ledger_begun_ms = fields.signed("ledger_begun_ms")
-    persister._ledger_failures = fields.integer("ledger_failure_count")
-    persister._ledger_retry_at_ms = fields.signed("ledger_retry_at_ms")
+    state.acked_count = fields.integer("redelivery_if_crashed")
+    persister.is_truncated = bool(unpersisted.cut)
+    state.accepted_number = int(fields.flag("is_dirty"))
+    trigger._decided_number = int(fields.flag("is_permit_refused"))
+    planner._ledger_begun_ms = fields.signed("ledger_begun_ms")
+    planner._ledger_failures = fields.integer("ledger_failure_count")
+    planner._retry_at_ms = fields.signed("ledger_retry_at_ms")
     fields.one("young_age", lambda each: _restore_age(persister.young_age, each))
-    cursor._read_position = ledgers.next_valid(state.mark_delete)
+    cursor.reader.rewind()
     fields.check(cursor._check)
     return cursor
 
@@ -122,7 +122,7 @@ def _check_durable(fields: Fields, cursor: ManagedCursor, durable: CursorState) 
     """Refuse acks that are neither persisted nor pending, and entries that are either but not acked."""
     known = durable.deleted.copy()
     known.remove_at_most(cursor.mark_delete_position)
-    for ranges in cursor._state._undurable.sets():
+    for ranges in cursor._state.unpersisted.sets():
         known.update(ranges)
     if dict(known.bitmaps()) != dict(cursor.deleted.bitmaps()):
         fields.refuse("acked", "the union of the journal, fresh, held_back and cut_off", str(cursor.deleted))

@@ -153,7 +153,7 @@ class CursorReplay:
         """Record a delivery in the cursor."""
         if not self._is_young:
             return
-        _, marked = self._cursor.young_age.ruler.marks()
+        _, marked = self._cursor._persister.young_age.ruler.marks()
         if not marked or position > marked[-1]:
             self._cursor.delivered(position, now_ms=now_ms)
             if not self._sent_ms or self._sent_ms[-1] != now_ms:
@@ -182,7 +182,7 @@ class CursorReplay:
                 result = self._cursor.persist(now_ms=now_ms)
         self._schedule.settled(now_ms)
         self._sent_ms.clear()
-        if self._cursor.is_dirty():
+        if self._cursor.view.is_dirty:
             self._schedule.acked_at(now_ms)
         # The tick of that millisecond is still to come.
         self._note_left_out(result, now_ms - 1)
@@ -201,7 +201,7 @@ class CursorReplay:
 
     def _feed(self, events: EventChunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
         """Feed delivery times and ack latencies to the cursor; yield the persists before the last event."""
-        feed = AgeFeed(self._cursor.young_age, events, news)
+        feed = AgeFeed(self._cursor._persister.young_age, events, news)
         stop_ms = events.ts_ms[feed.stops]
         told = 0
         while told < len(stop_ms):
@@ -224,7 +224,7 @@ class CursorReplay:
 
         The ruler's answer does not change until marks are thinned; until then the last answer is as good as all.
         """
-        last_ms = int(stop_ms[: max(self._cursor.young_age.ruler.room, 1)][-1])
+        last_ms = int(stop_ms[: max(self._cursor._persister.young_age.ruler.room, 1)][-1])
         return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
 
     def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:
@@ -289,7 +289,7 @@ class CursorReplay:
         begin = max(self._schedule.flush_at, self._schedule.tick_at(self._asked_ms + 1))
         for at_ms in self._more_ticks(begin, until_ms):
             self._asked_ms = at_ms
-            if self._cursor.is_persist_due(now_ms=at_ms):
+            if self._cursor.view.is_persist_due(now_ms=at_ms):
                 return at_ms
         return due
 
@@ -301,7 +301,7 @@ class CursorReplay:
             # After a back-off the cursor retries at a time that only its own check reveals.
             last = self._schedule.tick_at(until_ms - self._schedule.tick_ms)
             ticks = range(begin, last + 1, self._schedule.tick_ms)
-            at = bisect_left(ticks, True, key=lambda now_ms: self._cursor.is_persist_due(now_ms=now_ms))
+            at = bisect_left(ticks, True, key=lambda now_ms: self._cursor.view.is_persist_due(now_ms=now_ms))
             yield from ticks[at : at + 1]
             return
         yield begin
@@ -319,7 +319,7 @@ class CursorReplay:
         """Make the cursor look for old acks at the last tick before a time: the ruler stores the answer."""
         last = self._schedule.tick_at(now_ms - self._schedule.tick_ms)
         if last >= self._schedule.flush_at:
-            self._cursor.is_persist_due(now_ms=last)
+            self._cursor.view.is_persist_due(now_ms=last)
 
 
 class _Waiting:
@@ -337,7 +337,8 @@ class _Waiting:
     def ack_events(self, cursor: ManagedCursor, end: int, *, now_ms: int) -> None:
         """Give the cursor the acks of the events before `end`."""
         if end > self._given:
-            cursor.ack_bitmaps(self._news.part(self._given, end).bitmaps(), now_ms=now_ms)
+            acked = self._news.part(self._given, end).bitmaps()
+            cursor._intake.ack_bitmaps(acked, now_ms=now_ms, observes_age=False)
             self._given = end
 
 

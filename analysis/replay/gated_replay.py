@@ -31,7 +31,7 @@ from ackstate.analysis.replay.replay import Epochs
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Sent
-from ackstate.cursor.persist.persister import PersistWatcher
+from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError
@@ -60,7 +60,7 @@ _STEPS = 128
 
 
 @final
-class GatedReplay(PersistWatcher):
+class GatedReplay(CursorListener):
     """One subscription under a policy whose gate may stop dispatch.
 
     It receives events as recorded, and returns them at the times at which they happen under the policy.
@@ -96,7 +96,7 @@ class GatedReplay(PersistWatcher):
         self._sent = InFlightSet()
         self._gate = DispatchGate(self._limits)
         self._admission = Admission(self._cursor, gate=self._gate, promotes_young=True, sent=self._sent)
-        self._cursor.watch(self)
+        self._cursor.add_listener(self)
         self._queue = BlockedQueue()
         self._blocked_since_ms = 0
         self._let_go_ms = NEVER_MS  # when messages may be sent after a persist made room
@@ -155,7 +155,7 @@ class GatedReplay(PersistWatcher):
         if waits or self._gate.is_closed:
             return None
         limit = self._limits.max_unpersisted_ack_record_bytes
-        room = limit - self._cursor.unpersisted_record_bytes - self._sent.reserved_bytes
+        room = limit - self._cursor.view.unpersisted_record_bytes - self._sent.reserved_bytes
         end = int(np.searchsorted(costs, costs[begin] + room, "right")) - 1
         if not self._outlasts_persists:
             end = min(end, int(np.searchsorted(events.ts_ms, self._replay.quiet_until_ms, "right")))
@@ -213,7 +213,7 @@ class GatedReplay(PersistWatcher):
     def _unacked(self, ledger_id: int, first: int, last: int) -> BitMap:
         """Return the entries of a run that are not acked in the cursor."""
         entries = BitMap(range(first, last + 1))
-        self._cursor.discard_acked(ledger_id, entries)
+        self._cursor.view.discard_acked(ledger_id, entries)
         return entries
 
     def to_record(self) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class GatedReplay(PersistWatcher):
         for each in (self._sent.by_ledger(), waiting):
             for ledger_id, entries in each.items():
                 unacked = entries.copy()
-                self._cursor.discard_acked(ledger_id, unacked)
+                self._cursor.view.discard_acked(ledger_id, unacked)
                 assert unacked == entries, f"ledger {ledger_id} has acked messages that are in flight or waiting"
                 assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
         for ledger_id, entries in self._sent.by_ledger().items():
@@ -304,11 +304,11 @@ class GatedReplay(PersistWatcher):
         return epochs
 
     def record_bytes_max(self) -> int | None:
-        """See `PersistWatcher`."""
+        """See `CursorListener`."""
         return self._admission.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """See `PersistWatcher`."""
+        """See `CursorListener`."""
         if isinstance(outcome, AckStateError):
             self._admission.persisted(outcome, now_ms=self._now_ms)
             return
@@ -391,7 +391,7 @@ class GatedReplay(PersistWatcher):
         if self._is_young:
             return False
         sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
-        used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
+        used = self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes
         if used + sent.record_bytes > self._limits.max_unpersisted_ack_record_bytes:
             return False
         self._sent.add(position, sent)
@@ -423,7 +423,7 @@ class GatedReplay(PersistWatcher):
         self._replay.acked(now_ms)
         self._sent.complete(position)
         self._happened.append((now_ms, _ACK, *position))
-        used = self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes
+        used = self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes
         if self._gate.is_closed and used <= self._may_open_at:
             self._admission.usage_decreased(now_ms=now_ms)
             self._let_go()

@@ -54,7 +54,7 @@ class OpenRun(NamedTuple):
             sent[ledger_id] = sent.get(ledger_id, _NONE) | entries
         for ledger_id, entries in sent.items():
             entries -= on_their_way.entries(ledger_id)  # noqa: PLW2901 - in place
-            cursor.discard_acked(ledger_id, entries)
+            cursor.view.discard_acked(ledger_id, entries)
         return cls(events, sent, acked)
 
     @property

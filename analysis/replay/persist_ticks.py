@@ -1,4 +1,4 @@
-"""Computes when a policy persists, as `Persister.tick` decides, without trying every tick."""
+"""Computes when a policy persists, as `PersistTrigger` decides, without trying every tick."""
 
 from __future__ import annotations
 
@@ -172,17 +172,18 @@ class PersistTicks:
     def restore_cursor(self, cursor: ManagedCursor) -> None:
         """Copy the limiter's state into a restored cursor: both use the same permits."""
         if self._limiter is not None:
-            limiter = cursor._persister._limiter
+            limiter = cursor._persister.trigger._limiter
             assert limiter is not None
             limiter._paid_at = self._limiter._paid_at
 
     def check_cursor(self, cursor: ManagedCursor) -> None:
         """Assert that a cursor persists when it is due here."""
-        persister = cursor._persister
-        assert self._flush_at >= persister._last_persist_ms + self._flush_ms, "the flush is due too early"
-        assert not self._waiting or persister.is_dirty, "nothing waits in the cursor"
-        is_new = persister.accepted_number > max(persister._refused_number, persister.durable_number)
-        assert is_new or not self._waiting or self._waiting[-1] < self._permit_at, "the cursor was refused a permit"
+        trigger = cursor._persister.trigger
+        assert self._flush_at >= trigger._last_persist_ms + self._flush_ms, "the flush is due too early"
+        assert not self._waiting or cursor.view.is_dirty, "nothing waits in the cursor"
+        assert trigger._is_new() or not self._waiting or self._waiting[-1] < self._permit_at, (
+            "the cursor was refused a permit"
+        )
 
     def _check(self) -> None:
         assert all(before < after for before, after in pairwise(self._waiting)), "waiting_ms does not rise"

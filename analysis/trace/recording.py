@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, final
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording, segments
-from ackstate.cursor import Change
+from ackstate.cursor import Change, CursorListener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,8 +78,8 @@ class Recording:
         history = self._histories.pop((topic, subscription), SubscriptionHistory())
         with cursor.lock:
             follower = _Follower(self, topic, subscription, max(now_ms, history.last_ts_ms))
-            cursor.listen(follower)
-            follower.begin(history, cursor.acked_runs())
+            cursor.add_listener(follower)
+            follower.begin(history, cursor.view.acked_runs())
 
     def published(
         self, topic: str, runs: Sequence[tuple[int, int, int]], *, now_ms: int, deliver_at_ms: int = -1
@@ -125,7 +125,7 @@ class Recording:
 
 
 @final
-class _Follower:
+class _Follower(CursorListener):
     """Listens to one cursor; called with the cursor's lock held."""
 
     def __init__(self, recording: Recording, topic: str, subscription: str, now_ms: int) -> None:

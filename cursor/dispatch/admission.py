@@ -92,7 +92,7 @@ class Admission:
         """Why the last persist failed; None if it did not."""
         self._cursor = cursor
         self._gate = gate
-        self._promotes_young = promotes_young and cursor.young_age.is_on
+        self._promotes_young = promotes_young and cursor._persister.young_age.is_on
         self._promote_again_ms = 0
         self._sent: Reservations = self.deliveries if sent is None else sent
 
@@ -100,7 +100,7 @@ class Admission:
         """Return what the subscription uses now."""
         sent = self._sent
         return Usage(
-            self._cursor.unpersisted_record_bytes,
+            self._cursor.view.unpersisted_record_bytes,
             sent.reserved_bytes,
             sent.unacked_messages,
             self._range_count(),
@@ -167,7 +167,7 @@ class Admission:
                 reserved = reserved._replace(range_count=max(0, self._ranges_added(position)))
                 verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-                added = self._cursor.unpersisted_bytes_added(position)
+                added = self._cursor.view.unpersisted_bytes_added(position)
                 reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
                 verdict = self._ask_again(reserved)
             return self._concluded(verdict, position, reserved)
@@ -266,13 +266,13 @@ class Admission:
             self._promote_again_ms = 0  # The store works.
         self.store_error = error
         if self._gate is not None:
-            self._gate.mark_persisted(self._cursor.unpersisted_record_bytes)
+            self._gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
     @property
     def _next_cost(self) -> int:
         """The worst case of the next unread message."""
-        return isolated_range_bytes(*self._cursor.next_unread)
+        return isolated_range_bytes(*self._cursor.reader.next_unread)
 
     @property
     def _bytes_limit(self) -> int | None:
@@ -310,7 +310,7 @@ class Admission:
 
     def _has_bytes_for(self, cost: int) -> bool:
         limit = self._bytes_limit
-        return limit is None or self._cursor.unpersisted_record_bytes + self._sent.reserved_bytes + cost <= limit
+        return limit is None or self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes + cost <= limit
 
     def _promote_for(self, cost: int, *, now_ms: int) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
@@ -345,7 +345,7 @@ class Admission:
     def _may_promote(self, *, now_ms: int) -> bool:
         # A clock that went back by more than the pause ends it.
         is_paused = 0 < self._promote_again_ms - now_ms <= _PROMOTION_RETRY_MS
-        return not is_paused and self._cursor.has_young(now_ms=now_ms)
+        return not is_paused and self._cursor.view.has_young(now_ms=now_ms)
 
     def _check_room(self, position: Position) -> None:
         self.refused_by = self._refused_by(position)
@@ -364,7 +364,7 @@ class Admission:
         usage = self.usage()
         ranges_max, bytes_max = self._ranges_limit, self._bytes_limit
         if bytes_max is not None:
-            added = self._cursor.unpersisted_bytes_added(position)
+            added = self._cursor.view.unpersisted_bytes_added(position)
             used = usage.unpersisted_record_bytes + usage.reserved_bytes - reserved_bytes
             if added > 0 and used + added > bytes_max:
                 return Rule.UNPERSISTED_ACK_RECORD_BYTES
@@ -378,14 +378,14 @@ class Admission:
     def _range_count(self) -> int:
         """Return how many ranges count: beyond the limit it is seen which of them only shared holes part."""
         range_count, limit = self._cursor.deleted.range_count, self._ranges_limit
-        if limit is None or (range_count < limit and not self._cursor.counts_entries_to_persist):
+        if limit is None or (range_count < limit and not self._cursor.view.counts_entries_to_persist):
             return range_count
-        return self._cursor.range_count_to_persist(limit)
+        return self._cursor.view.range_count_to_persist(limit)
 
     def _ranges_added(self, position: Position) -> int:
         """Return at most how much acking an entry now would add to `_range_count`; below 0 it frees some."""
-        effect = self._cursor.ack_effect(position)
-        if self._cursor.counts_entries_to_persist:
+        effect = self._cursor.view.ack_effect(position)
+        if self._cursor.view.counts_entries_to_persist:
             return 0 if effect.mark_delete_advance else 1
         return effect.range_count
 

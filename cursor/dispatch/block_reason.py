@@ -90,7 +90,7 @@ def explain_block(  # noqa: PLR0913 - what the reason consists of
     holders = sorted((each for each in counted if each[1]), key=lambda each: -each[1])
     released: list[tuple[HoleReport, int]] = []
     if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-        released = releasing_holes(where, cursor.unpersisted_bytes_freed, top=top, now_ms=now_ms)
+        released = releasing_holes(where, cursor.view.unpersisted_bytes_freed, top=top, now_ms=now_ms)
     elif rule is Rule.UNACKED_RANGES:
         released = releasing_holes(where, _ranges_freed, top=top, now_ms=now_ms)
     else:

@@ -90,7 +90,7 @@ class DelayedMessages:
             self._due.append(heapq.heappop(self._early)[1])
         # Some trackers do not know acks, and a stale one has messages that the log has not: they take no one's place.
         while count > 0 and (due_now := self._tracker.scheduled_messages(count, now_ms=now_ms)):
-            unacked = [position for position in due_now if self._cursor.is_unacked(position)]
+            unacked = [position for position in due_now if self._cursor.view.is_unacked(position)]
             self._due += unacked
             count -= len(unacked)
         return list(self._due)
@@ -102,7 +102,7 @@ class DelayedMessages:
     @property
     def next_early_ms(self) -> int | None:
         """When the next message is due that the tracker would have delivered before; None without one."""
-        while self._early and not self._cursor.is_unacked(self._early[0][1]):
+        while self._early and not self._cursor.view.is_unacked(self._early[0][1]):
             heapq.heappop(self._early)
         return self._early[0][0] if self._early else None
 

@@ -68,7 +68,7 @@ class Dispatcher:
         """
         self._messages.notice_acks_elsewhere()
         self._queue_due(batch)
-        if self._cursor.has_unread:
+        if self._cursor.reader.has_unread:
             self._admission.promote_young(now_ms=batch.now_ms)
         if not self._admission.binding(batch.consumer):
             self._binds = False
@@ -77,7 +77,7 @@ class Dispatcher:
                 self._send_unread(batch)
             if self._admission.refused_by not in ACK_STATE_RULES:
                 return
-        elif self._cursor.has_unread:
+        elif self._cursor.reader.has_unread:
             # The gate learns that it keeps a message back: it reports so, and wakes its waiters when that is over.
             self._admission.ask_for_new(batch.consumer, now_ms=batch.now_ms)
         if batch.room:
@@ -153,9 +153,9 @@ class Dispatcher:
         before = self._cursor.read_position
         with self._delayed.reading(before):
             try:
-                positions = self._cursor.read(count)
+                positions = self._cursor.reader.read(count)
                 if last is not None and positions and positions[-1] > last:
-                    self._cursor.rewind(next(position for position in positions if position > last))
+                    self._cursor.reader.rewind(next(position for position in positions if position > last))
                     positions = [position for position in positions if position <= last]
                 # A hole may have been filled with some before their turn.
                 deliveries, waiting = self._admission.deliveries, self._waiting
@@ -163,7 +163,7 @@ class Dispatcher:
                 read = self._reader.read(self._delayed.to_read(unsent, now_ms=now_ms), now_ms=now_ms)
                 return [each for each in read if not self._delayed.must_wait(*each, now_ms=now_ms)]
             except BaseException:
-                self._cursor.rewind(before)
+                self._cursor.reader.rewind(before)
                 raise
 
     def _send_read(self, read: Sequence[tuple[Position, Message]], batch: Batch) -> bool:
@@ -176,7 +176,7 @@ class Dispatcher:
                 is_sent = self._admission.send_new(position, sent, now_ms=batch.now_ms)
             finally:
                 if not is_sent:
-                    self._cursor.rewind(position)
+                    self._cursor.reader.rewind(position)
                     self._reader.keep(read[at:])
             if not is_sent:
                 return False
@@ -218,7 +218,7 @@ class Dispatcher:
                 return
 
     def _send_into_hole(self, position: Position, batch: Batch) -> None:
-        fills_hole = self._cursor.hole_at(position) is not None
+        fills_hole = self._cursor.view.hole_at(position) is not None
         for read in self._reader.read([position], now_ms=batch.now_ms):
             if not self._send(*read, batch, fills_hole=fills_hole):
                 self._reader.keep([read])
@@ -260,7 +260,7 @@ class Dispatcher:
         return True
 
     def _delivery(self, position: Position, message: Message, redelivery_count: int) -> Delivery:
-        words = self._cursor.batch.get(position) if message.message_count > 1 else None
+        words = self._cursor.view.batch.get(position) if message.message_count > 1 else None
         return Delivery(position, message, redelivery_count, tuple(words or ()))
 
     def _hand_over(self, delivery: Delivery, dead_letters: DeadLetterPolicy, *, now_ms: int) -> bool:

@@ -110,7 +110,7 @@ class HoleQueue:
         """Put in every hole that has messages in a set, going through both side by side; nothing is in."""
         positions = iter(ready)
         position = next(positions, None)
-        for hole in self._cursor.holes():
+        for hole in self._cursor.view.holes():
             first, last = hole.first_position, hole.last_position
             while position is not None and position < first:
                 position = next(positions, None)
@@ -140,7 +140,7 @@ class HoleQueue:
             Position(ledger_id, max(entry_id - 1, 0)),
             Position(ledger_id, min(entry_id + 1, ENTRY_ID_MAX)),
         ):
-            hole = self._cursor.hole_at(neighbour)
+            hole = self._cursor.view.hole_at(neighbour)
             has_waiting = hole is not None and ready.lowest_in(hole.ledger_id, hole.first, hole.end)
             if has_waiting or neighbour in ready:
                 self.put(neighbour)
@@ -222,18 +222,18 @@ class HoleQueue:
     def _hole(self, position: Position) -> tuple[tuple[int, int, int], float]:
         """Return the hole of an unacked entry and what each of its messages is worth; above the last ack, the entry."""
         cursor = self._cursor
-        hole = cursor.hole_at(position)
+        hole = cursor.view.hole_at(position)
         if hole is None:
             added = (
-                cursor.unpersisted_bytes_added(position)
+                cursor.view.unpersisted_bytes_added(position)
                 if self.counts_unpersisted
-                else cursor.ack_effect(position).record_bytes
+                else cursor.view.ack_effect(position).record_bytes
             )
             return (*position, position[1] + 1), -added
         return (hole.ledger_id, hole.first, hole.end), self._worth_of(hole)
 
     def _worth_of(self, hole: AckHole) -> float:
-        freed_bytes = self._cursor.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
+        freed_bytes = self._cursor.view.unpersisted_bytes_freed(hole) if self.counts_unpersisted else hole.freed_bytes
         return freed_bytes / hole.entry_count
 
 

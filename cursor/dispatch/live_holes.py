@@ -64,7 +64,7 @@ def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleRepo
     Complexity: O(holes), and reading a few messages of each that is returned.
     """
     check_count("top", top, least=0)
-    return [_report(hole, where, now_ms=now_ms) for hole in costliest(where.cursor.holes(), top)]
+    return [_report(hole, where, now_ms=now_ms) for hole in costliest(where.cursor.view.holes(), top)]
 
 
 def releasing_holes(
@@ -80,7 +80,7 @@ def releasing_holes(
 
     Complexity: O(holes).
     """
-    counted = ((frees(hole), hole) for hole in where.cursor.holes())
+    counted = ((frees(hole), hole) for hole in where.cursor.view.holes())
     most = heapq.nlargest(top, (each for each in counted if each[0] > 0), key=itemgetter(0))
     return [(_report(hole, where, now_ms=now_ms), freed) for freed, hole in most]
 

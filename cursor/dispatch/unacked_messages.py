@@ -64,7 +64,7 @@ class UnackedMessages:
         self._cursor = cursor
         self._admission = admission
         self._consumers = consumers
-        self._acked_count = cursor.acked_count  # as far as it was reported here
+        self._acked_count = cursor.view.acked_count  # as far as it was reported here
 
     def sent(self, batch: Batch) -> None:
         """Note that a batch was sent: its consumer receives the next messages of the same keys as well."""
@@ -108,7 +108,7 @@ class UnackedMessages:
     def acked_in_batch(self, position: Position, *, now_ms: int) -> None:
         """Note that messages of a batch in flight were acked, and that others of it were not."""
         sent = self._admission.deliveries.get(position)
-        words = self._cursor.batch.get(position)
+        words = self._cursor.view.batch.get(position)
         if sent is not None and words is not None:
             self._admission.reduce(position, max(1, _unacked_count(words)))
         self._admission.usage_decreased(now_ms=now_ms)
@@ -135,24 +135,24 @@ class UnackedMessages:
         self.waiting.clear()
         self.reader.clear()
         self.holes.clear()
-        self._acked_count = self._cursor.acked_count
+        self._acked_count = self._cursor.view.acked_count
         self.delayed.clear()
 
     def unacked_in(self, position: Position, message: Message) -> int:
         """Return how many messages of an entry are not acked."""
-        words = self._cursor.batch.get(position) if message.message_count > 1 else None
+        words = self._cursor.view.batch.get(position) if message.message_count > 1 else None
         if words is None:
             return message.message_count
         return max(1, min(_unacked_count(words), message.message_count))
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """See `AckedAndSent`."""
-        self._cursor.discard_acked(ledger_id, entries)
+        self._cursor.view.discard_acked(ledger_id, entries)
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
         """See `AckedAndSent`."""
         unsent = PositionSet()
-        for ledger_id, entries in self._cursor.unacked_between(first, min(end, self._cursor.read_position)):
+        for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.read_position)):
             unsent.update_entries(ledger_id, entries)
         unsent.difference_update(self._admission.deliveries.in_order())
         unsent.difference_update(self.waiting.in_order())
@@ -173,7 +173,7 @@ class UnackedMessages:
 
         Complexity: O(1) if there was none, else O(containers of the queue + queued messages that were acked).
         """
-        acked_count = self._cursor.acked_count
+        acked_count = self._cursor.view.acked_count
         if self._acked_count == acked_count:
             return
         self._acked_count = acked_count
@@ -181,7 +181,7 @@ class UnackedMessages:
         acked, unacked = PositionSet(), PositionSet()
         for each in (acked, unacked):
             each.update(self.waiting.in_order())
-        unacked.apply(self._cursor.discard_acked)
+        unacked.apply(self._cursor.view.discard_acked)
         acked.difference_update(unacked)
         for position in acked:
             self.waiting.take(position)

@@ -1,9 +1,9 @@
-"""The durable side of one cursor: a record in the metadata store, and mostly a journal in a ledger that it names.
+"""Stores one cursor: a record in the metadata store, and mostly a journal in a ledger that the record names.
 
-A ledger begins with the whole state. A new ledger is made complete before the record swings to it by compare-and-set,
-and the old one is deleted after, so a crash between any two steps leaves one readable journal. What such a crash leaves
-over is found by its owner's name and deleted at the next open. A new cursor, and one whose ledger cannot be written,
-has no ledger: then the whole state is in the record.
+A ledger begins with the whole state. A new ledger is complete before the record swings to it by compare-and-set, and
+the old one is deleted after, so a crash between any two steps leaves one readable journal. Ledgers that such a crash
+leaves over are found by their owner's name and deleted at the next open. A new cursor, and one whose ledger cannot be
+written, has no ledger: then the whole state is in the record.
 
 Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
 earlier owner can neither swing nor append.
@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
+from ackstate.cursor.journal.cursor_holes import CursorHoles
 from ackstate.cursor.journal.format import CursorRecord
 from ackstate.cursor.journal.native import SharedCursorRecord, snapshot_of
 from ackstate.cursor.journal.recovery import Recovery, decode_record
-from ackstate.cursor.journal.shared_holes import HolePins
 from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.errors import CorruptStateError, CursorFencedError
 from ackstate.wire.native_shared import encode_shared, share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
     from ackstate.cursor.journal.recovery import StoredCursor
@@ -40,13 +40,22 @@ _TAKEOVER_ATTEMPTS = 10
 
 @final
 class Journal:
-    """Writes a cursor's states; one owner, one write at a time.
+    """Writes a cursor's states; one owner, one write at a time. Made by `open`.
 
-    Made by `open`. After a failed append the ledger is not appended to again, because nobody knows whether its end
-    holds the record: the next write begins a new one, or goes to the metadata store.
+    It owns the bytes, the epoch, and the shared holes that a state may refer to. After a failed append the ledger is
+    not appended to again, because its end may or may not hold the record: the next write begins a new ledger, or goes
+    to the metadata store.
     """
 
-    def __init__(self, store: Store, *, topic: str, subscription: str, form: JournalFormat) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        topic: str,
+        subscription: str,
+        form: JournalFormat,
+        shared_holes: SharedHoles | None = None,
+    ) -> None:
         self.store = store
         self.topic = topic
         self.path = cursor_path(topic, subscription)
@@ -67,8 +76,7 @@ class Journal:
         self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
         self._sequence = 0
-        self._shared_holes: SharedHoles | None = None
-        self._pins: HolePins | None = None  # None for a cursor that has none and is given no buckets
+        self.holes = CursorHoles(store, self.path, shared_holes if form.has_deltas else None)
 
     @classmethod
     def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
@@ -91,8 +99,7 @@ class Journal:
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
-        journal = cls(store, topic=topic, subscription=subscription, form=form)
-        journal._shared_holes = shared_holes if form.has_deltas else None
+        journal = cls(store, topic=topic, subscription=subscription, form=form, shared_holes=shared_holes)
         recovery = Recovery(store, journal.path, ledgers, repair, shared_holes)
         for _ in range(_TAKEOVER_ATTEMPTS):
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
@@ -100,13 +107,13 @@ class Journal:
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = recovery.find(journal._leftovers)
             if found is None:
-                journal._take_pins(())
+                journal.holes.find_pins((), term=journal._term, is_new=True)
                 return journal, None
             if journal._take_over(found):
                 found = journal._appended_since(found, recovery)
-                journal._take_pins(found.bucket_ids)
+                journal.holes.find_pins(found.bucket_ids, term=journal._term, is_new=False)
                 if not found.is_repaired:  # Else the record stays as it is, until one is written.
-                    journal._keep_pins(found.bucket_ids)
+                    journal.holes.keep_only(found.bucket_ids)
                 journal.snapshot_bytes = found.recovered.byte_count
                 return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
@@ -121,61 +128,26 @@ class Journal:
         """How many entries the ledger holds that is appended to."""
         return self._sequence
 
-    def append(self, content: CursorState) -> int:
-        """Append an entry, sync, and return the bytes written.
-
-        Args:
-            content: What is new since the entry before or, in a format without deltas, the whole state.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor; nothing was written.
-            StoreError: The append failed; whether it happened is unknown, and the ledger is not appended to again.
-        """
-        ledger_id, encoded = self.prepare(content)
-        try:
-            self.store.ledgers.append(ledger_id, encoded)
-        except (LedgerFencedError, LedgerNotFoundError) as error:
-            raise self._fenced() from error
-        except CorruptStateError as error:
-            raise self._unwritable(error) from error
-        return self.appended(ledger_id, encoded)
-
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
-        """Return the ledger and the entry to be appended to it; one of the two that follow must be told the outcome.
+        """Return the ledger and the entry to be appended to it.
 
-        Until then, and if the outcome is unknown for good, the next write must begin a new ledger.
+        To be followed by `appended` or `not_appended`. Without them, because the outcome is unknown, the next write
+        must begin a new ledger.
         """
         assert self._open_ledger is not None
         ledger_id, self._open_ledger = self._open_ledger, None
         return ledger_id, self._encode(content)
 
     def appended(self, ledger_id: int, encoded: bytes) -> int:
-        """Go on after an entry that was appended and synced, and return its size."""
+        """Note that an entry was appended and synced, and return its size."""
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.delta_bytes += len(encoded)
         return len(encoded)
 
     def not_appended(self, ledger_id: int) -> None:
-        """Go on as before: the entry is certain not to have been appended."""
+        """Note that the entry is certain not to have been appended."""
         self._open_ledger = ledger_id
-
-    def buckets(self) -> Sequence[BucketHoles]:
-        """Return the delay buckets that a whole state may refer to now."""
-        return () if self._shared_holes is None else self._shared_holes.buckets()
-
-    @property
-    def known_buckets(self) -> Sequence[BucketHoles]:
-        """What `buckets` returned when any cursor of the topic last asked; no storage is at work."""
-        return () if self._shared_holes is None else self._shared_holes.known
-
-    @property
-    def refers_to_retired(self) -> bool:
-        """Whether delay buckets are kept that were live no more when any cursor of the topic last looked."""
-        if self._pins is None:
-            return False
-        live = frozenset() if self._shared_holes is None else self._shared_holes.live_ids
-        return not self._pins.bucket_ids <= live
 
     def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> int:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
@@ -189,25 +161,25 @@ class Journal:
             StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
         """
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        shared = self._shared(content, buckets)
+        shared = self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
         try:
             ledger_id = self.store.ledgers.create(self._owner)
             self._made.add(ledger_id)
             self.store.ledgers.append(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
-            raise self._fenced() from error
+            raise self.fenced() from error
         except CorruptStateError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         self._swing(self._record(ledger_id, content.mark_delete), self.form)
-        self._keep_pins(() if shared is None else shared.bucket_ids)
+        self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         return len(encoded)
 
     def encode_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> bytes:
-        """Return the record that would hold the whole state, by what these buckets hold; none of them is pinned."""
+        """Return the record that would hold the whole state, referring to these buckets; none of them is pinned."""
         shared = share(snapshot_of(content, epoch=self._epoch), buckets) if buckets else None
         return self.form.encode_record(self._whole_record(content, shared))
 
@@ -223,9 +195,9 @@ class Journal:
             StoreError: The write failed; the state before or the new one is what a recovery reads.
         """
         self._open_ledger = None
-        shared = self._shared(content, buckets)
+        shared = self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         written = self._swing(self._whole_record(content, shared), self.form)
-        self._keep_pins(() if shared is None else shared.bucket_ids)
+        self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
@@ -241,7 +213,7 @@ class Journal:
             # Read back rather than kept: it is the whole state.
             found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found.data):
-                raise self._fenced()
+                raise self.fenced()
             decoded = decode_record(found.data)
             record, form = decoded.record, decoded.form
         before, self.cursor_properties = self.cursor_properties, dict(properties)
@@ -252,7 +224,7 @@ class Journal:
             raise
 
     def begin_epoch(self) -> None:
-        """Let the next whole state be of a new epoch: no record from before counts after it."""
+        """Begin a new epoch with the next whole state: no record from before counts after it."""
         self._epoch += 1
 
     def abandon_epoch(self) -> None:
@@ -261,26 +233,6 @@ class Journal:
 
     def _encode(self, content: CursorState) -> bytes:
         return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
-
-    def _take_pins(self, needed: Collection[int]) -> None:
-        """Look for what earlier owners have pinned, unless there is none and never will be."""
-        if self._version != ABSENT or self._shared_holes is not None:
-            pins = HolePins(self.store, self.path, term=self._term, needed=needed)
-            self._pins = pins if pins.bucket_ids or self._shared_holes is not None else None
-
-    def _keep_pins(self, needed: Collection[int]) -> None:
-        if self._pins is not None:
-            self._pins.keep_only(needed)
-
-    def _shared(self, content: CursorState, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
-        """Say the whole state by what buckets hold, all of which are pinned then; None if that does not pay."""
-        pins, snapshot = self._pins, snapshot_of(content, epoch=self._epoch)
-        while pins is not None and buckets and (shared := share(snapshot, buckets)) is not None:
-            refused = {bucket_id for bucket_id in sorted(shared.bucket_ids) if not pins.pin(bucket_id)}
-            if not refused:
-                return shared
-            buckets = [bucket for bucket in buckets if bucket.reference.bucket_id not in refused]
-        return None
 
     def _whole_record(self, content: CursorState, shared: SharedSnapshot | None) -> CursorRecord:
         record = self._record(None, content.mark_delete, content)
@@ -357,7 +309,7 @@ class Journal:
             # ours to adopt; a record of anything else means another owner.
             found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found.data):
-                raise self._fenced() from error
+                raise self.fenced() from error
             self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
 
     def _is_ours(self, encoded: bytes) -> bool:
@@ -365,10 +317,11 @@ class Journal:
         ledger_id = record.cursor_ledger_id
         return record.term == self._term and (ledger_id in self._made | {None, self._pointed_at})
 
-    def _fenced(self) -> CursorFencedError:
+    def fenced(self) -> CursorFencedError:
+        """Return the error for a cursor that another owner has opened."""
         return CursorFencedError(f"{self.path}: another owner has opened this cursor since")
 
-    def _unwritable(self, error: CorruptStateError) -> StoreError:
+    def unwritable(self, error: CorruptStateError) -> StoreError:
         """Return the error for a ledger that damage keeps from being written; the metadata store may still be."""
         return StoreError(f"{self.path}: the cursor ledger cannot be written: {error}")
 

@@ -15,6 +15,7 @@ from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJou
 from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.shared_holes import resolver
+from ackstate.cursor.results import RecoveryReport, RecoverySource
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError
@@ -25,7 +26,7 @@ from ackstate.wire.native import record_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ackstate.cursor.journal.format import JournalFormat
+    from ackstate.cursor.journal.format import Format, JournalFormat
     from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.store import Store, Versioned
     from ackstate.ledger_map import LedgerMap
@@ -83,6 +84,25 @@ class StoredCursor:
     def is_repaired(self) -> bool:
         """Whether acks were given up."""
         return self.repair is not Repair.NONE
+
+
+def report_of(found: StoredCursor | None, form: Format, mark_delete: Position) -> RecoveryReport:
+    """Return the report of a cursor that was found, or of a new one, which begins at a position in a format."""
+    if found is None:
+        return RecoveryReport(RecoverySource.NEW, 0, 0, -1, "", mark_delete, 0, form)
+    recovered = found.recovered
+    source = RecoverySource.JOURNAL if found.entry_count else RecoverySource.METADATA
+    return RecoveryReport(
+        RecoverySource.NEW if found.repair is Repair.START_ANEW else source,
+        recovered.records_replayed,
+        recovered.bytes_discarded,
+        recovered.discarded_offset,
+        recovered.discarded_reason,
+        recovered.content.mark_delete,
+        recovered.content.deleted.range_count,
+        found.form.name,
+        found.repair,
+    )
 
 
 def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecord:

@@ -1,81 +1,38 @@
-"""Which acks are in no durable record, why, and how large are their ranges?"""
+"""Tracks the acks that no durable record holds, why it does not, and the size of their ranges."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import firsts
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.record_size import range_first_bytes, ranges_bytes
-from ackstate.selection import Keep, select
-from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_ranges
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
+    from ackstate.cursor.state.persist_limits import PersistLimits
+
 EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
-"""A frontier above every position: nothing is too young to be persisted."""
-
-
-class RangeLimit(NamedTuple):
-    """How many ranges the durable state may hold.
-
-    Attributes:
-        range_count_max: So many; None for any number.
-        keep: Which go first.
-        displaces: Whether what goes first may take the place of what is durable already.
-        rule: What `range_count_max` counts: ranges, or what a Pulsar release counts in the words form.
-    """
-
-    range_count_max: int | None
-    keep: Keep
-    displaces: bool
-    rule: LimitRule = LimitRule.EXACT
-
-    def has_room_for(self, ranges: DeletedRanges) -> bool:
-        """Tell whether all of them are within the limit. Complexity: O(1), or O(ledgers) by a rule of Pulsar's."""
-        if self.range_count_max is None:
-            return True
-        return self.usage(ranges) <= self.range_count_max
-
-    def usage(self, ranges: DeletedRanges) -> int:
-        """Return how much of the limit ranges take: they are within it if it is not less. Complexity: as above."""
-        if self.rule is LimitRule.EXACT:
-            return ranges.range_count
-        counts = [len(bitmap) for _, bitmap in ranges.bitmaps()]
-        if self.rule is not LimitRule.PULSAR_5_0:
-            return sum(counts[:-1])
-        is_list = bool(counts) and self.range_count_max is not None and counts[0] > self.range_count_max
-        return ranges.range_count if is_list else sum(counts)
-
-    def select(self, ranges: DeletedRanges, *, always: DeletedRanges | None) -> DeletedRanges:
-        """Return a copy of the ranges that are within the limit, and of those of `always`, even if they are not."""
-        assert self.range_count_max is not None
-        if self.rule is LimitRule.EXACT:
-            return select(ranges, range_count_max=self.range_count_max, keep=self.keep, always=always).kept
-        limits = Limits(self.range_count_max, rule=self.rule)
-        kept = limit_ranges(ranges, form=RangeForm.WORDS, limits=limits).kept
-        if always is not None:
-            kept.update(always)
-        return kept
+"""Above every position: nothing is too young to be persisted."""
 
 
 @final
 class UnpersistedAcks:
     """Acks above the mark-delete position that are not durable; bitmap operations over them, no I/O, no lock.
 
-    They are in one of four sets, which share no entry, and of which only what is being written may hold entries at or
-    below the mark-delete position. What is `fresh` its owner adds to, and tells of it by `added`.
+    Each is in exactly one of four sets. Only `in_flight` may hold entries at or below the mark-delete position. The
+    owner adds new acks to `fresh` and then calls `added` or `added_one`.
     """
 
     def __init__(self) -> None:
-        self.is_plain = True
-        """Whether no persist has passed one of them by, so that an ack concerns what is fresh and nothing else."""
+        self.nothing_held_back = True
+        """Whether no persist has excluded one of them or failed to write it, so that an ack changes `fresh` only."""
         self.fresh = DeletedRanges()
-        """Acked since the last persist began, or written in vain."""
+        """Acked since the last persist began, or part of a write that failed."""
         self.in_flight = DeletedRanges()
         """Being written."""
         self.held = DeletedRanges()
@@ -83,28 +40,28 @@ class UnpersistedAcks:
         self.cut = DeletedRanges()
         """Cut off by a limit on ranges."""
         self.displaced = DeletedRanges()
-        """Of what is cut off, what was durable until the persist under way, or the last one, chose others."""
-        # Acks that a persist has passed by and that the mark-delete position covers since; they wait for it to be
-        # durable. Invariant: all of them are at or below it and above the persisted one.
+        """The part of `cut` that was durable until the persist under way, or the last one, preferred other ranges."""
+        # Acks that a persist excluded and that the mark-delete position has covered since. They wait until that
+        # position is durable. Invariant: all of them are at or below it and above the persisted one.
         self.covered = DeletedRanges()
-        self._has_failed = False  # whether some of the fresh ones were passed by in that way
-        # The four sets as one, so that ranges which touch count as one: kept while something is held back or cut off.
+        self._has_failed = False  # whether `fresh` holds acks of a write that failed
+        # The union of the four sets, so that adjacent ranges count as one; stored while something is excluded.
         self._as_one: DeletedRanges | None = None
-        # What they may be instead, while a persist is under way: less what is being written or, until it is written,
-        # less what it displaces. An ack that joins ranges here may stand alone there.
+        # While a persist is under way, the other sets that the union may turn out to be: without what is being written
+        # or, until it is written, without what it displaces. An ack that joins ranges in one may stand alone in others.
         self._outcomes: tuple[DeletedRanges, ...] = ()
 
     @property
-    def not_taken_count(self) -> int:
-        """How many the persist under way, or the last one, left out. Complexity: O(1)."""
+    def excluded_count(self) -> int:
+        """How many the persist under way, or the last one, excludes. Complexity: O(1)."""
         return len(self.held) + len(self.cut)
 
     @property
     def record_bytes(self) -> int:
         """Size of their ranges. Complexity: O(1).
 
-        While a persist is under way, it is the largest of what they are and what they will be after it; never more
-        than what acks one by one have added.
+        While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
+        have added.
         """
         if self._as_one is not None:
             return max(ranges.record_bytes for ranges in self._alternatives())
@@ -115,7 +72,7 @@ class UnpersistedAcks:
         return self.fresh, self.in_flight, self.held, self.cut
 
     def joined_by(self) -> tuple[DeletedRanges, ...]:
-        """Return the sets whose ranges the next ack may join, of which each may be the one that counts."""
+        """Return the sets whose ranges the next ack may join; each may turn out to be the one that counts."""
         return (self.fresh,) if self._as_one is None else self._alternatives()
 
     def as_one(self) -> DeletedRanges:
@@ -128,60 +85,60 @@ class UnpersistedAcks:
         both.update(self.in_flight)
         return both
 
-    def left_out(self, position: Position) -> bool:
-        """Tell whether the persist under way, or the last one, left an entry out."""
+    def excludes(self, position: Position) -> bool:
+        """Tell whether the persist under way, or the last one, excludes an entry."""
         return position in self.held or position in self.cut
 
     def added(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Note what was put into `fresh`."""
+        """Note entries that were added to `fresh`."""
         if self._as_one is not None:
             for ranges in self._alternatives():
                 ranges.add_entries(ledger_id, entry_ids)
 
     def added_one(self, position: Position) -> None:
-        """Note one entry that was put into `fresh`."""
+        """Note one entry that was added to `fresh`."""
         if self._as_one is not None:
             for ranges in self._alternatives():
                 ranges.add(position)
 
     def cover(self, mark_delete: Position) -> None:
-        """Forget what the mark-delete position covers."""
-        # What an earlier persist passed by stays known until the mark-delete is durable: a receipt may ask for it.
-        for passed_by in (self.held, self.cut, self.fresh if self._has_failed else None):
-            if passed_by:
-                self.covered.update(passed_by.take_at_most(mark_delete))
+        """Forget the acks that the mark-delete position covers."""
+        # Those that an earlier persist excluded are remembered until the mark-delete is durable, for their receipts.
+        for excluded in (self.held, self.cut, self.fresh if self._has_failed else None):
+            if excluded:
+                self.covered.update(excluded.take_at_most(mark_delete))
         self.fresh.remove_at_most(mark_delete)
         if self._as_one is not None:
             for ranges in self._alternatives():
                 ranges.remove_at_most(mark_delete)
 
-    def can_promote(self, frontier: Position) -> bool:
-        """Tell whether something is fresh, or was held back and is at or below a frontier."""
+    def can_promote(self, up_to: Position) -> bool:
+        """Tell whether an ack is fresh, or was held back and is at or below a position."""
         lowest = self.held.first_range()
-        return bool(self.fresh) or (lowest is not None and lowest[0] < frontier)
+        return bool(self.fresh) or (lowest is not None and lowest[0] < up_to)
 
     def begin_write(
-        self, deleted: DeletedRanges, *, frontier: Position, limit: RangeLimit, record_bytes_max: int | None
+        self, deleted: DeletedRanges, *, up_to: Position, limit: PersistLimits, record_bytes_max: int | None
     ) -> None:
-        """Take what is to be written: it is in flight.
+        """Move the acks to be written to `in_flight`.
 
         Args:
             deleted: All acks above the mark-delete position.
-            frontier: Those above it are held back.
-            limit: What goes beyond it is cut off.
-            record_bytes_max: What `record_bytes` may be after this if it is not more already.
+            up_to: Acks above it are held back.
+            limit: Ranges beyond it are cut off.
+            record_bytes_max: The most that `record_bytes` may grow to.
         """
         ready = self.fresh
         self.fresh, self._has_failed = DeletedRanges(), False
-        if self.held or frontier != EVERYTHING:
+        if self.held or up_to != EVERYTHING:
             if self._as_one is None:
                 self._as_one = ready.copy()
-            frontier = self._grown(frontier, record_bytes_max)
-            # What was cut off may be young: only at the frontier may a range be parted, which is where it may grow.
+            up_to = self._grown(up_to, record_bytes_max)
+            # Acks that were cut off may be young. A range may only be split at `up_to`, where it may grow.
             for ranges in (ready, self.cut):
                 self.held.update(ranges)
             self.cut = DeletedRanges()
-            ready = self.held.take_at_most(frontier)
+            ready = self.held.take_at_most(up_to)
         if self.cut:
             ready.update(self.cut)
             self.cut = DeletedRanges()
@@ -190,8 +147,8 @@ class UnpersistedAcks:
         if limit.range_count_max is not None:
             ready = self._cut_to_limit(ready, deleted, limit, record_bytes_max)
         self.in_flight = ready
-        self.is_plain = not self.held and not self.cut
-        if self.is_plain:
+        self.nothing_held_back = not self.held and not self.cut
+        if self.nothing_held_back:
             self._as_one = None
             return
         assert self._as_one is not None
@@ -200,7 +157,7 @@ class UnpersistedAcks:
         self._outcomes = (*self._outcomes, left)
 
     def end_write(self, mark_delete: Position) -> None:
-        """Forget what was in flight, and what a mark-delete position covers that is durable now: it was written."""
+        """Forget the acks in flight, which were written, and those that the written mark-delete position covers."""
         self.covered.remove_at_most(mark_delete)
         if self._as_one is not None:
             self._as_one.difference_update(self.in_flight)
@@ -208,20 +165,23 @@ class UnpersistedAcks:
         self.in_flight = DeletedRanges()
 
     def abandon_write(self, mark_delete: Position) -> None:
-        """Put back what was in flight; what it was to displace may be gone."""
+        """Return the acks in flight to `fresh`; what they were to displace may be gone."""
         self.covered.update(self.in_flight.take_at_most(mark_delete))
         self.fresh.update(self.in_flight)
-        self._has_failed, self.is_plain = True, False
+        self._has_failed, self.nothing_held_back = True, False
         self.in_flight, self._outcomes = DeletedRanges(), ()
 
     def withdraw_displacement(self) -> None:
-        """Note that what was to be displaced is durable still."""
+        """Note that the ranges to be displaced are still durable."""
         self.cut.difference_update(self.displaced)
         if self._as_one is not None:
             self._as_one.difference_update(self.displaced)
 
-    def frontier_leaving(self, record_bytes_max: int) -> Position | None:
-        """Return the lowest end of a range such that those above it take no more bytes; None if all of them do not.
+    def promotable_up_to(self, record_bytes_max: int) -> Position | None:
+        """Return the lowest end of a range such that the ranges above it take at most so many bytes.
+
+        Returns:
+            None if all ranges take no more than that.
 
         Complexity: O(log ranges) bitmap operations over one ledger's.
         """
@@ -238,7 +198,7 @@ class UnpersistedAcks:
         return None
 
     def count_between(self, lower: Position, upper: Position) -> int:
-        """Return how many are above one position and at or below another. Complexity: O(ledgers)."""
+        """Count those above one position and at or below another. Complexity: O(ledgers)."""
         if upper <= lower:
             return 0
         return self.as_one().cardinality(Position(lower.ledger_id, lower.entry_id + 1), upper)
@@ -247,26 +207,26 @@ class UnpersistedAcks:
         assert self._as_one is not None
         return (self._as_one, *self._outcomes)
 
-    def _grown(self, frontier: Position, record_bytes_max: int | None) -> Position:
-        """Return a frontier that makes the ranges no larger than they may be."""
+    def _grown(self, up_to: Position, record_bytes_max: int | None) -> Position:
+        """Return the position, raised to the end of its range if a split would exceed `record_bytes_max`."""
         assert self._as_one is not None
-        ledger_id, entry_id = frontier
-        run = self._as_one.run_containing(frontier) if 0 <= entry_id < ENTRY_ID_MAX else None
+        ledger_id, entry_id = up_to
+        run = self._as_one.run_containing(up_to) if 0 <= entry_id < ENTRY_ID_MAX else None
         if run is None or run.end == entry_id + 1:
-            return frontier
+            return up_to
         growth = range_first_bytes(entry_id + 1) - range_first_bytes(run.first)
         if growth <= 0:
-            return frontier
+            return up_to
         if record_bytes_max is not None and self._as_one.record_bytes + growth > record_bytes_max:
             return Position(ledger_id, run.end - 1)
-        return frontier
+        return up_to
 
     def _cut_to_limit(
-        self, ready: DeletedRanges, deleted: DeletedRanges, limit: RangeLimit, record_bytes_max: int | None
+        self, ready: DeletedRanges, deleted: DeletedRanges, limit: PersistLimits, record_bytes_max: int | None
     ) -> DeletedRanges:
-        """Return what of the acks that are ready the durable state has room for; the rest is cut off.
+        """Return the ready acks that the durable state has room for, and cut off the rest.
 
-        What is durable and gives way counts as not durable from now on: the write may happen although it fails.
+        Displaced ranges count as not durable from now on, because a failed write may still have happened.
         """
         assert limit.range_count_max is not None
         if not self.held and limit.has_room_for(deleted):
@@ -275,21 +235,21 @@ class UnpersistedAcks:
         wanted.difference_update(self.held)
         durable = wanted.copy()
         durable.difference_update(ready)
-        undurable = ready.copy() if self._as_one is None else self._as_one
+        unpersisted = ready.copy() if self._as_one is None else self._as_one
         always = None if limit.displaces else durable
         kept = limit.select(wanted, always=always)
         displaced = durable.copy()
         displaced.difference_update(kept)
         if displaced:
-            grown = undurable.copy()
+            grown = unpersisted.copy()
             grown.update(displaced)
             left = grown.copy()
             left.difference_update(kept)
             if record_bytes_max is not None and max(grown.record_bytes, left.record_bytes) > record_bytes_max:
                 return self._cut_to_limit(ready, deleted, limit._replace(displaces=False), record_bytes_max)
-            self._outcomes = (undurable,)
-            undurable = grown
-        self._as_one = undurable
+            self._outcomes = (unpersisted,)
+            unpersisted = grown
+        self._as_one = unpersisted
         wanted.difference_update(kept)
         kept.difference_update(durable)
         self.cut, self.displaced = wanted, displaced
@@ -305,7 +265,7 @@ class UnpersistedAcks:
         waiting.difference_update(self.in_flight)
         assert deleted.copy().update(waiting) == 0
         assert self._as_one is not None or not (self.held or self.cut)
-        assert self.is_plain == (self._as_one is None and not self._has_failed)
+        assert self.nothing_held_back == (self._as_one is None and not self._has_failed)
         if self._as_one is not None:
             every.remove_at_most(mark_delete)
             assert self._as_one == every
@@ -315,7 +275,7 @@ class UnpersistedAcks:
 
 
 def _highest_bytes(ledger_id: int, bitmap: BitMap, count: int) -> int:
-    """Return what the highest so many ranges of a ledger take."""
+    """Return the size of the highest `count` ranges of a ledger."""
     begins = firsts(bitmap)
     if not count:
         return 0

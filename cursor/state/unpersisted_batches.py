@@ -1,4 +1,4 @@
-"""Which acks of single messages in batches are in no durable record?"""
+"""Tracks the acks of single messages in batches that no durable record holds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class _Before(NamedTuple):
-    """What was known before a persist; see `UnpersistedBatches`."""
+    """The sets before a persist; see `UnpersistedBatches`."""
 
     changed: set[Position]
     cut: set[Position]
-    passed_by: set[Position]
+    unwritten: set[Position]
     completed: BatchIndexes
 
 
@@ -41,19 +41,19 @@ class UnpersistedBatches:
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed: set[Position] = set()
         self._in_flight: set[Position] = set()
-        # Batches that the last persist left out.
+        # Batches that the last persist excluded because of the limit.
         self._cut: set[Position] = set()
-        # Those of them, and of failed ones before, until one that holds or covers them has been written.
-        self._passed_by: set[Position] = set()
+        # Batches that this persist or an earlier one cut, until a record that holds or covers them was written.
+        self._unwritten: set[Position] = set()
         # The unacked indexes of a batch before its last ack, until its entry is durable: a persist that excludes the
         # entry writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
-        # What a persist that is withdrawn gives back.
+        # The sets to restore if the persist is withdrawn.
         self._before = _Before(set(), set(), set(), BatchIndexes())
 
     @property
-    def left_out_count(self) -> int:
-        """Batches that the last persist left out, with those that were acked as a whole. Complexity: O(1)."""
+    def excluded_count(self) -> int:
+        """Batches that the last persist cut, also those that were acked as a whole since. Complexity: O(1)."""
         return len(self._cut)
 
     @property
@@ -66,9 +66,9 @@ class UnpersistedBatches:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
         return sum(position in self._partly for position in self._changed | self._in_flight | self._cut)
 
-    def is_passed_by(self, position: Position) -> bool:
-        """Tell whether a persist left a batch out, and none that has been written since did not."""
-        if position in self._passed_by:
+    def is_excluded(self, position: Position) -> bool:
+        """Tell whether a persist excluded a batch, and no later one has written it."""
+        if position in self._unwritten:
             return True
         if position in self._partly or position in self._completed:
             return False
@@ -89,11 +89,11 @@ class UnpersistedBatches:
         return True, True
 
     def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> tuple[bool, bool]:
-        """Do as `ack` for the first messages of the batch behind the mark-delete position."""
+        """Ack the first messages of the batch that follows the mark-delete position; returns as `ack`."""
         before = self._partly.get(position)
         if not self._partly.ack_cumulative(position, unacked_words):
             return False, self._noted(position, before)
-        # The mark-delete moves over it, so no persist can leave it out.
+        # The mark-delete moves over it, so no persist can exclude it.
         return True, True
 
     def _noted(self, position: Position, before: tuple[int, ...] | None) -> bool:
@@ -103,63 +103,63 @@ class UnpersistedBatches:
         return is_changed
 
     def complete(self, position: Position) -> None:
-        """Forget the batch that an entry is, if it is one that was partly acked: it is acked as a whole."""
+        """Note that an entry is acked as a whole: if it is a partly acked batch, it no longer is."""
         unacked_words = self._partly.get(position)
         if unacked_words is not None:
             self._completed.ack(position, unacked_words)
             self._partly.discard(position)
 
     def begin_write(self, batch_count_max: int | None) -> BatchIndexes:
-        """Return what changed and is to be written.
+        """Return the changed batches that are to be written.
 
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
-        self._before = _Before(self._changed, self._cut, self._passed_by.copy(), self._completed)
+        self._before = _Before(self._changed, self._cut, self._unwritten.copy(), self._completed)
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
-            self._cut.update(islice(sorted((*self._partly, *self._left_out())), batch_count_max, None))
-        self._passed_by |= self._cut
+            self._cut.update(islice(sorted((*self._partly, *self._excluded())), batch_count_max, None))
+        self._unwritten |= self._cut
         return self._taken()
 
     def whole(self) -> BatchIndexes:
-        """Return all that is durable once what was taken is; to be called right after `begin_write`."""
+        """Return all batches that are durable after the write; to be called right after `begin_write`."""
         batch = self._partly.copy()
-        for position in self._left_out():
+        for position in self._excluded():
             batch.ack(position, self._completed[position])
         for position in self._cut:
             batch.discard(position)
         return batch
 
     def end_write(self) -> None:
-        """Note that what was taken was written."""
+        """Note that the batches were written."""
         if self._in_flight:
             self._in_flight = set()
-        if self._passed_by:
-            self._passed_by = set(self._cut)
+        if self._unwritten:
+            self._unwritten = set(self._cut)
         if self._completed:
-            for position in set(self._completed).difference(self._left_out()):
+            for position in set(self._completed).difference(self._excluded()):
                 if position not in self._entries.fresh:
                     self._completed.discard(position)
 
     def abandon_write(self) -> None:
-        """Put back what was taken: it could not be written."""
+        """Note that the batches could not be written."""
         self._changed |= self._in_flight
         self._in_flight = set()
 
     def withdraw_write(self) -> None:
-        """Be as before `begin_write`, right after which this is called, or after `whole`."""
-        self._changed, self._cut, self._passed_by, self._completed = self._before
+        """Undo `begin_write`; to be called right after it, or after `whole`."""
+        self._changed, self._cut, self._unwritten, self._completed = self._before
         self._in_flight = set()
 
-    def _left_out(self) -> list[Position]:
-        """Return the batches whose last ack the persist under way, or the last one, leaves out."""
-        return [position for position in self._completed if self._entries.left_out(position)]
+    def _excluded(self) -> list[Position]:
+        """Return the batches whose last ack the persist under way, or the last one, excludes."""
+        return [position for position in self._completed if self._entries.excludes(position)]
 
     def _taken(self) -> BatchIndexes:
-        taken, left_out = BatchIndexes(), self._left_out() if self._completed else ()
+        taken, excluded = BatchIndexes(), self._excluded() if self._completed else ()
         for position in self._in_flight:
-            unacked_words = (self._completed if position in left_out else self._partly).get(position)
+            unacked_words = (self._completed if position in excluded else self._partly).get(position)
             if unacked_words is not None:
                 taken.ack(position, unacked_words)
         return taken
@@ -168,4 +168,4 @@ class UnpersistedBatches:
         """Assert every invariant. Complexity: O(batches)."""
         self._partly._check()
         self._completed._check()
-        assert self._cut <= self._passed_by
+        assert self._cut <= self._unwritten

@@ -1,4 +1,4 @@
-"""Which acks are too young to be persisted? The setting, the ruler that it is measured with, and the age in force."""
+"""Tells which acks are too young to be persisted: the setting, the ruler, and the age in force."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class YoungAge:
             for sent_ms, count in self.ruler.sent_counts(ledger_id, bitmap):
                 self.chooser.observe(now_ms - sent_ms, count)
 
-    def frontier(self, *, now_ms: int) -> Position:
+    def persistable_up_to(self, *, now_ms: int) -> Position:
         """Return the position up to which acks are old enough to be persisted."""
         if not self.is_on:
             return EVERYTHING

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.managed import INTERNAL_PREFIX
+from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.store import ABSENT, check_path
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class CursorBucketRegistry:
         return {name: text for name, text in properties.items() if name.startswith(INTERNAL_PREFIX)}
 
     def put(self, name: str, text: str) -> None:
-        """Set a property; errors as for `ManagedCursor.put_internal_property`."""
-        self._cursor.put_internal_property(name, text)
+        """Set a property; errors as for `CursorProperties.put_internal`."""
+        self._cursor.attached.put_internal(name, text)
 
     def remove(self, name: str) -> None:
-        """Remove a property, if it is there; errors as for `ManagedCursor.put_internal_property`."""
-        self._cursor.remove_internal_property(name)
+        """Remove a property, if it is there; errors as for `CursorProperties.put_internal`."""
+        self._cursor.attached.remove_internal(name)
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import ackstate.cursor.state.unpersisted_acks
+import ackstate.cursor.state.persist_limits
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.rule_state import RuleState
@@ -16,7 +16,7 @@ def _keep_one_range_more():
     def one_more(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
-    return (Replacement(ackstate.cursor.state.unpersisted_acks, "select", one_more),)
+    return (Replacement(ackstate.cursor.state.persist_limits, "select", one_more),)
 
 
 def _look_at_what_the_last_persist_left():
@@ -68,7 +68,7 @@ LIMITS = (
         "a limit on ranges keeps one range too many",
         "Apache Pulsar since 2019, fixed by apache/pulsar#25548: `buildIndividualDeletedMessageRanges` added a range "
         "before it tested the cap, and persisted one range too many.",
-        "`UnpersistedAcks` has `select` choose one range more than the limit.",
+        "`PersistLimits` has `select` choose one range more than the limit.",
         _keep_one_range_more,
     ),
     Exhibit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
@@ -23,47 +24,51 @@ def _forget_acks_that_came_meanwhile():
 
 
 def _commit_whatever_became_of_the_write():
-    carry_out = Persister.carry_out
-
-    def commit_anyway(self, plan, frontier, *, now_ms):
-        if plan is None:
-            return carry_out(self, plan, frontier, now_ms=now_ms)
+    def commit_anyway(self):
+        journal, plan = self._persister.journal, self._plan
+        write = journal.write_record if plan.target is PersistTarget.METADATA else journal.begin_ledger
         try:
-            written = self._write(plan)
+            byte_count = write(plan.content, plan.buckets)
         except StoreError:
-            written = 0
-        return self.commit(plan, written, now_ms=now_ms)
+            byte_count = 0
+        return self.commit(byte_count)
 
-    return (Replacement(Persister, "carry_out", commit_anyway),)
+    def commit_instead(self, error):
+        return self.commit(0)
+
+    return (Replacement(Round, "write", commit_anyway), Replacement(Round, "fall_back", commit_instead))
 
 
 def _confirm_what_the_limiter_refused():
     tick = Persister.tick
 
     def tick_and_confirm(self, *, now_ms):
-        with self._lock:
-            is_refused = self._limiter is not None and self._is_new() and not self._limiter.can_acquire(now_ms)
+        with self.lock:
+            limiter = self.trigger._limiter
+            is_refused = limiter is not None and self.trigger._is_new() and not limiter.can_acquire(now_ms)
             is_due = tick(self, now_ms=now_ms)
             if is_refused and not is_due:
-                self.durable_number = self.accepted_number
+                self.state.durable_number = self.state.accepted_number
             return is_due
 
     return (Replacement(Persister, "tick", tick_and_confirm),)
 
 
 def _read_the_ranges_when_they_are_written():
-    write = Persister._write
+    write = Round.write
 
-    def write_later(self, plan):
-        if plan.route is PersistTarget.SNAPSHOT:
+    def write_later(self):
+        persister, plan = self._persister, self._plan
+        if plan.target is PersistTarget.SNAPSHOT:
             # A ledger more than is needed: making one takes as long as a sync, and others ack meanwhile.
-            self.journal._made.add(self.journal.store.ledgers.create(self.journal._owner))
-            with self._lock:
-                deleted, batch = self.state.whole()
-            plan = plan._replace(content=plan.content._replace(deleted=deleted, batch=batch))
-        return write(self, plan)
+            journal = persister.journal
+            journal._made.add(journal.store.ledgers.create(journal._owner))
+            with persister.lock:
+                deleted, batch = persister.state.whole()
+            self._plan = plan._replace(content=plan.content._replace(deleted=deleted, batch=batch))
+        return write(self)
 
-    return (Replacement(Persister, "_write", write_later),)
+    return (Replacement(Round, "write", write_later),)
 
 
 PERSISTS = (
@@ -81,7 +86,7 @@ PERSISTS = (
         "staged acks are cleared even if the write failed",
         "RocketMQ 5, apache/rocketmq#10667: `PopConsumerCache` clears its staged checkpoints regardless of the "
         "result of the revive, and the next offset is committed although there is no durable record.",
-        "`Persister.carry_out` swallows the store's error and commits the plan.",
+        "`Round.write` and `Round.fall_back` swallow the store's error and commit the plan.",
         _commit_whatever_became_of_the_write,
     ),
     Exhibit(
@@ -97,7 +102,7 @@ PERSISTS = (
         "a base and the data relative to it are of two instants",
         "Confluent Parallel Consumer, confluentinc/parallel-consumer#894: the payload was encoded against one offset, "
         "then another was read and committed with it.",
-        "`Persister._write` reads the ranges of a snapshot again once its ledger is made, and keeps the mark-delete "
+        "`Round.write` reads the ranges of a snapshot again once its ledger is made, and keeps the mark-delete "
         "position of the plan: acks between the two moved it, and are in neither. Our ranges are absolute, so the "
         "payload is read too late, not the base: the other way round nothing would be lost here.",
         _read_the_ranges_when_they_are_written,

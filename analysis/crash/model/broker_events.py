@@ -66,7 +66,7 @@ def tick(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Write if it is time to, while others use the subscription."""
     schedule.note("tick")
     is_over = schedule.now_ms - side.persisted_ms >= side.config.flush_interval_ms
-    is_due = is_over and side.cursor.is_dirty()
+    is_due = is_over and side.cursor.view.is_dirty
     result = schedule.interleave([side], lambda: side.cursor.tick(now_ms=schedule.now_ms))
     has_written = result is not None and result.route is not PersistTarget.NOTHING
     hold(Promise.I15, has_written or not is_due, "the flush interval is over, and what waits was not written")

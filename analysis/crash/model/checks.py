@@ -66,10 +66,14 @@ def check(side: SimulatedSubscription) -> None:
     side.receipts.check_none_lies(cursor, model, count_max=4)
     if side.is_writing:
         # After a failed write what it was to displace counts as gone already.
-        enough = side.has_failed or cursor.unpersisted_record_bytes >= model.counted()[0]
-        hold(Promise.I4, enough, f"{cursor.unpersisted_record_bytes} bytes are un-persisted, not {model.counted()[0]}")
+        enough = side.has_failed or cursor.view.unpersisted_record_bytes >= model.counted()[0]
+        hold(
+            Promise.I4,
+            enough,
+            f"{cursor.view.unpersisted_record_bytes} bytes are un-persisted, not {model.counted()[0]}",
+        )
         return
-    _count(cursor.unpersisted_record_bytes, model.counted()[0], "un-persisted bytes")
+    _count(cursor.view.unpersisted_record_bytes, model.counted()[0], "un-persisted bytes")
     _check_gauge(side)
     _check_waiters(side)
 
@@ -95,11 +99,15 @@ def check_all(side: SimulatedSubscription) -> None:
     if acked != model.acked:
         hold(Promise.I1, acked <= model.acked, f"{log.text(acked - model.acked)} counts as acked and is not")
         hold(Promise.I4, False, f"the ack of {log.text(model.acked - acked)} was forgotten")
-    batches = {log.numbers[position]: indexes(words) for position, words in side.cursor.batch.items()}
+    batches = {log.numbers[position]: indexes(words) for position, words in side.cursor.view.batch.items()}
     found = f"partly acked are the batches {batches}, and were {model.unacked_of_batch}"
     hold(Promise.I4, batches == model.unacked_of_batch, found)
     marked = model.properties.marked
-    hold(Promise.I4, side.cursor.properties == marked, f"{side.cursor.properties} were marked, and {marked} were to be")
+    hold(
+        Promise.I4,
+        side.cursor.view.properties == marked,
+        f"{side.cursor.view.properties} were marked, and {marked} were to be",
+    )
     for number, consumer in model.in_flight.items():
         sent = deliveries.get(log.positions[number])
         is_right = sent is not None and sent.consumer == consumer and sent.record_bytes <= log.isolated_bytes(number)
@@ -144,7 +152,7 @@ def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Ma
         would_open = (
             reserved <= int(limit * limits.unpersisted_release_ratio) if is_closed else reserved + cost <= limit
         )
-        is_by_young = would_open and side.cursor.has_young(now_ms=now_ms)
+        is_by_young = would_open and side.cursor.view.has_young(now_ms=now_ms)
         hold(Promise.I8, not is_by_young, "young acks keep the gate shut")
 
 

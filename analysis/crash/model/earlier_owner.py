@@ -33,7 +33,7 @@ class EarlierOwner:
         self.store = side.store
         self.race_count = race_count
         self._log_end = len(side.schedule.log)  # it does not see the log grow any more
-        self.cursor.unwatch(side)
+        self.cursor.remove_listener(side)
         self.store.forget_faults()
 
     def race(self, side: SimulatedSubscription) -> None:
@@ -69,7 +69,7 @@ class EarlierOwner:
         before, receipts = side.written.raw(), self._ack(side)
         schedule.note("the owner before goes on", receipts)
         acts: list[Callable[[], object]] = [
-            lambda: cursor.persist(now_ms=schedule.now_ms) if cursor.is_dirty() else self._refused(),
+            lambda: cursor.persist(now_ms=schedule.now_ms) if cursor.view.is_dirty else self._refused(),
             lambda: cursor.set_cursor_properties({"owner": "before"}),
             lambda: cursor.tick(now_ms=schedule.now_ms) or self._refused(),
             lambda: cursor.reset(schedule.log.positions[0], now_ms=schedule.now_ms) if receipts else self._refused(),

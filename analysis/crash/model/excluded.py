@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.written import Held
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.state.ack_state import PersistLimits
+    from ackstate.cursor.state.persist_limits import PersistLimits
 
 
 class Excluded(NamedTuple):

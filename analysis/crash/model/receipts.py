@@ -55,7 +55,7 @@ class Receipts:
             asked = asked[:count_max] + asked[-count_max:]
         for given in asked:
             says_durable, is_durable = cursor.durable(given.receipt), _is_durable(given, model)
-            is_late = is_durable and not says_durable and not cursor.is_dirty()
+            is_late = is_durable and not says_durable and not cursor.view.is_dirty
             hold(Promise.I15, not is_late, f"a receipt is late: {self._log.text(given.numbers)} is on the disk")
             if says_durable and not is_durable:
                 found = f"a receipt lied: {self._log.text(given.numbers)} counts as durable and is not on the disk"

@@ -17,8 +17,8 @@ from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.persist.persister import PersistWatcher
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _HOUR = 3_600_000
 
 
-class SimulatedSubscription(PersistWatcher):
+class SimulatedSubscription(CursorListener):
     """One subscription of a schedule.
 
     Attributes:
@@ -145,8 +145,8 @@ class SimulatedSubscription(PersistWatcher):
         )  # fmt: skip
         if tracker is not None:
             tracker.attach(_Asked(self.subscription._messages, schedule))
-        self.cursor.unwatch(self.subscription)
-        self.cursor.watch(self)
+        self.cursor.remove_listener(self.subscription)
+        self.cursor.add_listener(self)
         self.forget_attempts()
         for consumer in CONSUMERS[: settings.consumer_count]:
             self.subscription.consumer_opened(consumer)
@@ -179,12 +179,14 @@ class SimulatedSubscription(PersistWatcher):
         """
         model, log = self.model, self.schedule.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
-        parts = {log.numbers[each]: indexes(words) for each, words in self.cursor.batch.items() if each in log.numbers}
+        parts = {
+            log.numbers[each]: indexes(words) for each, words in self.cursor.view.batch.items() if each in log.numbers
+        }
         if found not in model.resets:
             self._check_survived(found, parts)
         if gauge is not None:
             self._check_gauge(found, gauge)
-        model.properties.recovered(self.cursor.properties, self.cursor.cursor_properties)
+        model.properties.recovered(self.cursor.view.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
         self.is_certain, self.excluded = True, Excluded()
         self._check_kept(found)
@@ -252,7 +254,7 @@ class SimulatedSubscription(PersistWatcher):
         self.forgive()
 
     def record_bytes_max(self) -> int | None:
-        """See `PersistWatcher`."""
+        """See `CursorListener`."""
         return self.subscription.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
@@ -262,12 +264,14 @@ class SimulatedSubscription(PersistWatcher):
         if isinstance(outcome, AckStateError):
             self.failed_ms = self.schedule.now_ms
             self._may_have_written()
-            is_due = isinstance(outcome, CursorFencedError) or self.cursor.is_persist_due(now_ms=self.failed_ms + _HOUR)
+            is_due = isinstance(outcome, CursorFencedError) or self.cursor.view.is_persist_due(
+                now_ms=self.failed_ms + _HOUR
+            )
             hold(Promise.I15, is_due, "a write that failed is not tried again")
         elif outcome.route is not PersistTarget.NOTHING:
             self._persisted(outcome)
         else:
-            hold(Promise.I15, not self.cursor.is_dirty(), "what waits was not written")
+            hold(Promise.I15, not self.cursor.view.is_dirty, "what waits was not written")
         self.forget_attempts()
         self.model.changed()
         self.subscription.persisted(outcome)

@@ -103,7 +103,7 @@ class BrokerSimulation:
             if self.settings.starts_high:
                 side.cursor.mark_delete(Position(ledger_id, _HIGH_FIRST - 1), now_ms=0)
                 side.cursor.persist(now_ms=0)
-                side.cursor.rewind()
+                side.cursor.reader.rewind()
 
     def open_broker(self) -> None:
         """Start anew with the log, and with nothing else that a crash would not leave."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.format import CursorState
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.state.ack_state import PersistLimits
+    from ackstate.cursor.state.persist_limits import PersistLimits
     from ackstate.cursor.stores.memory import MemoryDisk
     from ackstate.ledger_map import LedgerMap
 

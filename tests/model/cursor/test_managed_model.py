@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.cursor.state.unpersisted_acks
+import ackstate.cursor.state.persist_limits
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.model.numbered_log import words_of
@@ -23,9 +23,10 @@ from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarget
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.counters import PersistCounters
 from ackstate.cursor.state.ack_state import AckState
-from ackstate.cursor.state.unpersisted_acks import RangeLimit
+from ackstate.cursor.state.persist_limits import PersistLimits
+from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.message_log import NO_DELAY
@@ -136,13 +137,13 @@ class CursorMachine(RuleBasedStateMachine):
     def read(self, count):
         positions, acked = self.schedule.log.positions, self.side.model.acked
         expected = [each for n, each in enumerate(positions) if each >= self.cursor.read_position and n not in acked]
-        assert not expected or self.cursor.next_unread == expected[0]
-        assert self.cursor.read(count) == expected[:count]
+        assert not expected or self.cursor.reader.next_unread == expected[0]
+        assert self.cursor.reader.read(count) == expected[:count]
         assert not expected[count:] or self.cursor.read_position <= expected[count]
 
     @rule()
     def rewind(self):
-        self.cursor.rewind()
+        self.cursor.reader.rewind()
 
     @rule(number=PICKS)
     def trim(self, number):
@@ -264,7 +265,7 @@ class CursorMachine(RuleBasedStateMachine):
         last = old[-1] if old else Position(0, -1)
         waiting = range(model.first_unacked(), len(positions))
         young = {n for n in waiting if age_ms and n in model.acked - model.durable and positions[n] > last}
-        before, is_dirty = self.cursor, self.cursor.is_dirty()
+        before, is_dirty = self.cursor, self.cursor.view.is_dirty
         self.step("persist")
         if self.cursor is before and is_dirty and self.side.excluded is not None:
             assert self.side.excluded.young == young
@@ -322,21 +323,20 @@ def forgets_the_acks_of_a_persist_that_failed(patch):
 
 
 def gives_a_receipt_before_the_write(patch):
-    plan = Persister.plan
+    begin = AckState.begin_persist
 
-    def planned(self, frontier, *, now_ms):
-        decided = plan(self, frontier, now_ms=now_ms)
-        if decided is not None:
-            self.durable_number = decided.number
-        return decided
+    def begun(self, **settings):
+        taken = begin(self, **settings)
+        self.durable_number = taken.number
+        return taken
 
-    patch(Persister, "plan", planned)
+    patch(AckState, "begin_persist", begun)
     machine_of(PLAIN).persist_into_a_fault(3, 0, FaultKind.FAIL_BEFORE, count=6)
 
 
 def never_tries_a_failed_promotion_again(patch):
-    can_promote = AckState.can_promote
-    patch(AckState, "can_promote", lambda self, frontier: bool(self._undurable.held) and can_promote(self, frontier))
+    can_promote = UnpersistedAcks.can_promote
+    patch(UnpersistedAcks, "can_promote", lambda self, up_to: bool(self.held) and can_promote(self, up_to))
     machine = machine_of(CONFIGS[4])
     machine.deliver(9)
     machine.ack(7)
@@ -394,7 +394,7 @@ def drops_what_is_durable_at_a_limit(patch):
     def forgetful(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max, keep=keep)
 
-    patch(ackstate.cursor.state.unpersisted_acks, "select", forgetful)
+    patch(ackstate.cursor.state.persist_limits, "select", forgetful)
     machine = machine_of(PASSING_BY[1])
     for numbers in ([2, 4], [6, 7]):
         machine.ack_many(numbers)
@@ -402,7 +402,7 @@ def drops_what_is_durable_at_a_limit(patch):
 
 
 def counts_ranges_where_whole_ledgers_are_excluded(patch):
-    patch(RangeLimit, "usage", lambda self, ranges: ranges.range_count)
+    patch(PersistLimits, "usage", lambda self, ranges: ranges.range_count)
     machine = machine_of(replace(PULSAR, range_count_max=2, range_limit_rule=LimitRule.PULSAR_4_2), entries=10)
     machine.step("crash")  # begins a ledger
     machine.publish(3)
@@ -415,7 +415,7 @@ def counts_displaced_ranges_as_durable(patch):
     end = AckState.end_persist
 
     def with_displaced(self, written):
-        return end(self, written._replace(acked_count=written.acked_count + len(self._undurable.displaced)))
+        return end(self, written._replace(acked_count=written.acked_count + len(self.unpersisted.displaced)))
 
     patch(AckState, "end_persist", with_displaced)
     machine = machine_of(PASSING_BY[3])
@@ -426,7 +426,7 @@ def counts_displaced_ranges_as_durable(patch):
 
 
 def counts_receipts_of_a_displaced_batch(patch):
-    patch(AckState, "is_batch_cut", lambda self, position: False)
+    patch(UnpersistedBatches, "is_excluded", lambda self, position: False)
     machine = machine_of(PASSING_BY[3])
     machine.ack_batch(8, {0})
     machine.persist()
@@ -450,7 +450,7 @@ def forgets_batches_in_a_recovery(patch):
 
 def forgets_acks_in_a_batch_whose_last_one_is_young(patch):
     """A batch is durable in part, then its last ack is left out of a whole state as young."""
-    patch(UnpersistedBatches, "_left_out", lambda self: [])
+    patch(UnpersistedBatches, "_excluded", lambda self: [])
     machine = machine_of(replace(CONFIGS[4], ledger_entry_count_max=1))
     machine.ack_batch(3, {0})
     machine.persist()
@@ -528,13 +528,13 @@ def forgets_acks_in_the_metadata_store(patch):
 
 
 def counts_writes_to_ledgers_only(patch):
-    count = Persister._count_written
+    wrote = PersistCounters.wrote
 
-    def ledgers_only(self, route, written, *, now_ms):
-        if route is not PersistTarget.METADATA:
-            count(self, route, written, now_ms=now_ms)
+    def ledgers_only(self, target, byte_count):
+        if target is not PersistTarget.METADATA:
+            wrote(self, target, byte_count)
 
-    patch(Persister, "_count_written", ledgers_only)
+    patch(PersistCounters, "wrote", ledgers_only)
     machine = machine_of(PLAIN)
     machine.step("break_ledgers")
     machine.ack(3)
@@ -577,7 +577,7 @@ def test_without_its_bug_each_story_ends_well(planted):
 
 
 def test_receipts_that_forget_what_was_held_back_are_found(monkeypatch):
-    monkeypatch.setattr(AckState, "is_undurable", lambda self, candidates: False)
+    monkeypatch.setattr(AckState, "is_unpersisted", lambda self, candidates: False)
     assert_caught(PassingByMachine, by=PromiseBrokenError, saying="a receipt lied")
 
 
@@ -585,14 +585,14 @@ def test_young_acks_that_count_as_written_are_found(monkeypatch):
     begin = AckState.begin_persist
 
     def all_written(self, **settings):
-        return begin(self, **settings)._replace(acked_count=self._acked_count)
+        return begin(self, **settings)._replace(acked_count=self.acked_count)
 
     monkeypatch.setattr(AckState, "begin_persist", all_written)
     assert_caught(PassingByMachine, by=PromiseBrokenError)
 
 
 def test_a_reset_that_keeps_the_acks_is_found(monkeypatch):
-    reset = AckState.reset
+    reset = AckState.apply_reset
 
     def keep(self, mark_delete):
         deleted = self.deleted
@@ -600,5 +600,5 @@ def test_a_reset_that_keeps_the_acks_is_found(monkeypatch):
         deleted.remove_at_most(mark_delete)
         self.deleted = deleted
 
-    monkeypatch.setattr(AckState, "reset", keep)
+    monkeypatch.setattr(AckState, "apply_reset", keep)
     assert_caught(CursorMachine, by=PromiseBrokenError)

@@ -15,7 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import ackstate.cursor.state.unpersisted_acks
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
-from ackstate.cursor.state.ack_state import AckState, PersistLimits
+from ackstate.cursor.listener import CursorListener
+from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.gauges import AckGauges
+from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.stores.memory import MemoryDisk
 from ackstate.record_size import isolated_range_bytes, range_bytes
@@ -24,9 +27,9 @@ LEDGER = 5
 DISPLACING = PersistLimits(range_count_max=1, displaces=True)
 
 
-def state_with(first, end, *, keep=Keep.LOWEST):
+def state_with(first, end):
     """Entries of the second ledger are acked, from `first` to `end` (excluded); of the first none is."""
-    state = AckState(LedgerMap.from_counts({3: 10, LEDGER: 100_000}), keep=keep)
+    state = AckState(LedgerMap.from_counts({3: 10, LEDGER: 100_000}))
     acked = DeletedRanges()
     acked.add_run(LEDGER, first, end)
     state.ack_bitmaps({LEDGER: acked.entries(LEDGER).copy()})
@@ -49,13 +52,13 @@ CUT_OVER_A_BOUNDARY = [
 def test_a_range_that_is_cut_may_grow_if_there_is_room(first, end, frontier, sizes, room):
     before, during, after = sizes
     state = state_with(first, end)
-    assert state.unpersisted_record_bytes == before
+    assert AckGauges(state).unpersisted_record_bytes == before
     record_bytes_max = None if room is None else during + room
-    taken = state.begin_persist(frontier=Position(LEDGER, frontier), record_bytes_max=record_bytes_max)
-    assert (len(taken.new), state.unpersisted_record_bytes) == (frontier + 1 - first, during)
+    taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=record_bytes_max)
+    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes) == (frontier + 1 - first, during)
     state._check()
     state.end_persist(taken)
-    assert (state.unpersisted_record_bytes, state.held_back) == (after, end - frontier - 1)
+    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).held_back_count) == (after, end - frontier - 1)
     state._check()
 
 
@@ -63,9 +66,9 @@ def test_a_range_that_is_cut_may_grow_if_there_is_room(first, end, frontier, siz
 def test_a_cut_that_fails_leaves_what_there_was(first, end, frontier, sizes):
     before, during, _ = sizes
     state = state_with(first, end)
-    state.begin_persist(frontier=Position(LEDGER, frontier), record_bytes_max=during)
+    state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during)
     state.abandon_persist()
-    assert (state.unpersisted_record_bytes, state.redelivery_if_crashed) == (before, end - first)
+    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).redelivery_if_crashed) == (before, end - first)
     state._check()
 
 
@@ -74,42 +77,46 @@ def test_a_cut_that_fails_leaves_what_there_was(first, end, frontier, sizes):
 )
 def test_without_room_for_the_longer_number_the_whole_range_goes(first, end, frontier, before, during):
     state = state_with(first, end)
-    taken = state.begin_persist(frontier=Position(LEDGER, frontier), record_bytes_max=during - 1)
-    assert (len(taken.new), state.unpersisted_record_bytes, state.held_back) == (end - first, before, 0)
+    taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during - 1)
+    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes, AckGauges(state).held_back_count) == (
+        end - first,
+        before,
+        0,
+    )
     state.end_persist(taken)
-    assert state.unpersisted_record_bytes == 0
+    assert AckGauges(state).unpersisted_record_bytes == 0
     state._check()
 
 
 def test_a_limit_that_is_passed_already_lets_nothing_grow_and_nothing_durable_go():
     state = state_with(100, 201)
-    taken = state.begin_persist(frontier=Position(LEDGER, 150), record_bytes_max=3)
-    assert (len(taken.new), state.unpersisted_record_bytes) == (101, 15)
+    taken = state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=3)
+    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes) == (101, 15)
 
 
 def test_a_frontier_at_the_end_of_a_range_or_between_two_cuts_none():
     for frontier in (50, 99, 200, 250):
         state = state_with(100, 201)
-        state.begin_persist(frontier=Position(LEDGER, frontier), record_bytes_max=15)
-        assert state.held_back == (101 if frontier < 100 else 0)
-        assert state.unpersisted_record_bytes == 15
+        state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=15)
+        assert AckGauges(state).held_back_count == (101 if frontier < 100 else 0)
+        assert AckGauges(state).unpersisted_record_bytes == 15
 
 
 def test_only_one_range_is_cut_and_those_above_stay_young():
     state = state_with(100, 201)
     state.ack(Position(LEDGER, 300))
-    assert state.unpersisted_record_bytes == 15 + 16
-    state.begin_persist(frontier=Position(LEDGER, 150), record_bytes_max=31)
-    assert (state.held_back, state.unpersisted_record_bytes) == (1, 31)
+    assert AckGauges(state).unpersisted_record_bytes == 15 + 16
+    state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=31)
+    assert (AckGauges(state).held_back_count, AckGauges(state).unpersisted_record_bytes) == (1, 31)
 
 
 def displaced_or_not(record_bytes_max):
     """10 is durable, and 2, which the limit of one range prefers, is acked: 14 bytes each."""
     state = state_with(10, 11)
     state.end_persist(state.begin_persist(limits=DISPLACING))
-    assert (state.unpersisted_record_bytes, state.durable_count) == (0, 1)
+    assert (AckGauges(state).unpersisted_record_bytes, state.durable_count) == (0, 1)
     state.ack(Position(LEDGER, 2))
-    assert state.unpersisted_record_bytes == 14
+    assert AckGauges(state).unpersisted_record_bytes == 14
     return state, state.begin_persist(limits=DISPLACING, record_bytes_max=record_bytes_max)
 
 
@@ -117,25 +124,29 @@ def displaced_or_not(record_bytes_max):
 def test_what_is_durable_gives_way_if_there_is_room(record_bytes_max):
     state, taken = displaced_or_not(record_bytes_max)
     # Until it is known which of them is durable, neither counts as such.
-    assert ([*taken.new.runs()], state.unpersisted_record_bytes, state.durable_count) == ([(LEDGER, 2, 3)], 28, 0)
+    assert ([*taken.new.runs()], AckGauges(state).unpersisted_record_bytes, state.durable_count) == (
+        [(LEDGER, 2, 3)],
+        28,
+        0,
+    )
     assert state.end_persist(taken) == 0
-    assert (state.unpersisted_record_bytes, state.cut_off, state.durable_count) == (14, 1, 1)
+    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).cut_count, state.durable_count) == (14, 1, 1)
     state._check()
 
 
 def test_what_gave_way_in_vain_is_not_durable_for_sure():
     state, _ = displaced_or_not(28)
     state.abandon_persist()
-    assert (state.unpersisted_record_bytes, state.durable_count) == (28, 0)
+    assert (AckGauges(state).unpersisted_record_bytes, state.durable_count) == (28, 0)
     state._check()
 
 
 @pytest.mark.parametrize("record_bytes_max", [0, 14, 27])
 def test_without_room_what_is_durable_stays(record_bytes_max):
     state, taken = displaced_or_not(record_bytes_max)
-    assert (len(taken.new), state.unpersisted_record_bytes, state.durable_count) == (0, 14, 1)
+    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes, state.durable_count) == (0, 14, 1)
     state.end_persist(taken)
-    assert (state.unpersisted_record_bytes, state.cut_off, state.durable_count) == (14, 1, 1)
+    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).cut_count, state.durable_count) == (14, 1, 1)
     state._check()
 
 
@@ -166,12 +177,14 @@ def check_frontier_leaving(stretches, record_bytes_max):
         acked.add_run(ledger_id, first, first + length)
         state.ack_bitmaps({ledger_id: acked.entries(ledger_id).copy()})
     ranges = [(run.ledger_id, run.first, run.end - 1) for run in state.deleted.runs()]
-    found = state.frontier_leaving(record_bytes_max)
+    found = state.unpersisted.promotable_up_to(record_bytes_max) or state.mark_delete
     assert found == brute_frontier(ranges, record_bytes_max, state.mark_delete)
-    taken = state.begin_persist(frontier=found)
-    assert state.unpersisted_record_bytes <= max(record_bytes_max, sum(range_bytes(*each) for each in ranges))
+    taken = state.begin_persist(up_to=found)
+    assert AckGauges(state).unpersisted_record_bytes <= max(
+        record_bytes_max, sum(range_bytes(*each) for each in ranges)
+    )
     state.end_persist(taken)
-    assert state.unpersisted_record_bytes <= record_bytes_max
+    assert AckGauges(state).unpersisted_record_bytes <= record_bytes_max
 
 
 @given(
@@ -197,7 +210,7 @@ def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_m
     state = AckState(LedgerMap.from_counts({3: 10, 5: 20}))
     for entry in (2, 4, 6):
         state.ack(Position(5, entry))
-    assert state.frontier_leaving(record_bytes_max) == frontier
+    assert (state.unpersisted.promotable_up_to(record_bytes_max) or state.mark_delete) == frontier
 
 
 def test_a_frontier_that_gives_one_range_too_many_is_caught(monkeypatch):
@@ -244,7 +257,7 @@ def copy_of(disk):
     return copied
 
 
-class RecordBytesMachine(RuleBasedStateMachine):
+class RecordBytesMachine(RuleBasedStateMachine, CursorListener):
     """What the cursor says of its un-persisted bytes against what a crash right now would leave on the disk."""
 
     @initialize(
@@ -262,7 +275,7 @@ class RecordBytesMachine(RuleBasedStateMachine):
         self.cursor, self.is_certain = None, True
         self.store = HookedStore(self.disk, self.look)
         self.cursor = self.open(self.store)
-        self.cursor.watch(self)
+        self.cursor.add_listener(self)
 
     def open(self, store):
         return ManagedCursor.open(
@@ -288,20 +301,20 @@ class RecordBytesMachine(RuleBasedStateMachine):
 
     def look(self):
         if self.cursor is not None:
-            assert self.cursor.unpersisted_record_bytes <= LIMIT
-            assert not self.is_certain or self.recount() <= self.cursor.unpersisted_record_bytes
+            assert self.cursor.view.unpersisted_record_bytes <= LIMIT
+            assert not self.is_certain or self.recount() <= self.cursor.view.unpersisted_record_bytes
 
     @rule(entry=st.one_of(st.sampled_from(BOUNDARIES), st.integers(95, 205)))
     def ack(self, entry):
         position = Position(LEDGER, entry)
         # As the gate has it: one range of its own must fit, or the ack adds nothing.
-        cost = min(isolated_range_bytes(*position), self.cursor.unpersisted_bytes_added(position))
-        if cost <= 0 or self.cursor.unpersisted_record_bytes + isolated_range_bytes(*position) <= LIMIT:
+        cost = min(isolated_range_bytes(*position), self.cursor.view.unpersisted_bytes_added(position))
+        if cost <= 0 or self.cursor.view.unpersisted_record_bytes + isolated_range_bytes(*position) <= LIMIT:
             self.cursor.ack(position, now_ms=self.now_ms)
 
     @rule(first=st.sampled_from([5, 100, 120]), length=st.sampled_from([20, 120]))
     def ack_run(self, first, length):
-        if self.cursor.unpersisted_record_bytes + 16 <= LIMIT:
+        if self.cursor.view.unpersisted_record_bytes + 16 <= LIMIT:
             for entry in range(first, first + length):
                 self.ack(entry)
 
@@ -334,7 +347,7 @@ class RecordBytesMachine(RuleBasedStateMachine):
         if self.cursor is None:
             return
         self.cursor._check()
-        found = self.cursor.unpersisted_record_bytes
+        found = self.cursor.view.unpersisted_record_bytes
         assert found <= LIMIT
         assert not self.is_certain or found == self.recount()
 
@@ -349,7 +362,7 @@ def a_cut_at_a_full_limit(machine):
     machine.ack_run(100, 101)
     for entry in (300, 302, 304):
         machine.ack(entry)
-    assert machine.cursor.unpersisted_record_bytes == LIMIT
+    assert machine.cursor.view.unpersisted_record_bytes == LIMIT
     return deliver_up_to_150_and_persist(machine)
 
 
@@ -366,7 +379,7 @@ def deliver_up_to_150_and_persist(machine):
     machine.wait(1_500)
     machine.persist()
     machine.it_is_what_a_crash_would_leave_out_and_within_the_limit()
-    return machine.cursor.unpersisted_record_bytes, machine.cursor.stats().redelivery_young
+    return machine.cursor.view.unpersisted_record_bytes, machine.cursor.stats().redelivery_young
 
 
 def a_displacement_at_a_full_limit(machine):
@@ -377,7 +390,7 @@ def a_displacement_at_a_full_limit(machine):
         machine.ack(entry)
     machine.persist()
     machine.it_is_what_a_crash_would_leave_out_and_within_the_limit()
-    return machine.cursor.unpersisted_record_bytes, machine.cursor.stats().redelivery_cut
+    return machine.cursor.view.unpersisted_record_bytes, machine.cursor.stats().redelivery_cut
 
 
 def grow_always(self, frontier, record_bytes_max):

@@ -16,10 +16,12 @@ from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, StoreError, UnreadableCursorError
-from ackstate.cursor.journal.journal import Journal, cursor_path
+from ackstate.cursor.journal.cursor_holes import CursorHoles
+from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences, HolePins
+from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.native import SharedCursorRecord
 from ackstate.cursor.journal.recovery import decode_record
-from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, HolePins, LiveBucket, SharedHoles
+from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.native_shared import decode_shared, is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
@@ -289,9 +291,9 @@ def keep_only_and_pin(pins, needed, keep_only=HolePins.keep_only, pin=HolePins.p
     keep_only(pins, needed)
 
 
-def shared_and_unpinned(journal, content, buckets, shared=Journal._shared):
-    snapshot = shared(journal, content, buckets)
-    journal._keep_pins(() if snapshot is None else snapshot.bucket_ids)
+def shared_and_unpinned(holes, state, buckets, share=CursorHoles.share):
+    snapshot = share(holes, state, buckets)
+    holes.keep_only(() if snapshot is None else snapshot.bucket_ids)
     return snapshot
 
 
@@ -308,17 +310,17 @@ def buckets_that_go_on(shared, buckets=SharedHoles.buckets):
     )
 
 
-def take_nothing_over(journal, needed, take_pins=Journal._take_pins):
-    take_pins(journal, needed)
-    journal._keep_pins(())
+def take_nothing_over(holes, needed, find_pins=CursorHoles.find_pins, **named):
+    find_pins(holes, needed, **named)
+    holes.keep_only(())
 
 
 PLANTED = {
     "a bucket is deleted without asking": [(Broker, "drop", drop_without_asking)],
     "the pin comes after the record": [(HolePins, "pin", pin_later), (HolePins, "keep_only", keep_only_and_pin)],
-    "the pin of the record before goes first": [(Journal, "_shared", shared_and_unpinned)],
+    "the pin of the record before goes first": [(CursorHoles, "share", shared_and_unpinned)],
     "the base is not what is stored": [(SharedHoles, "buckets", buckets_that_go_on)],
-    "an open lets go of what its record needs": [(Journal, "_take_pins", take_nothing_over)],
+    "an open lets go of what its record needs": [(CursorHoles, "find_pins", take_nothing_over)],
     "pins are never let go of": [(HolePins, "keep_only", lambda pins, needed: None)],
 }
 

@@ -17,7 +17,7 @@ from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.deliveries import Deliveries
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import Accounting, GateLimits, Rule
@@ -228,10 +228,10 @@ def test_the_rule_that_looks_at_what_the_last_persist_left_passes_the_limit():
 
 
 def plant_no_bound(monkeypatch):
-    def begin(persister, frontier, limits):
-        return persister.state.begin_persist(frontier=frontier, limits=limits)
+    def begin(planner, up_to, limits):
+        return planner._state.begin_persist(up_to=up_to, limits=limits)
 
-    monkeypatch.setattr(Persister, "_begin_within", begin)
+    monkeypatch.setattr(RecordPlanner, "_begin_within", begin)
 
 
 def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():

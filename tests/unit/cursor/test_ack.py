@@ -43,7 +43,7 @@ def test_acks_in_order_leave_no_ranges_durable_or_not():
     cursor.persist(now_ms=2)
     ack(cursor, P(3, 7), P(3, 0), P(3, 2), P(3, 6))
     assert cursor.mark_delete_position == P(3, 7)
-    assert (len(cursor.deleted), cursor.unpersisted_record_bytes, cursor.redelivery_if_crashed) == (0, 0, 4)
+    assert (len(cursor.deleted), cursor.view.unpersisted_record_bytes, cursor.redelivery_if_crashed) == (0, 0, 4)
 
 
 def test_an_ack_in_another_ledger_finds_that_ledgers_were_trimmed():
@@ -116,16 +116,16 @@ def test_entries_of_many_ledgers_are_acked_together_or_not_at_all():
         cursor.delivered(P(4, 4), now_ms=0)
     entries = {3: BitMap([0, 1, 3]), 4: BitMap([2])}
     with pytest.raises(AckStateError, match="4:5"):
-        many.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1)
+        many._intake.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1, observes_age=False)
     assert many.redelivery_if_crashed == 0
-    receipt = many.ack_bitmaps(entries, now_ms=1)
+    receipt = many._intake.ack_bitmaps(entries, now_ms=1, observes_age=False)
     for ledger_id, bitmap in entries.items():
         one.ack_entries(ledger_id, bitmap, now_ms=1)
     assert (receipt.newly_acked, receipt.entries) == (4, entries)
     assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
-    assert many.ack_bitmaps(entries, now_ms=1).newly_acked == 0
+    assert many._intake.ack_bitmaps(entries, now_ms=1, observes_age=False).newly_acked == 0
     # How late they came is the caller's to tell.
-    assert [cursor.young_age.chooser.choice.sample_count for cursor in (one, many)] == [4, 0]
+    assert [cursor._persister.young_age.chooser.choice.sample_count for cursor in (one, many)] == [4, 0]
     many.close(now_ms=2)
     with pytest.raises(AckStateError):
-        many.ack_bitmaps(entries, now_ms=3)
+        many._intake.ack_bitmaps(entries, now_ms=3, observes_age=False)

@@ -9,7 +9,8 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
-from ackstate.cursor.state.ack_state import AckState, PersistLimits
+from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
@@ -92,7 +93,7 @@ def test_acks_before_the_last_one_of_an_excluded_batch_are_persisted_once_there_
     cursor.persist(now_ms=0)
     assert cursor.durable(receipt)
     recovered = open_cursor(MemoryStore(store.disk), config)
-    assert dict(recovered.batch.items()) == {Position(1, 8): (0b10,)}
+    assert dict(recovered.view.batch.items()) == {Position(1, 8): (0b10,)}
 
 
 def test_a_persist_that_is_given_up_before_it_writes_makes_a_durable_one_no_less_durable(store):
@@ -123,7 +124,7 @@ def test_what_is_withdrawn_leaves_batches_as_they_were():
     state.end_persist(state.begin_persist(limits=limits))
     state.ack_batch(Position(1, 5), [0])
     state.ack_batch(Position(1, 1), [0b10])
-    names, batches = ("_changed", "_cut", "_passed_by", "_completed"), state._undurable_batches
+    names, batches = ("_changed", "_cut", "_unwritten", "_completed"), state.unpersisted_batches
     before = {name: deepcopy(getattr(batches, name)) for name in names}
     assert all(before.values())
     state.begin_persist(limits=limits)

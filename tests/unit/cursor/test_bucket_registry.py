@@ -41,10 +41,10 @@ def test_a_cursor_keeps_its_buckets_beside_what_the_application_attached(form):
 def test_what_changes_nothing_is_not_written():
     store = MemoryStore()
     cursor = open_cursor(store)
-    cursor.put_internal_property(KEY, "17")
+    cursor.attached.put_internal(KEY, "17")
     written = store.mutation_count
-    cursor.put_internal_property(KEY, "17")
-    cursor.remove_internal_property(OTHER_KEY)
+    cursor.attached.put_internal(KEY, "17")
+    cursor.attached.remove_internal(OTHER_KEY)
     assert store.mutation_count == written
 
 
@@ -54,7 +54,7 @@ def test_what_changes_nothing_is_not_written():
 def test_only_internal_names_and_texts_are_taken(name, text, error):
     cursor = open_cursor(MemoryStore())
     with pytest.raises(error):
-        cursor.put_internal_property(name, text)
+        cursor.attached.put_internal(name, text)
     assert dict(cursor.cursor_properties) == {}
 
 
@@ -62,7 +62,7 @@ def test_only_internal_names_are_removed():
     cursor = open_cursor(MemoryStore())
     cursor.set_cursor_properties({"owner": "billing"})
     with pytest.raises(ValueError, match="internal"):
-        cursor.remove_internal_property("owner")
+        cursor.attached.remove_internal("owner")
     assert dict(cursor.cursor_properties) == {"owner": "billing"}
 
 
@@ -71,7 +71,7 @@ def test_a_property_that_cannot_be_written_is_not_there():
     cursor = open_cursor(store)
     store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
-        cursor.put_internal_property(KEY, "17")
+        cursor.attached.put_internal(KEY, "17")
     assert dict(cursor.cursor_properties) == {}
 
 
@@ -80,10 +80,10 @@ def test_an_older_owner_and_a_closed_cursor_write_none():
     older = open_cursor(store)
     newer = open_cursor(store)
     with pytest.raises(CursorFencedError):
-        older.put_internal_property(KEY, "17")
+        older.attached.put_internal(KEY, "17")
     newer.close(now_ms=0)
     with pytest.raises(CursorClosedError):
-        newer.remove_internal_property(KEY)
+        newer.attached.remove_internal(KEY)
 
 
 def test_a_topic_keeps_a_value_for_each_bucket(tmp_path):

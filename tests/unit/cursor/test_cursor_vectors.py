@@ -19,8 +19,10 @@ import pytest
 
 from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, managed
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from ackstate.cursor.persist import persist_all
 from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.reader import EntryReader
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "cursor.jsonl.gz"
@@ -272,16 +274,16 @@ class Replay:
         for position, mask in model.batch.items():
             self.cursor.ack_batch(position, words_of(mask), now_ms=0)
         self.cursor.persist(now_ms=0)
-        self.cursor.rewind(model.rp)
+        self.cursor.reader.rewind(model.rp)
         assert self.observed() == model.observed()
 
     def observed(self):
         cursor = self.cursor
         cursor._check()
-        batch = {str(position): list(words) for position, words in cursor.batch.items()}
+        batch = {str(position): list(words) for position, words in cursor.view.batch.items()}
         return {"md": list(cursor.mark_delete_position), "rp": list(cursor.read_position), "ind": str(cursor.deleted),
                 "backlog": cursor.backlog, "batch": batch if self.config.batch_index_acks else None,
-                "props": dict(cursor.properties)}  # fmt: skip
+                "props": dict(cursor.view.properties)}  # fmt: skip
 
     def step(self, op, after):
         (name, *args), was_refused = op["op"], isinstance(op["r"], dict)
@@ -350,13 +352,13 @@ class Replay:
         self.cursor.mark_delete(Position(*position[:2]), unacked_words=words, properties=props or {}, now_ms=0)
 
     def read(self, count):
-        return list(map(list, self.cursor.read(count)))
+        return list(map(list, self.cursor.reader.read(count)))
 
     def skip(self, count, mode):
         self.cursor.skip(count, counts_acked=mode == "Include", properties={}, now_ms=0)
 
     def rewind(self):
-        self.cursor.rewind()
+        self.cursor.reader.rewind()
 
     def reset(self, position):
         self.cursor.reset(Position(*position), now_ms=0)
@@ -447,15 +449,15 @@ def one_range_too_many(monkeypatch):
 
 
 def reading_that_stands_still(monkeypatch):
-    read = ManagedCursor.read
+    read = EntryReader.read
 
-    def read_and_go_back(cursor, count_max):
-        before = cursor.read_position
-        positions = read(cursor, count_max)
-        cursor.rewind(before)
+    def read_and_go_back(reader, count_max):
+        before = reader.position
+        positions = read(reader, count_max)
+        reader.rewind(before)
         return positions
 
-    monkeypatch.setattr(ManagedCursor, "read", read_and_go_back)
+    monkeypatch.setattr(EntryReader, "read", read_and_go_back)
 
 
 def batches_left_behind(monkeypatch):
@@ -468,7 +470,7 @@ def batches_left_behind(monkeypatch):
 
 
 def reopening_where_it_stood(monkeypatch):
-    monkeypatch.setattr(managed, "reopened", lambda content, ledgers: content)
+    monkeypatch.setattr(persist_all, "reopened", lambda content, ledgers: content)
 
 
 def a_batch_that_is_unacked_again(monkeypatch):

@@ -7,12 +7,13 @@ import random
 import pytest
 
 from ackstate import Position
-from ackstate.cursor import ManagedCursor, SubscriptionType
+from ackstate.cursor import SubscriptionType
 from ackstate.cursor.dispatch.consumers import Consumers
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
 from ackstate.cursor.dispatch.hole_queue import HoleQueue
 from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.cursor.inspect.hole_report import HoleReason
+from ackstate.cursor.view import CursorView
 from ackstate.delay.position_set import PositionSet
 from topics import Topic
 
@@ -293,8 +294,8 @@ def test_of_many_acks_a_queue_of_few_messages_looks_at_no_more_holes_than_it_has
     ready = position_set(topic.positions[0 : 2 * waiting_count : 2])
     queue = hole_queue(topic)
     looked_at = []
-    hole_at = ManagedCursor.hole_at
-    monkeypatch.setattr(ManagedCursor, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
+    hole_at = CursorView.hole_at
+    monkeypatch.setattr(CursorView, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
     queue.note_all(topic.positions[1::2], ready)
     assert looked_at == topic.positions[0 : 2 * waiting_count : 2]
 
@@ -304,8 +305,8 @@ def test_a_hole_with_several_messages_is_looked_at_once(monkeypatch):
     ready = position_set(topic.positions[0:3])
     queue = hole_queue(topic)
     looked_at = []
-    hole_at = ManagedCursor.hole_at
-    monkeypatch.setattr(ManagedCursor, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
+    hole_at = CursorView.hole_at
+    monkeypatch.setattr(CursorView, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
     queue.note_all([topic.positions[4], *topic.positions[0:3]], ready)
     assert looked_at == [topic.positions[0]]
 

@@ -304,7 +304,7 @@ def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
     topics = [Topic(), Topic()]
     for topic in topics:
         topic.gate = DispatchGate(NO_BYTES, broker=broker)
-        topic.cursor.unwatch(topic.subscription)
+        topic.cursor.remove_listener(topic.subscription)
         topic.subscription = Subscription(topic.log, topic.cursor, gate=topic.gate)
         topic.publish(30)
     one, other = topics

@@ -67,7 +67,7 @@ def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
     seek_in_vain(cursor, store, P(3, 2), outcome)
     # 3:2 to 3:5, 3:7 and 5:1; of the first, what a range of its own would take is nothing.
     assert (cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position) == (6, P(3, 1))
-    assert cursor.unpersisted_record_bytes == cursor.stats().record_bytes
+    assert cursor.view.unpersisted_record_bytes == cursor.stats().record_bytes
     cursor.ack(P(3, 8), now_ms=1)
     assert cursor.redelivery_if_crashed == 7
     cursor._check()
@@ -83,11 +83,11 @@ def test_of_two_that_failed_the_one_counts_that_leaves_more_bytes(store, config)
     cursor.ack_entries(3, range(11, 201), now_ms=0)
     cursor.persist(now_ms=0)
     seek_in_vain(cursor, store, P(3, 10), FaultKind.FAIL_BEFORE)
-    of_lower = cursor.unpersisted_record_bytes
+    of_lower = cursor.view.unpersisted_record_bytes
     seek_in_vain(cursor, store, P(3, 150), FaultKind.FAIL_AFTER)
     of_upper = DeletedRanges()
     of_upper.add_run(3, 150, 201)
-    assert cursor.unpersisted_record_bytes == of_upper.record_bytes == of_lower + 1
+    assert cursor.view.unpersisted_record_bytes == of_upper.record_bytes == of_lower + 1
     assert cursor.redelivery_if_crashed == 190
     assert recovered(store, log, config).backlog == 150
 
@@ -103,11 +103,11 @@ def test_the_next_persist_makes_all_of_it_durable_again(store, log, config, outc
     result = cursor.persist(now_ms=2)
     assert (result.route, result.messages_covered) == (PersistTarget.SNAPSHOT, 0)
     assert all(map(cursor.durable, early))
-    assert (cursor.redelivery_if_crashed, cursor.unpersisted_record_bytes) == (0, 0)
+    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == (0, 0)
     assert (cursor.persisted_mark_delete_position, cursor.stats().batches_unwritten) == (P(3, 4), 0)
     crashed = recovered(store, log, config)
     assert (crashed.mark_delete_position, str(crashed.deleted)) == (P(3, 4), "[(3:6..3:7]]")
-    assert list(crashed.batch.items()) == list(cursor.batch.items())
+    assert list(crashed.view.batch.items()) == list(cursor.view.batch.items())
 
 
 @pytest.mark.parametrize("outcome", [*OUTCOMES, FaultKind.SYNC_FAILED])
@@ -155,9 +155,9 @@ def test_a_seek_beyond_all_that_is_acked_voids_nothing_of_it(store, log, config,
     cursor.ack_many([P(3, 4), P(3, 7)], now_ms=0)
     cursor.persist(now_ms=0)
     cursor.ack(P(3, 5), now_ms=1)
-    before = cursor.redelivery_if_crashed, cursor.unpersisted_record_bytes
+    before = cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes
     seek_in_vain(cursor, store, P(5, 0), outcome)
-    assert (cursor.redelivery_if_crashed, cursor.unpersisted_record_bytes) == before
+    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == before
     seek_in_vain(cursor, store, P(3, 2), outcome)
     seek_in_vain(cursor, store, P(5, 0), outcome)
     # The lower one counts, and of it only what is above.
@@ -165,7 +165,7 @@ def test_a_seek_beyond_all_that_is_acked_voids_nothing_of_it(store, log, config,
     cursor.ack(P(3, 8), now_ms=2)
     assert cursor.redelivery_if_crashed == 4
     cursor.reset(P(3, 6), now_ms=3)
-    assert (cursor.redelivery_if_crashed, cursor.unpersisted_record_bytes) == (0, 0)
+    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == (0, 0)
 
 
 def test_a_batch_that_waits_goes_on_waiting(store, log, config):
@@ -181,7 +181,7 @@ def test_the_next_persist_waits_for_the_rate_limit_alone(store, log, config):
     cursor.ack(P(3, 2), now_ms=0)
     assert cursor.tick(now_ms=2_000)
     seek_in_vain(cursor, store, P(3, 2), FaultKind.FAIL_BEFORE)
-    assert cursor.is_persist_due(now_ms=4_000)
+    assert cursor.view.is_persist_due(now_ms=4_000)
 
 
 @pytest.fixture
@@ -196,13 +196,13 @@ def parted(store, log, config):
 
 
 def test_the_next_ack_adds_no_more_than_is_said(parted):
-    before, said = parted.unpersisted_record_bytes, parted.unpersisted_bytes_added(P(3, 6))
+    before, said = parted.view.unpersisted_record_bytes, parted.view.unpersisted_bytes_added(P(3, 6))
     parted.ack(P(3, 6), now_ms=2)
-    assert 0 < parted.unpersisted_record_bytes - before <= said
+    assert 0 < parted.view.unpersisted_record_bytes - before <= said
 
 
 def test_a_hole_that_is_filled_frees_no_less_than_is_said(parted):
-    before, hole = parted.unpersisted_record_bytes, parted.hole_at(P(3, 6))
-    said = parted.unpersisted_bytes_freed(hole)
+    before, hole = parted.view.unpersisted_record_bytes, parted.view.hole_at(P(3, 6))
+    said = parted.view.unpersisted_bytes_freed(hole)
     parted.ack_entries(hole.ledger_id, range(hole.first, hole.end), now_ms=2)
-    assert said <= before - parted.unpersisted_record_bytes
+    assert said <= before - parted.view.unpersisted_record_bytes

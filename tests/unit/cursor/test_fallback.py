@@ -103,11 +103,11 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     assert on_disk(store, log) == kept
     store.mend_ledgers()
     # Nothing new was acked: what was cut is reason enough to write.
-    assert cursor.is_persist_due(now_ms=2)
+    assert cursor.view.is_persist_due(now_ms=2)
     result = cursor.tick(now_ms=2)
     assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.SNAPSHOT, cut, 0)
     assert (cursor.durable(low), cursor.durable(wide)) == (True, True)
-    assert not cursor.is_persist_due(now_ms=3)
+    assert not cursor.view.is_persist_due(now_ms=3)
 
 
 def test_batches_beyond_their_limit_are_no_reason_to_try_the_ledger_again(store, log):
@@ -118,7 +118,7 @@ def test_batches_beyond_their_limit_are_no_reason_to_try_the_ledger_again(store,
     store.break_ledgers()
     assert cursor.persist(now_ms=1).batches_cut == 1
     store.mend_ledgers()
-    assert not cursor.is_persist_due(now_ms=5 * SECOND_MS)
+    assert not cursor.view.is_persist_due(now_ms=5 * SECOND_MS)
     assert cursor.persist(now_ms=5 * SECOND_MS).route is PersistTarget.NOTHING
 
 
@@ -224,7 +224,7 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     assert "mutation" in str(raised.value.__cause__)
     stats = cursor.stats()
     assert (stats.ledger_error_count, stats.metadata_error_count, stats.metadata_write_count) == (1, 1, 0)
-    assert (cursor.durable(receipt), cursor.redelivery_if_crashed, cursor.is_dirty()) == (False, 1, True)
+    assert (cursor.durable(receipt), cursor.redelivery_if_crashed, cursor.view.is_dirty) == (False, 1, True)
     # The metadata store works again, and then the ledgers do.
     assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
     assert cursor.durable(receipt)

@@ -44,7 +44,7 @@ def test_the_heavy_traffic_of_pulsar_issue_19966(disk, log):
     cursor.ack_entries(3, range(102, 201, 2), now_ms=12 * SECOND_MS)
     assert cursor.persist(now_ms=12 * SECOND_MS).messages_held_back == 100
     assert cursor.stats().redelivery_young == cursor.redelivery_if_crashed == 100
-    assert not cursor.is_persist_due(now_ms=12_999)
+    assert not cursor.view.is_persist_due(now_ms=12_999)
     promoted = cursor.tick(now_ms=13 * SECOND_MS)
     # One record of one range, where a hundred would have been written one by one.
     assert (promoted.route, promoted.messages_covered) == (PersistTarget.DELTA, 100)
@@ -134,12 +134,12 @@ def test_batches_survive_and_complete_across_a_crash(disk, log):
     assert cursor.durable(receipt)
     cursor.ack_batch(P(3, 5), [0b0010], now_ms=1)
     cursor = open_cursor(disk, log)
-    assert cursor.batch.get(P(3, 5)) == (0b1010,)
+    assert cursor.view.batch.get(P(3, 5)) == (0b1010,)
     assert cursor.ack_batch(P(3, 5), [0b0101], now_ms=2).newly_acked == 1
-    assert len(cursor.batch) == 0
+    assert len(cursor.view.batch) == 0
     cursor.close(now_ms=2)
     cursor = open_cursor(disk, log)
-    assert (cursor.is_acked(P(3, 5)), len(cursor.batch)) == (True, 0)
+    assert (cursor.is_acked(P(3, 5)), len(cursor.view.batch)) == (True, 0)
 
 
 def test_a_reset_forgets_what_came_before(disk, log):
@@ -155,7 +155,7 @@ def test_a_reset_forgets_what_came_before(disk, log):
     waiting = cursor.ack(P(3, 9), now_ms=2)
     for found in (cursor, open_cursor(disk, log)):
         assert found.mark_delete_position == P(3, 1)
-        assert len(found.batch) == 0
+        assert len(found.view.batch) == 0
         assert not found.is_acked(P(3, 50))
     assert not cursor.durable(waiting)
 

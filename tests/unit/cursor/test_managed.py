@@ -75,14 +75,14 @@ def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
 
 def test_the_next_unread_entry_is_what_a_read_returns_first(store, log):
     cursor = open_cursor(store, log)
-    assert cursor.read(10)[-1] == P(3, 9)
-    assert cursor.next_unread == P(6, 0)
+    assert cursor.reader.read(10)[-1] == P(3, 9)
+    assert cursor.reader.next_unread == P(6, 0)
     cursor.ack_many([P(6, 0), P(6, 1)], now_ms=1)
-    assert cursor.next_unread == P(6, 2)
-    assert cursor.read(1) == [P(6, 2)]
+    assert cursor.reader.next_unread == P(6, 2)
+    assert cursor.reader.read(1) == [P(6, 2)]
     cursor.ack_entries(6, range(3, 10), now_ms=1)
-    assert cursor.next_unread == P(6, 10)  # to be written next
-    assert cursor.read(1) == []
+    assert cursor.reader.next_unread == P(6, 10)  # to be written next
+    assert cursor.reader.read(1) == []
 
 
 def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
@@ -162,7 +162,7 @@ def test_a_mark_delete_position_in_a_trimmed_ledger_may_stay_there(store, call, 
     assert cursor.mark_delete_position in {mark_delete, log.last_confirmed}
     cursor.persist(now_ms=1)
     log.append(2)
-    assert (cursor.read(5), cursor.backlog) == ([P(9, 0), P(9, 1)], 2)
+    assert (cursor.reader.read(5), cursor.backlog) == ([P(9, 0), P(9, 1)], 2)
     assert cursor.clear_backlog(now_ms=1).newly_acked == 2
     cursor.persist(now_ms=1)
     assert open_cursor(store, log, format=file_format).backlog == 0
@@ -176,7 +176,7 @@ def test_a_backlog_whose_messages_were_all_trimmed_can_be_cleared(store, file_fo
     log.roll(9)
     log.trim(9)
     assert cursor.clear_backlog(now_ms=1).newly_acked == 0
-    assert (cursor.mark_delete_position, cursor.backlog, cursor.acked_count) == (P(2, 1), 0, 1)
+    assert (cursor.mark_delete_position, cursor.backlog, cursor.view.acked_count) == (P(2, 1), 0, 1)
     cursor._check()
     cursor.persist(now_ms=1)
     assert cursor.redelivery_if_crashed == 0
@@ -189,7 +189,7 @@ def test_acks_in_ledgers_that_were_trimmed_do_not_count_against_those_of_a_mark_
     cursor.ack_many([P(1, 1), P(2, 1), P(2, 2), P(9, 1)], now_ms=1)
     log.trim(9)
     assert cursor.mark_delete(P(9, 2), now_ms=1).newly_acked == 2
-    assert (cursor.acked_count, cursor.redelivery_if_crashed, cursor.backlog) == (6, 6, 1)
+    assert (cursor.view.acked_count, cursor.redelivery_if_crashed, cursor.backlog) == (6, 6, 1)
 
 
 def test_leftover_ledgers_are_deleted_though_one_of_them_cannot_be(store, log):
@@ -223,7 +223,7 @@ def test_a_position_that_the_log_never_had_is_refused(store, log, position):
         with pytest.raises(InvalidPositionError, match=str(position)):
             refused()
     assert cursor.backlog == 20
-    assert not cursor.is_dirty()
+    assert not cursor.view.is_dirty
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_callers_mistake_is_refused_and_changes_nothing(store, log, refused):
     with pytest.raises((ValueError, TypeError)):
         refused(cursor)
     assert cursor.backlog == 20
-    assert not cursor.is_dirty()
+    assert not cursor.view.is_dirty
 
 
 def test_the_mark_delete_never_goes_back(store, log):
@@ -293,7 +293,11 @@ def test_closing_persists_and_ends_the_cursor(store, log):
     cursor.ack(P(3, 4), now_ms=1)
     assert cursor.close(now_ms=1).messages_covered == 1
     assert cursor.close(now_ms=1) is None
-    for refused in (cursor.persist, lambda *, now_ms: cursor.ack(P(3, 5), now_ms=now_ms), lambda **_: cursor.read(1)):
+    for refused in (
+        cursor.persist,
+        lambda *, now_ms: cursor.ack(P(3, 5), now_ms=now_ms),
+        lambda **_: cursor.reader.read(1),
+    ):
         with pytest.raises(CursorClosedError):
             refused(now_ms=2)
     assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))

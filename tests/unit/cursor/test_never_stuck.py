@@ -392,13 +392,13 @@ def test_an_ack_for_which_nothing_is_reserved_is_refused_if_there_is_no_room_and
 def test_an_ack_for_which_nothing_is_reserved_makes_its_room_by_a_persist():
     story = sent_against_nothing()
     story.ack(4, now_ms=60)
-    assert (story.used_bytes, story.cursor.unpersisted_record_bytes) == (1_036, 14)
+    assert (story.used_bytes, story.cursor.view.unpersisted_record_bytes) == (1_036, 14)
     with pytest.raises(AckRefusedError) as refused:
         story.ack(2, now_ms=61)
     assert str(refused.value.__cause__) == "no ledger can be written, as scripted"
     story.store.mend_ledgers()
     story.ack(2, now_ms=61)
-    assert (story.used_bytes, story.cursor.unpersisted_record_bytes) == (1_036, 14)
+    assert (story.used_bytes, story.cursor.view.unpersisted_record_bytes) == (1_036, 14)
     assert str(story.cursor.deleted).startswith(f"[({story.ledger_id}:0..{story.ledger_id}:5],")
 
 
@@ -548,7 +548,7 @@ def could_be_sent(story):
     limit = story.subscription._gate.limits.max_unpersisted_ack_record_bytes
     found = []
     for position in waiting.ready_for("") if highest else ():
-        added = min(isolated_range_bytes(*position), story.cursor.unpersisted_bytes_added(position))
+        added = min(isolated_range_bytes(*position), story.cursor.view.unpersisted_bytes_added(position))
         if position < highest[1] and (added <= 0 or story.used_bytes + added <= limit):
             found.append(position.entry_id)
     return found

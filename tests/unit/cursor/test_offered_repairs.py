@@ -119,4 +119,4 @@ def test_a_damaged_record_counts_as_one_that_cannot_be_written(tmp_path):
         with pytest.raises(StoreError, match="the cursor ledger cannot be written") as caught:
             cursor.persist(now_ms=1)
         assert "the record cannot be written" in caught.value.__notes__[0]
-        assert (cursor._persister.ledger_error_count, cursor._persister.metadata_error_count) == (1, 1)
+        assert (cursor.stats().ledger_error_count, cursor.stats().metadata_error_count) == (1, 1)

@@ -21,7 +21,7 @@ def written_at(cursor, instants):
     for number, now_ms in enumerate(instants):
         receipt = cursor.ack(Position(3, 2 * number + 1), now_ms=now_ms)
         assert receipt.status is ReceiptStatus.ACCEPTED
-        is_due = cursor.is_persist_due(now_ms=now_ms)
+        is_due = cursor.view.is_persist_due(now_ms=now_ms)
         if cursor.tick(now_ms=now_ms) is not None:
             written.append(now_ms)
         assert is_due == cursor.durable(receipt) == (written[-1:] == [now_ms])

@@ -15,7 +15,8 @@ import pytest
 from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, persist_all
 from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.round import Round
+from ackstate.cursor.state.ack_state import AckState
 from ackstate.cursor.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
@@ -153,14 +154,14 @@ def around(*names):
 
 WHOLE_LEDGER = around("create", "append", "put", "delete")
 ROUTES = {  # name -> settings, the call, its route, the boundaries that it passes, the call that decides
-    "delta": (NATIVE, persist, PersistTarget.DELTA, around("append"), "append"),
+    "delta": (NATIVE, persist, PersistTarget.DELTA, around("append_all"), "append_all"),
     "deltas of many": (NATIVE, persist_together, PersistTarget.DELTA, around("append_all"), "append_all"),
     "snapshot": (CursorConfig(ledger_entry_count_max=2), persist, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
-    "whole": (PULSAR, persist, PersistTarget.WHOLE, around("append"), "append"),
-    "metadata": (NATIVE, persist, PersistTarget.METADATA, ["before append", *around("put", "delete")], "put"),
+    "whole": (PULSAR, persist, PersistTarget.WHOLE, around("append_all"), "append_all"),
+    "metadata": (NATIVE, persist, PersistTarget.METADATA, ["before append_all", *around("put", "delete")], "put"),
     "reset": (NATIVE, reset, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
     "reset in metadata": (NATIVE, reset, PersistTarget.METADATA, ["before create", *around("put", "delete")], "put"),
-    "close": (NATIVE, close, PersistTarget.DELTA, around("append"), "append"),
+    "close": (NATIVE, close, PersistTarget.DELTA, around("append_all"), "append_all"),
     "close in metadata": (PULSAR, close, PersistTarget.METADATA, around("put", "delete"), "put"),
 }
 
@@ -312,27 +313,28 @@ def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
 
 
 def test_a_receipt_given_before_the_write_is_caught(monkeypatch):
-    plan = Persister.plan
+    begin = AckState.begin_persist
 
-    def planned(self, frontier, *, now_ms):
-        decided = plan(self, frontier, now_ms=now_ms)
+    def begun(self, **settings):
+        taken = begin(self, **settings)
         self.durable_number = self.accepted_number
-        return decided
+        return taken
 
-    monkeypatch.setattr(Persister, "plan", planned)
+    monkeypatch.setattr(AckState, "begin_persist", begun)
     with pytest.raises(AssertionError, match="a receipt came before its write"):
         test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
 
 
 def test_a_write_that_takes_what_comes_in_meanwhile_for_written_is_caught(monkeypatch):
-    commit = Persister.commit
+    commit = Round.commit
 
-    def generous(self, plan, written, *, now_ms):
-        result = commit(self, plan, written, now_ms=now_ms)
-        self.durable_number = self.accepted_number
+    def generous(self, byte_count):
+        result = commit(self, byte_count)
+        state = self._persister.state
+        state.durable_number = state.accepted_number
         return result
 
-    monkeypatch.setattr(Persister, "commit", generous)
+    monkeypatch.setattr(Round, "commit", generous)
     with pytest.raises(AssertionError, match="assert"):
         test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
 

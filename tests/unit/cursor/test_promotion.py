@@ -46,7 +46,7 @@ class YoungAcks:
         """Go on until the next message has no room."""
         while self.go_on() < 143:
             pass
-        assert self.cursor.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
+        assert self.cursor.view.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
 
     def break_store(self):
         self.topic.log._store.break_ledgers()
@@ -78,7 +78,7 @@ def test_the_oldest_are_promoted_and_about_as_much_as_the_release_mark_says_stay
     assert story.go_on(now_ms=1) == 144
     # With the 16 bytes of message 144 the use may be 824: the highest 48 ranges of 14 bytes and 8 of 16 take 800.
     assert story.durable == [*range(1, 32, 2)]
-    assert story.cursor.unpersisted_record_bytes == 800
+    assert story.cursor.view.unpersisted_record_bytes == 800
     assert story.promoted == (1, 16)
     stats = story.cursor.stats()
     assert (stats.redelivery_if_crashed, stats.redelivery_young) == (56, 56)
@@ -107,12 +107,12 @@ def test_what_is_in_flight_is_not_promoted_and_promotion_makes_room_beside_it():
     while story.go_on() < 109:
         pass
     # 37 acks of 14 bytes.
-    assert (story.subscription.usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
+    assert (story.subscription.usage().reserved_bytes, story.cursor.view.unpersisted_record_bytes) == (513, 518)
     assert story.promoted == (0, 0)
     assert story.go_on() == 110
     # 824 less 513 and 14 leave room for 21 of them.
     assert story.durable == [*range(37, 68, 2)]
-    assert story.cursor.unpersisted_record_bytes == 294
+    assert story.cursor.view.unpersisted_record_bytes == 294
 
 
 def test_at_the_end_of_a_ledger_room_is_made_for_the_first_message_of_the_next():
@@ -120,12 +120,12 @@ def test_at_the_end_of_a_ledger_room_is_made_for_the_first_message_of_the_next()
     assert story.topic.dispatch("slow", 36) == [*range(36)]
     while story.go_on() < 109:
         pass
-    assert (story.subscription.usage().reserved_bytes, story.cursor.unpersisted_record_bytes) == (513, 518)
+    assert (story.subscription.usage().reserved_bytes, story.cursor.view.unpersisted_record_bytes) == (513, 518)
     assert story.go_on() == 110
     assert story.topic.positions[110].entry_id == 0
     # It takes 23 bytes: 824 less 513 and those leave room for 20 ranges of 14, not for 21.
     assert story.durable == [*range(37, 70, 2)]
-    assert story.cursor.unpersisted_record_bytes == 280
+    assert story.cursor.view.unpersisted_record_bytes == 280
 
 
 def test_with_everything_in_flight_the_gate_closes_and_nothing_is_promoted():
@@ -147,7 +147,7 @@ def test_once_the_acks_of_what_was_in_flight_come_they_are_promoted_and_the_gate
     assert story.subscription.why_blocked() == ()
     # 37 in flight with 527 bytes, and 824 less those and 14 leave room for 20 ranges.
     assert story.promoted == (1, 16)
-    assert story.cursor.unpersisted_record_bytes == 280
+    assert story.cursor.view.unpersisted_record_bytes == 280
 
 
 def test_switched_off_the_gate_closes_until_the_acks_are_old():
@@ -225,7 +225,7 @@ def test_a_promotion_by_hand_wakes_who_waits():
     woken = []
     story.subscription.when_open(lambda: woken.append(1))
     assert story.cursor.promote(825, now_ms=2).messages_covered == 15
-    assert (story.cursor.unpersisted_record_bytes, woken) == (814, [1])
+    assert (story.cursor.view.unpersisted_record_bytes, woken) == (814, [1])
     assert story.subscription.why_blocked() == ()
 
 
@@ -237,7 +237,7 @@ def test_promote_leaves_so_many_bytes_at_most(record_bytes_max, left, durable_la
     story = YoungAcks()
     story.fill()
     story.cursor.promote(record_bytes_max, now_ms=1)
-    assert story.cursor.unpersisted_record_bytes == left
+    assert story.cursor.view.unpersisted_record_bytes == left
     assert story.durable == ([] if durable_last is None else [*range(1, durable_last + 1, 2)])
     assert story.cursor.stats().promoted_message_count == len(story.durable)
 

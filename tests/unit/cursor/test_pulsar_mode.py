@@ -101,7 +101,7 @@ def replace_entries(store, change):
 
 
 def state_of(cursor):
-    return cursor.mark_delete_position, str(cursor.deleted), dict(cursor.batch), dict(cursor.properties)
+    return cursor.mark_delete_position, str(cursor.deleted), dict(cursor.view.batch), dict(cursor.view.properties)
 
 
 def fill(cursor):
@@ -128,7 +128,7 @@ def test_every_persist_writes_the_whole_state_as_one_position_info(store, log, f
         assert result.route is (PersistTarget.SNAPSHOT if count == 1 else PersistTarget.WHOLE)
         entries = entries_of(store)
         assert len(entries) == count
-        info = PositionInfo(cursor.mark_delete_position, cursor.deleted, cursor.batch, cursor.properties)
+        info = PositionInfo(cursor.mark_delete_position, cursor.deleted, cursor.view.batch, cursor.view.properties)
         assert decode_position_info(entries[-1]) == info
         assert entries[-1] == encode_position_info(info, form=form)
         assert result.bytes_written == len(entries[-1])
@@ -287,8 +287,8 @@ def test_what_pulsar_5_0_m1_wrote_is_opened(name, format_of_ours):
         # that it had not yet forgotten, at or below the mark-delete.
         late = 0 if name == "metaClosedHex" else sum(p <= P(*state["md"]) for p in decode_position_info(entry).batch)
         kept = list((state["batch"] or {}).items())[: limits["maxBatchDeletedIndexToPersist"] - late]
-        assert {str(position): list(words) for position, words in cursor.batch.items()} == dict(kept)
-        assert (cursor.properties, cursor.cursor_properties) == (state["props"], state["cursorProps"])
+        assert {str(position): list(words) for position, words in cursor.view.batch.items()} == dict(kept)
+        assert (cursor.view.properties, cursor.cursor_properties) == (state["props"], state["cursorProps"])
         assert cursor.recovery_report.format is Format.PULSAR
         cursor._check()
     assert moved == (format_of_ours is Format.PULSAR)
@@ -404,7 +404,7 @@ def test_receipts_of_batches_beyond_the_limit_are_not_durable(store, log):
     low = cursor.ack_batch(P(3, 2), [0b01], now_ms=0)
     assert cursor.persist(now_ms=0).batches_cut == cursor.stats().batches_cut == 1
     assert (cursor.durable(low), cursor.durable(high)) == (True, False)
-    assert dict(open_cursor(crashed(store), log).batch) == {P(3, 2): (0b01,)}
+    assert dict(open_cursor(crashed(store), log).view.batch) == {P(3, 2): (0b01,)}
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_a_mark_delete_moves_onto_a_new_empty_ledger_but_not_onto_its_first_entr
     with pytest.raises(InvalidPositionError):
         cursor.mark_delete(P(7, 0), now_ms=0)
     log.append()
-    assert cursor.read(5) == [P(7, 0)]
+    assert cursor.reader.read(5) == [P(7, 0)]
 
 
 @pytest.mark.parametrize(("properties", "left"), [(None, {"horizon": 1}), ({}, {}), ({"horizon": 2}, {"horizon": 2})])
@@ -470,14 +470,14 @@ def test_what_skips_may_carry_properties(store, log, properties, left):
     cursor = open_cursor(store, log)
     cursor.mark_delete(P(3, 0), properties={"horizon": 1}, now_ms=0)
     cursor.skip(2, properties=properties, now_ms=0)
-    assert (cursor.mark_delete_position, cursor.properties) == (P(3, 2), left)
+    assert (cursor.mark_delete_position, cursor.view.properties) == (P(3, 2), left)
 
 
 def test_where_a_read_ended_at_the_end_of_a_ledger_is_as_in_pulsar(store, log):
     cursor = open_cursor(store, log)
-    assert cursor.read(10)[-1] == P(3, 9)
+    assert cursor.reader.read(10)[-1] == P(3, 9)
     assert cursor.read_position == P(3, 10)
-    assert cursor.read(1) == [P(5, 0)]
+    assert cursor.reader.read(1) == [P(5, 0)]
 
 
 # Deviations from Pulsar that no recording shows; docs/embedding.md lists these and the recorded ones.
@@ -491,22 +491,22 @@ def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_af
     cursor = open_cursor(store, log)
     assert cursor.mark_delete_position == P(5, -1)
     receipt = cursor.mark_delete(P(5, 0), unacked_words=[0b1100], now_ms=0)
-    assert (cursor.mark_delete_position, cursor.batch[P(5, 0)]) == (P(5, -1), (0b1100,))
+    assert (cursor.mark_delete_position, cursor.view.batch[P(5, 0)]) == (P(5, -1), (0b1100,))
     cursor.persist(now_ms=0)
     assert cursor.durable(receipt)
-    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(5, 0): (0b1100,)}
+    assert dict(open_cursor(crashed(store), log).view.batch.items()) == {P(5, 0): (0b1100,)}
 
 
 def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is(store, log):
     """Pulsar moves it to the first entry of the next ledger, although that is empty; what is read is the same."""
     cursor = open_cursor(store, log)
-    cursor.read(100)
+    cursor.reader.read(100)
     end = cursor.read_position
     log.roll(20)
-    assert cursor.read(5) == []
+    assert cursor.reader.read(5) == []
     assert cursor.read_position == end < P(20, 0)
     log.append()
-    assert (cursor.read(5), cursor.read_position) == ([P(20, 0)], P(20, 1))
+    assert (cursor.reader.read(5), cursor.read_position) == ([P(20, 0)], P(20, 1))
 
 
 def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit(store, log):
@@ -518,4 +518,4 @@ def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit(stor
     cursor.mark_delete(P(3, 5), now_ms=0)
     cursor.persist(now_ms=0)
     assert cursor.durable(above)
-    assert dict(open_cursor(crashed(store), log).batch.items()) == {P(3, 8): (0b10,)}
+    assert dict(open_cursor(crashed(store), log).view.batch.items()) == {P(3, 8): (0b10,)}

@@ -213,7 +213,7 @@ def test_a_part_of_a_batch_needs_no_room_but_its_last_message_does():
     for words in ([0b10], [0]):
         with pytest.raises(AckRefusedError, match="would pass a limit"):
             topic.subscription.ack_batch(last, words, now_ms=0)
-    assert list(topic.cursor.batch.get(last)) == [0b01]
+    assert list(topic.cursor.view.batch.get(last)) == [0b01]
 
 
 def test_what_was_to_be_sent_with_a_failed_dead_letter_keeps_its_count():

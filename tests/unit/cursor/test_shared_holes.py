@@ -23,11 +23,11 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.inspect.findings import Status
 from ackstate.cursor.inspect.store import inspect_store
-from ackstate.cursor.journal import shared_holes
+from ackstate.cursor.journal import cursor_holes, filled_ranges
+from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, LiveBucket, SharedHoles
-from ackstate.cursor.persist import persister as persister_module
-from ackstate.cursor.persist.persister import EVERYTHING
+from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
+from ackstate.cursor.state.unpersisted_acks import EVERYTHING
 from ackstate.cursor.store import ABSENT
 from ackstate.wire import native
 from ackstate.wire.native_shared import is_shared
@@ -107,7 +107,7 @@ def acked_but_holes(topic, **options):
 def snapshot(cursor, *, now_ms=0):
     """Persist a whole state: an append that failed may not be followed by another."""
     cursor._persister.journal._open_ledger = None
-    cursor._persister.accepted_number += 1
+    cursor._state.require_persist()
     assert cursor.persist(now_ms=now_ms).route in {PersistTarget.SNAPSHOT, PersistTarget.METADATA}
     return cursor
 
@@ -243,7 +243,7 @@ def test_an_earlier_owner_can_take_no_pin_from_the_next():
     topic = Topic()
     bucket = topic.seal({1: HOLES})
     earlier = acked_but_holes(topic)
-    stale = earlier._persister.journal._pins
+    stale = earlier._persister.journal.holes._pins
     cursor = topic.open()
     cursor.ack_entries(1, HOLES, now_ms=0)
     snapshot(cursor)
@@ -430,8 +430,8 @@ def test_a_limited_persist_counts_the_ranges_again_only_when_they_may_be_too_man
     bucket = topic.seal({1: HOLES[:500]}, {1: HOLES[500:]})
     cursor = acked_but_holes(topic)
     counted = []
-    original = shared_holes.filled
-    for module in (shared_holes, persister_module):
+    original = filled_ranges.filled
+    for module in (filled_ranges, cursor_holes):
         monkeypatch.setattr(module, "filled", lambda *given: counted.append(1) or original(*given))
     for entry in range(100, 140):
         cursor.ack(Position(4, 2 * entry), now_ms=0)

@@ -3,7 +3,9 @@
 import pytest
 
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from ackstate.cursor.journal.shared_holes import BucketReferences, FilledCount, SharedHoles
+from ackstate.cursor.journal.filled_ranges import FilledCount
+from ackstate.cursor.journal.hole_pins import BucketReferences
+from ackstate.cursor.journal.shared_holes import SharedHoles
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
@@ -62,7 +64,7 @@ def test_shared_holes_do_not():
     topic.publish(30)
     assert topic.consume(now_ms=1) == 300
     # Of 29 sealed ledgers each is one range; only the holes of the last one are the subscription's own.
-    assert (topic.cursor.range_count_to_persist(1), topic.cursor.deleted.range_count) == (39, 300)
+    assert (topic.cursor.view.range_count_to_persist(1), topic.cursor.deleted.range_count) == (39, 300)
     assert topic.consume(now_ms=FAR_MS) == 300
     assert topic.subscription.why_blocked() == ()
 
@@ -91,7 +93,7 @@ def test_the_bound_is_never_too_low_and_not_much_too_high():
         topic.subscription.ack(deliveries[0].position, now_ms=1)
         topic.cursor.persist(now_ms=1)
         state = topic.cursor._persister.state
-        given = (state.deleted, topic.cursor._persister.journal.known_buckets)
+        given = (state.deleted, topic.cursor._persister.journal.holes._shared.known)
         exact = FilledCount()
         exact.fits(*given, range_count_max=0, acked_count=state.acked_count)
         truth = exact._at_most(state.acked_count)

@@ -6,8 +6,9 @@ import random
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import ManagedCursor, MemoryStore, PersistTarget
+from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.shared_holes import ROOT, BucketReferences, SharedHoles
+from ackstate.cursor.journal.shared_holes import SharedHoles
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.wire.native_shared import is_shared
@@ -71,7 +72,7 @@ class Broker:
         """Have every cursor write its whole state."""
         for cursor in self.cursors:
             cursor._persister.journal._open_ledger = None
-            cursor._persister.accepted_number += 1
+            cursor._state.require_persist()
             assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
 
     def sizes(self):

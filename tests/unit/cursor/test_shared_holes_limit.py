@@ -11,8 +11,9 @@ from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
-from ackstate.cursor.journal.shared_holes import FilledCount, LiveBucket, SharedHoles, filled
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.journal.filled_ranges import FilledCount, filled
+from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
+from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.wire.native_shared import BucketHoles, BucketReference
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
 
@@ -156,17 +157,17 @@ def never_counts_again(count, deleted, buckets, **given):
 fits_once = FilledCount.fits
 
 
-def takes_what_goes_first(persister, frontier, limits, buckets):
+def takes_what_goes_first(planner, up_to, limits, buckets):
     """As many ranges as the filled ones that go first would be, whether these are what is kept or not."""
-    lowest = int(filled(persister.state.deleted, buckets)[: limits.range_count_max].sum()) if buckets else None
-    return persister._begin_within(frontier, limits._replace(range_count_max=lowest or limits.range_count_max))
+    lowest = int(filled(planner._state.deleted, buckets)[: limits.range_count_max].sum()) if buckets else None
+    return planner._begin_within(up_to, limits._replace(range_count_max=lowest or limits.range_count_max))
 
 
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [
         (FilledCount, "fits", never_counts_again),
-        (Persister, "_begin", takes_what_goes_first),
+        (RecordPlanner, "_begin", takes_what_goes_first),
     ],
     ids=["counts once", "takes what goes first"],
 )

@@ -253,7 +253,7 @@ def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
             else:
                 topic.subscription.ack(position, now_ms=now_ms)
                 acked.add(position)
-            assert topic.cursor.unpersisted_record_bytes <= limit
+            assert topic.cursor.view.unpersisted_record_bytes <= limit
         if chance.random() < 0.03:
             topic.cursor.persist(now_ms=now_ms)
         if chance.random() < 0.01:

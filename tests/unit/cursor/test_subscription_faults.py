@@ -137,7 +137,7 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
         topic.subscription.ack(position, now_ms=1)
     store = topic.log._store
     store.break_ledgers()
-    topic.cursor._persister._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
+    topic.cursor._persister.planner._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
     assert topic.dispatch("a", 1, now_ms=5) == []
     assert topic.subscription.why_blocked()[0].store_error is not None
     assert topic.subscription.next_wake_ms == 1_005
@@ -181,10 +181,10 @@ def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts
     (reason,) = topic.subscription.why_blocked(top=100)
     freed = {hole.first: amount for hole, amount in zip(reason.releases, reason.frees, strict=True)}
     assert set(freed) == {topic.positions[number] for number in sent[2::2]}
-    before = topic.cursor.unpersisted_record_bytes
+    before = topic.cursor.view.unpersisted_record_bytes
     first = next(iter(freed))
     topic.subscription.ack(first, now_ms=0)
-    assert before - topic.cursor.unpersisted_record_bytes == freed[first]
+    assert before - topic.cursor.view.unpersisted_record_bytes == freed[first]
 
 
 def test_the_queues_of_consumers_that_are_gone_are_forgotten():
@@ -242,10 +242,10 @@ def test_a_cleared_backlog_leaves_no_delayed_messages():
 
 def test_a_cursor_has_one_subscription():
     topic = Topic()
-    with pytest.raises(ValueError, match="watched already"):
+    with pytest.raises(ValueError, match="one listener of class Subscription"):
         Subscription(topic.log, topic.cursor)
-    topic.cursor.unwatch(object())
-    assert topic.cursor._persister.watcher is topic.subscription
+    topic.cursor.remove_listener(object())
+    assert topic.subscription in topic.cursor._listeners
 
 
 def test_whoever_takes_dead_letters_may_ack_others():

@@ -106,7 +106,7 @@ class Workers:
     def sample(self):
         if self.cursor is not None:
             with self.cursor.lock:
-                used = self.cursor.unpersisted_record_bytes
+                used = self.cursor.view.unpersisted_record_bytes
             assert used <= LIMIT, f"{used} of {LIMIT}"
             self.samples += 1
 

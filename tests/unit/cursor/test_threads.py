@@ -24,10 +24,10 @@ class GatedLedgers:
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
 
-    def append(self, ledger_id, entry):
+    def append_all(self, entries):
         self.begun.set()
         assert self.go_on.wait(timeout=30)
-        return self._ledgers.append(ledger_id, entry)
+        return self._ledgers.append_all(entries)
 
 
 class GatedStore:
@@ -55,7 +55,7 @@ def test_acks_that_arrive_while_a_persist_writes_wait_for_the_next():
     assert store.ledgers.begun.wait(timeout=30)
     late = cursor.ack_entries(1, [0, 7], now_ms=2)
     assert (cursor.redelivery_if_crashed, cursor.mark_delete_position) == (3, Position(1, 0))
-    assert cursor.unpersisted_record_bytes > 0
+    assert cursor.view.unpersisted_record_bytes > 0
     store.ledgers.go_on.set()
     writer.join()
     assert cursor.durable(early)

@@ -25,7 +25,7 @@ from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.stores import file_commit, file_generation, sqlite_database
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryStore
@@ -276,7 +276,7 @@ def test_ledgers_that_are_left_over_are_found(monkeypatch):
 def test_a_cursor_that_never_writes_a_delta_is_seen_by_the_count(monkeypatch, config):
     workload = Workload(("a",), config, STEPS)
     assert counts_of(workload)["deltas"] == 2
-    monkeypatch.setattr(Persister, "_needs_new_ledger", lambda self, *, now_ms: True)
+    monkeypatch.setattr(RecordPlanner, "_needs_new_ledger", lambda self, *, now_ms: True)
     assert counts_of(workload)["deltas"] == 0
 
 

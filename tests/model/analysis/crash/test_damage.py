@@ -345,7 +345,7 @@ def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(mon
     def fails(self, *_, **__):
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(Journal, "append", fails)
+    monkeypatch.setattr(Journal, "prepare", fails)
     monkeypatch.setattr(Journal, "write_record", fails)
     outcome = run(4, RecordMedium())
     (broken,) = outcome.broken

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 import ackstate.cursor.journal.native
-import ackstate.cursor.persist.persister
+import ackstate.cursor.persist.planner
 import ackstate.cursor.topic.message_log
 from ackstate.analysis.crash.model.simulated_subscription import _Asked
 from ackstate.analysis.crash.model.simulation import judged
@@ -17,6 +17,8 @@ from ackstate.cursor.dispatch.delayed import DelayedMessages
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.persist.planner import RecordPlanner
+from ackstate.cursor.persist.round import Round
 from ackstate.cursor.state.ack_state import AckState
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
@@ -163,7 +165,7 @@ def recovers_one_ack_too_many(patch):
 
     def too_many(self, mark_delete, deleted, **others):
         restore(self, mark_delete, deleted, **others)
-        self.ack(self._ledgers.next_valid(self.mark_delete))
+        self.ack(self.ledgers.next_valid(self.mark_delete))
 
     patch(AckState, "restore", too_many)
     story = Story()
@@ -172,14 +174,16 @@ def recovers_one_ack_too_many(patch):
 
 
 def says_that_one_message_more_comes_back(patch):
-    patch(ManagedCursor, "redelivery_if_crashed", property(lambda self: self._state.redelivery_if_crashed + 1))
+    patch(
+        ManagedCursor, "redelivery_if_crashed", property(lambda self: self._persister.gauges.redelivery_if_crashed + 1)
+    )
     story = Story()
     story.sent(3)
     story("crash")
 
 
 def never_compacts(patch):
-    patch(ackstate.cursor.persist.persister, "_COMPACTION_RATIO", 1_000)
+    patch(ackstate.cursor.persist.planner, "_COMPACTION_RATIO", 1_000)
     story = Story(config=CursorConfig(compaction_bytes_min=0))
     story.sent(40)
     for number in range(40):
@@ -274,11 +278,11 @@ def never_ticks(patch):
 
 
 def never_falls_back(patch):
-    def give_up(self, error, *_, **__):
+    def give_up(self, error):
         self.abandon()
         raise error
 
-    patch(Persister, "fall_back", give_up)
+    patch(Round, "fall_back", give_up)
     persists_without_ledgers()
 
 
@@ -301,7 +305,15 @@ def keeps_the_epoch_of_a_reset_that_failed(patch):
 
 
 def counts_as_if_a_reset_that_failed_had_not_happened(patch):
-    patch(AckState, "begin_reset", lambda *_: None)
+    begin_reset = AckState.begin_reset
+
+    def uncounted(self, mark_delete):
+        persisted = self.persisted_mark_delete
+        begin_reset(self, mark_delete)
+        self.persisted_mark_delete = persisted
+        self.resets_begun.clear()
+
+    patch(AckState, "begin_reset", uncounted)
     seeks_in_vain()
 
 
@@ -320,7 +332,7 @@ def forgets_acks_into_a_batch(patch):
 
     def unnoted(self, position, words, **named):
         result = ack_up_to_batch(self, position, words, **named)
-        self._undurable_batches._changed.discard(position)
+        self.unpersisted_batches._changed.discard(position)
         return result
 
     patch(AckState, "ack_up_to_batch", unnoted)
@@ -328,17 +340,14 @@ def forgets_acks_into_a_batch(patch):
 
 
 def appends_again_after_an_unknown_outcome(patch):
-    append = Journal.append
+    fall_back = Round.fall_back
 
-    def again(self, content):
-        ledger_id = self._open_ledger
-        try:
-            return append(self, content)
-        except StoreError:
-            self._open_ledger = ledger_id
-            raise
+    def again(self, error):
+        if self.appends:
+            self._persister.journal._open_ledger = self._persister.journal._pointed_at
+        return fall_back(self, error)
 
-    patch(Journal, "append", again)
+    patch(Round, "fall_back", again)
     appends_with_unknown_outcome_where_nothing_else_has_room()
 
 
@@ -365,14 +374,14 @@ def forgets_that_a_persist_has_failed(patch):
 
 
 def never_restarts_the_roll_over(patch):
-    count_written = Persister._count_written
+    wrote = RecordPlanner.wrote
 
-    def unchanged(self, *args, **named):
+    def unchanged(self, target, *, now_ms):
         begun_ms = self._ledger_begun_ms
-        count_written(self, *args, **named)
+        wrote(self, target, now_ms=now_ms)
         self._ledger_begun_ms = begun_ms
 
-    patch(Persister, "_count_written", unchanged)
+    patch(RecordPlanner, "wrote", unchanged)
     persists_after_the_ledger_became_old()
 
 
@@ -390,18 +399,18 @@ def never_resets_the_size_of_the_deltas(patch):
 
 
 def writes_what_is_durable_again(patch):
-    plan_ledger = Persister._plan_ledger
+    plan_ledger = RecordPlanner._plan_ledger
 
     def whole(self, *args, **named):
         plan = plan_ledger(self, *args, **named)
-        return plan._replace(content=plan.content._replace(deleted=self.state.whole()[0]))
+        return plan._replace(content=plan.content._replace(deleted=self._state.whole()[0]))
 
-    patch(Persister, "_plan_ledger", whole)
+    patch(RecordPlanner, "_plan_ledger", whole)
     compacts()
 
 
 def writes_the_metadata_store_for_nothing(patch):
-    patch(Persister, "_backs_off", lambda *_, **__: True)
+    patch(RecordPlanner, "_backs_off", lambda *_, **__: True)
     compacts()
 
 

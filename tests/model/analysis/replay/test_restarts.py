@@ -187,9 +187,9 @@ def acked_count(cursor, index, size):
     position = Position(4, index)
     if cursor.is_acked(position):
         return size
-    if position not in cursor.batch:
+    if position not in cursor.view.batch:
         return 0
-    return size - sum((word & _WORD).bit_count() for word in cursor.batch[position])
+    return size - sum((word & _WORD).bit_count() for word in cursor.view.batch[position])
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from ackstate.analysis.crash.layers.system_calls.script import Script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.workloads.step import Step, StepKind
-from ackstate.cursor.persist import group_persist
+from ackstate.cursor.persist import persist_all
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import kernel_directory, sqlite_database
 from ackstate.cursor.stores.kernel_directory import KernelDirectory, KernelFile
@@ -266,18 +266,20 @@ def no_sqlite_sync():
 def pass_a_group_by():
     """Plant: where a group of cursors cannot be written, they are taken for written."""
 
-    def append_together(appends, *, now_ms):
-        if not appends:
-            return {}
-        prepared = {persister: persister.journal.prepare(plan.content) for persister, plan in appends.items()}
+    append = persist_all._append
+
+    def append_together(rounds, begin):
+        if len(rounds) == 1:
+            return append(rounds, begin)
+        prepared = {persister: each.prepare() for persister, each in rounds.items()}
         with suppress(StoreError):
-            next(iter(appends)).journal.store.ledgers.append_all(list(prepared.values()))
+            next(iter(rounds)).journal.store.ledgers.append_all(list(prepared.values()))
         return {
-            persister: persister.commit(plan, persister.journal.appended(*prepared[persister]), now_ms=now_ms)
-            for persister, plan in appends.items()
+            persister: each.commit(persister.journal.appended(*prepared[persister]))
+            for persister, each in rounds.items()
         }
 
-    group_persist._append_together = append_together
+    persist_all._append = append_together
 
 
 GATE = SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)

@@ -116,9 +116,8 @@ class ForgetfulLedgers:
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
 
-    def append(self, ledger_id, entry):
-        last = self._ledgers.last(ledger_id)
-        return self._ledgers.append(ledger_id, entry) if last < 0 else last + 1
+    def append_all(self, entries):
+        return [self._ledgers.last(ledger_id) + 1 for ledger_id, _ in entries]
 
 
 class ForgetfulStore:

@@ -251,7 +251,7 @@ def test_a_hot_subscription_is_the_same_under_policies_that_need_the_cursor():
 
 
 def forget_fresh(replay):
-    replay.cursor._state._undurable.fresh = DeletedRanges()
+    replay.cursor._state.unpersisted.fresh = DeletedRanges()
 
 
 def forget_snapshot(replay):

@@ -20,7 +20,7 @@ from ackstate.analysis.trace.entry_set import EntrySet, histories
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import Change, CursorConfig, ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor import Change, CursorConfig, CursorListener, ManagedCursor, MemoryStore, persist_all
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
@@ -170,7 +170,7 @@ def check_gauges(life):
     assert [by_sets[count - 1] for count, _ in told] == [gauge for _, gauge in told]
     assert [event.ts_ms for event in events] == sorted(event.ts_ms for event in events)
     history = histories(read_recording(life.directory))[TOPIC, NAME]
-    assert list(history.accepted.runs()) == joined(life.cursor.acked_runs())
+    assert list(history.accepted.runs()) == joined(life.cursor.view.acked_runs())
     return {event.kind for event in events}
 
 
@@ -220,7 +220,7 @@ def test_a_change_that_is_not_told_is_noticed(tmp_path, monkeypatch, untold):
         check_lives(tmp_path, config)
 
 
-class Noting:
+class Noting(CursorListener):
     """A listener that asks the cursor for its gauge at every change, and passes the change on."""
 
     def __init__(self, cursor, follower):
@@ -236,9 +236,10 @@ def test_many_threads_are_recorded_in_the_order_in_which_they_took_effect(tmp_pa
     with Recording(tmp_path) as recording:
         cursor = ManagedCursor.open(MemoryStore(), topic=TOPIC, subscription=NAME, ledgers=ledgers, now_ms=0)
         recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
-        noting = Noting(cursor, cursor._persister.listener)
-        cursor.listen(None)
-        cursor.listen(noting)
+        (follower,) = cursor._listeners.of_changes
+        noting = Noting(cursor, follower)
+        cursor.remove_listener(follower)
+        cursor.add_listener(noting)
 
         def ack(begin):
             for entry_id in range(begin, 2_000, 4):
@@ -314,7 +315,7 @@ def test_a_cursor_is_followed_once_and_by_a_name(tmp_path):
         with pytest.raises(ValueError, match="without a name"):
             recording.follow(cursor, topic=TOPIC, subscription="", now_ms=0)
         recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
-        with pytest.raises(ValueError, match="listens"):
+        with pytest.raises(ValueError, match="one listener of class"):
             recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
 
 

@@ -1,0 +1,167 @@
+"""Keeps a delay bucket from being deleted while a cursor's record refers to it.
+
+Before a cursor writes a record that refers to a bucket, it puts a *pin*:
+``/delay-references/<bucket id>/<cursor path>``. It deletes the pin only after a record without the bucket has taken the
+place of that one. So whenever a crash comes, every bucket that a record refers to is pinned. A pin that no record needs
+is deleted by the next open of its cursor.
+
+Before a bucket is deleted, `BucketReferences.is_needed` closes it, ``/delay-references/<bucket id>``, and then looks
+for pins. A cursor puts its pin and then looks whether the bucket is closed. So either the pin is seen or the bucket is
+not referred to, also between processes. A cursor without acks releases buckets that are no longer live when its journal
+is as old as ``ledger_rollover_ms``.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, final
+from urllib.parse import quote
+
+from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.errors import CorruptStateError
+from ackstate.integers import check_within
+from ackstate.position import LEDGER_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
+
+ROOT = "/delay-references"
+
+
+@final
+class BucketReferences:
+    """Whether a bucket may be deleted: asked by whoever deletes buckets, for all cursors of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def is_needed(self, bucket_id: int) -> bool:
+        """Let no new record refer to a bucket from now on, and tell whether one may refer to it.
+
+        To be asked right before the bucket is deleted, and again later where it was needed. What earlier calls noted
+        of buckets that are gone is forgotten.
+
+        Raises:
+            StoreError: The storage failed: the bucket must stay.
+
+        Complexity: O(buckets that are pinned or closed).
+        """
+        check_within("bucket_id", bucket_id, least=0, most=LEDGER_ID_MAX)
+        self._forget_deleted()
+        with suppress(VersionMismatchError):
+            self._store.metadata.put(_bucket_path(bucket_id), b"closed", expected_version=ABSENT)
+        return bool(self._store.metadata.children(_bucket_path(bucket_id)))
+
+    def _forget_deleted(self) -> None:
+        metadata = self._store.metadata
+        for bucket_id in _named_buckets(metadata):
+            closed = metadata.get(_bucket_path(bucket_id))
+            if closed is not None and not _exists(self._store.ledgers, bucket_id):
+                with suppress(VersionMismatchError):
+                    metadata.delete(_bucket_path(bucket_id), expected_version=closed.version)
+
+
+@final
+class HolePins:
+    """The pins of one cursor, with those of earlier owners, none of whom can write a record any more.
+
+    One owner, one call at a time.
+
+    Args:
+        store: Where.
+        path: The cursor's path in the metadata store.
+        term: The owner's: above that of any earlier one.
+        needed: The buckets that the cursor's record refers to.
+    """
+
+    def __init__(self, store: Store, path: str, *, term: int, needed: Collection[int] = ()) -> None:
+        self._store = store
+        self._path = path
+        self._term = str(term).encode()
+        # Pins that are there or may be, by bucket, and the version of each: None if it is unknown whether it is.
+        self._versions: dict[int, int | None] = {}
+        # Those of them that a record of ours may need, now or after the next swing: their buckets cannot go.
+        self._usable = set(needed)
+        # What cannot be listed now is left to the next open; a pin that the record needs is there in any case.
+        with suppress(StoreError, CorruptStateError):
+            self._find()
+
+    @property
+    def bucket_ids(self) -> frozenset[int]:
+        """The buckets that are or may be pinned."""
+        return frozenset(self._versions)
+
+    def pin(self, bucket_id: int) -> bool:
+        """Keep a bucket from being deleted; False if it is about to be, or is gone.
+
+        Raises:
+            StoreError: The storage failed; whether it is pinned is unknown.
+        """
+        if bucket_id in self._usable:
+            return True
+        version = self._versions.get(bucket_id)
+        self._versions[bucket_id] = None
+        self._versions[bucket_id] = self._put(self._pin_path(bucket_id), ABSENT if version is None else version)
+        is_closed = self._store.metadata.get(_bucket_path(bucket_id)) is not None
+        if is_closed or not _exists(self._store.ledgers, bucket_id):
+            return False
+        self._usable.add(bucket_id)
+        return True
+
+    def keep_only(self, needed: Collection[int]) -> None:
+        """Let go of the other buckets: the record that the store holds refers to these at most.
+
+        A pin is garbage, not state: where the storage refuses, the next call or the next open tries again.
+        """
+        self._usable.intersection_update(needed)
+        for bucket_id in self._versions.keys() - set(needed):
+            with suppress(StoreError, CorruptStateError):
+                self._unpin(bucket_id)
+                del self._versions[bucket_id]
+
+    def _find(self) -> None:
+        for bucket_id in _named_buckets(self._store.metadata):
+            found = self._store.metadata.get(self._pin_path(bucket_id))
+            if found is not None:
+                self._versions[bucket_id] = found.version
+
+    def _put(self, path: str, version: int) -> int:
+        # The version becomes ours, so that an earlier owner who still thinks of deleting the pin cannot.
+        metadata = self._store.metadata
+        try:
+            return metadata.put(path, self._term, expected_version=version)
+        except VersionMismatchError:
+            found = metadata.get(path)
+            return metadata.put(path, self._term, expected_version=ABSENT if found is None else found.version)
+
+    def _unpin(self, bucket_id: int) -> None:
+        metadata, path, version = self._store.metadata, self._pin_path(bucket_id), self._versions[bucket_id]
+        if version is None:
+            found = metadata.get(path)
+            if found is None or found.data != self._term:
+                return
+            version = found.version
+        # Another version is that of another owner.
+        with suppress(VersionMismatchError):
+            metadata.delete(path, expected_version=version)
+
+    def _pin_path(self, bucket_id: int) -> str:
+        return f"{_bucket_path(bucket_id)}/{quote(self._path, safe='')}"
+
+
+def _bucket_path(bucket_id: int) -> str:
+    return f"{ROOT}/{bucket_id}"
+
+
+def _named_buckets(metadata: MetadataStore) -> Iterator[int]:
+    """Yield the buckets that are pinned or closed; other names are nobody's."""
+    return (int(name) for name in metadata.children(ROOT) if name.isdecimal())
+
+
+def _exists(ledgers: LedgerStore, bucket_id: int) -> bool:
+    try:
+        return ledgers.last(bucket_id) >= 0
+    except LedgerNotFoundError:
+        return False

@@ -1,0 +1,187 @@
+"""Writes the rounds of many cursors of one store: all that append to their ledgers do so with one sync."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from copy import copy
+from typing import TYPE_CHECKING
+
+from ackstate.cursor.journal.pulsar import reopened
+from ackstate.cursor.journal.recovery import report_of
+from ackstate.cursor.persist.round import Round
+from ackstate.cursor.results import PersistResult
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.results import RecoveryReport
+
+Outcome = PersistResult | AckStateError
+
+
+def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[PersistResult | AckStateError]:
+    """Persist many cursors of one store: all that append to their journals do so with one sync.
+
+    Args:
+        cursors: They share a store; each comes once.
+        now_ms: The present.
+
+    Returns:
+        For each, in order, the result, or the error that its own `persist` would have raised: one cursor that fails
+        does not keep the others from being persisted.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
+    """
+    persisters = [cursor._persister for cursor in cursors]
+    outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms))
+    for persister, outcome in zip(persisters, outcomes, strict=True):
+        persister.listeners.persisted(outcome)
+    return outcomes
+
+
+def promote(persister: Persister, record_bytes_max: int, *, now_ms: int) -> PersistResult:
+    """Persist, also young acks; see `ManagedCursor.promote`."""
+    (outcome,) = execute([persister], lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
+    persister.listeners.persisted(outcome)
+    return result_of(outcome)
+
+
+def start(persister: Persister, found: StoredCursor | None, *, now_ms: int) -> RecoveryReport:
+    """Begin with the stored cursor, make durable what had to be changed in it, or create it if there is none."""
+    state, form = persister.state, persister.journal.form
+    if found is None:
+        (outcome,) = execute([persister], lambda each: each.begin_creation(now_ms=now_ms))
+        result_of(outcome)
+        return report_of(None, form.name, state.mark_delete)
+    report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
+    if not form.has_deltas:
+        content = reopened(content, state.ledgers)
+    is_changed = found.is_repaired or content.mark_delete != report.mark_delete
+    state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
+    if is_changed or found.form.name is not form.name:
+        state.require_persist()  # A cursor in another format is converted by its next persist.
+    if is_changed:
+        (outcome,) = execute([persister], lambda each: each.begin(now_ms=now_ms))
+        result_of(outcome)
+    return report
+
+
+def close(persister: Persister, *, now_ms: int) -> PersistResult | None:
+    """Persist everything and close; see `ManagedCursor.close`."""
+    result = None
+    # Acks accepted during the final write need another record.
+    while not persister.closed:
+        (outcome,) = execute([persister], lambda each: each.begin_closing(now_ms=now_ms))
+        if isinstance(outcome, CursorClosedError):
+            return result  # Another thread has closed it.
+        result = result_of(outcome)
+    return result
+
+
+def result_of(outcome: Outcome) -> PersistResult:
+    """Return the result, or raise the error."""
+    if isinstance(outcome, AckStateError):
+        raise outcome
+    return outcome
+
+
+def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
+    """Write a round of each cursor: every write of a cursor but a reset goes through here.
+
+    Args:
+        persisters: Of cursors that share a store, each once.
+        begin: Begins the round of one; None if nothing waits.
+
+    Returns:
+        For each, in order, the result, or the error of its own.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
+    """
+    if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
+        raise ValueError("cursors that are persisted together must share a store, and each must come once")
+    with ExitStack() as held:
+        # In the order of identity, so that two calls at once cannot wait for each other.
+        for persister in sorted(persisters, key=id):
+            held.enter_context(persister.writing)
+        outcomes: dict[Persister, Outcome] = {}
+        appends: dict[Persister, Round] = {}
+        try:
+            for persister in persisters:
+                begun = _begun(persister, begin)
+                if isinstance(begun, Round):
+                    appends[persister] = begun
+                else:
+                    outcomes[persister] = begun
+            outcomes |= _append(appends, begin) if appends else {}
+        finally:
+            # What was planned and not written must not count as written by the next persist.
+            for each in appends.values():
+                each.abandon()
+    return [outcomes[persister] for persister in persisters]
+
+
+def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> Round | Outcome:
+    """Begin a round; return it if it appends, else write it and return its outcome."""
+    try:
+        begun = begin(persister)
+        if begun is None:
+            return persister.nothing_written()
+        return begun if begun.appends else begun.write()
+    except AckStateError as error:
+        return error
+
+
+def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Round | None]) -> dict[Persister, Outcome]:
+    """Append with one sync; one by one if one of the ledgers is damaged or no longer its cursor's."""
+    entries = {persister: each.prepare() for persister, each in rounds.items()}
+    persister = next(iter(rounds))
+    is_one = len(rounds) == 1
+    try:
+        persister.journal.store.ledgers.append_all(list(entries.values()))
+    except (LedgerFencedError, LedgerNotFoundError) as error:
+        if is_one:
+            return {persister: _from(persister.journal.fenced(), error)}
+        for persister, (ledger_id, _) in entries.items():
+            persister.journal.not_appended(ledger_id)
+        return {persister: _append({persister: each}, begin)[persister] for persister, each in rounds.items()}
+    except CorruptStateError as error:
+        if is_one:
+            return _fallen_back(rounds, _from(persister.journal.unwritable(error), error))
+        # It is not certain what was appended: each begins a ledger of its own.
+        for each in rounds.values():
+            each.abandon()
+        return {persister: _written(persister, begin) for persister in rounds}
+    except StoreError as error:
+        return _fallen_back(rounds, error)
+    return {
+        persister: rounds[persister].commit(persister.journal.appended(*entry)) for persister, entry in entries.items()
+    }
+
+
+def _written(persister: Persister, begin: Callable[[Persister], Round | None]) -> Outcome:
+    outcome = _begun(persister, begin)
+    assert not isinstance(outcome, Round), "a ledger whose end is unknown is not appended to"
+    return outcome
+
+
+def _fallen_back(rounds: Mapping[Persister, Round], error: AckStateError) -> dict[Persister, Outcome]:
+    """Write each round to the metadata store; those that fail have an error each, which says what became of them."""
+    outcomes: dict[Persister, Outcome] = {}
+    for persister, each in rounds.items():
+        try:
+            outcomes[persister] = each.fall_back(error if len(rounds) == 1 else copy(error))
+        except AckStateError as failed:
+            outcomes[persister] = failed
+    return outcomes
+
+
+def _from(error: AckStateError, cause: AckStateError) -> AckStateError:
+    error.__cause__ = cause
+    return error

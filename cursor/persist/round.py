@@ -1,0 +1,155 @@
+"""Performs one write of a cursor: planned under its lock, written without it, committed or abandoned under it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, final
+
+from ackstate.cursor.listener import Change
+from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.cursor.store import StoreError
+
+if TYPE_CHECKING:
+    from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.persist.planner import Plan
+    from ackstate.errors import AckStateError
+    from ackstate.position import Position
+
+_LOG = logging.getLogger(__name__)
+
+
+@final
+class Round:
+    """One write, made with the cursor's lock held; later calls need `Persister.writing` and take the lock themselves.
+
+    Args:
+        persister: Of the cursor.
+        plan: What to write.
+        up_to: Acks above it are too young, also if the metadata store is used instead.
+        promoted_count: How many young acks it persists early.
+        closes: Whether the cursor is closed with it, unless something is accepted before it is committed.
+        now_ms: The present.
+    """
+
+    def __init__(  # noqa: PLR0913 - named, not packed
+        self,
+        persister: Persister,
+        plan: Plan,
+        up_to: Position,
+        *,
+        promoted_count: int = 0,
+        closes: bool = False,
+        now_ms: int,
+    ) -> None:
+        self._persister = persister
+        self._plan = plan
+        self._up_to = up_to
+        self._promoted_count = promoted_count
+        self._closes = closes
+        self._now_ms = now_ms
+        self._is_open = True
+        self._notify_begun()
+
+    @property
+    def appends(self) -> bool:
+        """Whether it appends an entry to the open cursor ledger, which can be done together with other cursors."""
+        return self._plan.appends
+
+    def prepare(self) -> tuple[int, bytes]:
+        """Return the ledger and the entry to be appended."""
+        return self._persister.journal.prepare(self._plan.content)
+
+    def write(self) -> PersistResult:
+        """Write a whole state and commit it; where a ledger cannot be written, to the metadata store.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; nothing became durable.
+        """
+        journal, plan = self._persister.journal, self._plan
+        is_metadata = plan.target is PersistTarget.METADATA
+        write = journal.write_record if is_metadata else journal.begin_ledger
+        try:
+            return self.commit(write(plan.content, plan.buckets))
+        except StoreError as error:
+            if not is_metadata:
+                return self.fall_back(error)
+            self._persister.counters.metadata_error_count += 1
+            raise
+        finally:
+            self.abandon()
+
+    def fall_back(self, error: AckStateError) -> PersistResult:
+        """Write to the metadata store instead, because the ledger could not be written.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The metadata store could not be written either: the error given.
+        """
+        self.abandon()
+        persister = self._persister
+        persister.planner.ledger_failed(now_ms=self._now_ms)
+        persister.counters.ledger_error_count += 1
+        try:
+            buckets = persister.journal.holes.buckets()
+            with persister.lock:
+                self._plan = persister.planner.plan_metadata(self._up_to, buckets)
+                self._is_open = True
+                self._notify_begun()
+            return self.write()
+        except StoreError as second:
+            error.add_note(f"nor was it written to the metadata store: {second}")
+            raise error from second
+
+    def commit(self, byte_count: int) -> PersistResult:
+        """Count the plan as durable: it was written and synced."""
+        persister, plan, now_ms = self._persister, self._plan, self._now_ms
+        taken = plan.taken
+        with persister.lock:
+            self._is_open = False
+            covered = persister.state.end_persist(taken)
+            persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
+            self._note_truncation()
+            persister.wrote(plan.target, byte_count, now_ms=now_ms)
+            persister.counters.promoted(self._promoted_count)
+            if self._closes:
+                persister.closed = not persister.state.is_dirty
+            return PersistResult(
+                plan.target, byte_count, covered, taken.mark_delete, persister.gauges.held_back_count,
+                taken.cut_count, taken.batch_cut_count,
+            )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Note that the plan was not written, unless it was committed or abandoned before."""
+        persister = self._persister
+        with persister.lock:
+            if self._is_open:
+                self._is_open = False
+                persister.state.abandon_persist()
+                persister.listeners.changed(Change.PERSIST_FAILED, (), now_ms=self._now_ms)
+
+    def _notify_begun(self) -> None:
+        listeners, now_ms = self._persister.listeners, self._now_ms
+        if not listeners.of_changes:
+            return
+        unpersisted = self._persister.state.unpersisted
+        held, cut, displaced = unpersisted.held, unpersisted.cut, unpersisted.displaced
+        if displaced:
+            cut = cut.copy()
+            cut.difference_update(displaced)
+        listeners.changed(Change.PERSIST_BEGUN, (), now_ms=now_ms)
+        for change, ranges in ((Change.HELD_BACK, held), (Change.CUT_OFF, cut), (Change.DISPLACED, displaced)):
+            runs = [(ledger_id, first, end - 1) for ledger_id, first, end in ranges.runs()]
+            listeners.changed(change, runs, now_ms=now_ms)
+
+    def _note_truncation(self) -> None:
+        """Count and log where a limit begins to cut: a limit that goes on cutting is one event, not one a persist."""
+        persister, taken = self._persister, self._plan.taken
+        is_cut = taken.cut_count > 0 or taken.batch_cut_count > 0
+        if is_cut and not persister.is_truncated:
+            persister.counters.truncation_count += 1
+            _LOG.warning(
+                "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
+                persister.journal.path, taken.cut_count, taken.batch_cut_count,
+            )  # fmt: skip
+        persister.is_truncated = is_cut

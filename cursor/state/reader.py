@@ -1,0 +1,93 @@
+"""Reads the entries of a message log that are not acked, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from ackstate.cursor.state.ack_state import AckState
+
+
+@final
+class EntryReader:
+    """A cursor's read position, and the entries from there on. Safe for any number of threads.
+
+    Args:
+        state: The acks.
+        lock: The cursor's.
+        check_open: Raises `CursorClosedError` if the cursor is closed.
+    """
+
+    def __init__(self, state: AckState, *, lock: threading.RLock, check_open: Callable[[], None]) -> None:
+        self._state = state
+        self._ledgers = state.ledgers
+        self._lock = lock
+        self._check_open = check_open
+        self._position = state.ledgers.next_valid(state.mark_delete)
+
+    @property
+    def position(self) -> Position:
+        """Where the next `read` begins; always above the mark-delete position.
+
+        After the last entry of a ledger it may be the one that would follow there, as in Pulsar.
+        """
+        with self._lock:
+            if self._position <= self._state.mark_delete:
+                self._position = self._ledgers.next_valid(self._state.mark_delete)
+            return self._position
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the log has entries at or above the position, acked or not."""
+        return self._ledgers.last_confirmed >= self.position
+
+    @property
+    def next_unread(self) -> Position:
+        """The entry that `read` would return first, or that will be written next.
+
+        Complexity: O(log ledgers), and that of `DeletedRanges.run_containing` for each acked run in between.
+        """
+        with self._lock:
+            ledger_id, entry_id = self.position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
+            while (run := self._state.deleted.run_containing(position)) is not None:
+                position = self._ledgers.next_valid(Position(run.ledger_id, run.end - 1))
+            return position
+
+    def read(self, count_max: int) -> list[Position]:
+        """Return up to `count_max` entries from the position on that are not acked, and move past them.
+
+        Raises:
+            CursorClosedError: The cursor is closed.
+        """
+        with self._lock:
+            self._check_open()
+            positions: list[Position] = []
+            # The log may have rolled since: what would have been the next entry never came to be.
+            ledger_id, entry_id = self.position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
+            last = self._ledgers.last_confirmed
+            while len(positions) < count_max and position <= last:
+                run = self._state.deleted.run_containing(position)
+                if run is None:
+                    positions.append(position)
+                else:
+                    position = Position(run.ledger_id, run.end - 1)
+                self._position = Position(position.ledger_id, position.entry_id + 1)
+                position = self._ledgers.next_valid(position)
+            return positions
+
+    def rewind(self, position: Position | None = None) -> None:
+        """Read again from a position, or from the first entry that the mark-delete does not cover."""
+        with self._lock:
+            first = self._ledgers.next_valid(self._state.mark_delete)
+            self._position = first if position is None else max(first, Position(*position))
+
+    def reset(self, position: Position) -> None:
+        """Read from a position next, wherever the mark-delete position is."""
+        self._position = position
