@@ -21,7 +21,6 @@ from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.view import CursorView
 from ackstate.entry_bitmap import bitmap_of
-from ackstate.integers import check_count
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 
@@ -42,11 +41,9 @@ _ACCEPTED = ReceiptStatus.ACCEPTED  # Cached: enum member lookup is slow.
 class ManagedCursor:
     """The ack state of one subscription of one topic. Made by `open`; safe for any number of threads.
 
-    An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. The
-    message log grows by itself: the cursor only looks at its `LedgerMap`.
-
-    Acks of what is acked already change nothing and succeed. Every ack raises `InvalidPositionError` if the log does
-    not have an entry, `ValueError` if an id is out of range, and `TypeError` if it is not an integer. Every method that
+    An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. Acks
+    of what is acked already change nothing and succeed. Every ack raises `InvalidPositionError` if the log does not
+    have an entry, `ValueError` if an id is out of range, and `TypeError` if it is not an integer. Every method that
     changes something raises `CursorClosedError` once the cursor is closed.
 
     Attributes:
@@ -67,7 +64,9 @@ class ManagedCursor:
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
         self._intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)
+        self._opened, self._names_entries = self._intake.opened, self._intake.names_entries
         self._young_age = self._persister.young_age
+        self._chooses_age = self._young_age.is_chosen
         check_open = self._persister.check_open
         self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
         self.reader = EntryReader(self._state, lock=self.lock, check_open=check_open)
@@ -101,18 +100,14 @@ class ManagedCursor:
             repair: What to do if the stored cursor cannot be read, instead of refusing. The report says what was done,
                 and it is durable when this returns. A cursor that can be read is not repaired.
             shared_holes: The topic's delay buckets. A whole state in the native format may refer to them: their holes
-                take no bytes of it, and do not count against a limit on ranges. A cursor that was written so can be
-                read without them.
+                take no bytes of it, and do not count against a limit on ranges. Such a state is read without them.
             now_ms: The present.
 
         Raises:
-            TypeError: The topic or the subscription is no text, or `ledgers` no `LedgerMap`.
-            ValueError: The topic or the subscription is empty.
-            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. It says which repairs would
-                help, and is a `CorruptStateError`.
+            TypeError, ValueError: The topic or the subscription is no text or empty, or `ledgers` no `LedgerMap`.
+            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. It says which repairs help.
             UnsupportedVersionError: A newer release wrote it.
-            InvalidPositionError: The durable state reaches beyond the end of the message log; in Pulsar's format the
-                mark-delete position may.
+            InvalidPositionError: The durable state reaches beyond the message log; Pulsar's mark-delete position may.
             StoreError: The storage failed.
         """
         check_name("topic", topic)
@@ -135,10 +130,7 @@ class ManagedCursor:
 
     @property
     def persisted_mark_delete_position(self) -> Position:
-        """The last durable mark-delete position, or that of a failed reset if it is lower.
-
-        Never ahead of `mark_delete_position`.
-        """
+        """The last durable mark-delete position, or that of a failed reset if it is lower."""
         return self._state.persisted_mark_delete
 
     @property
@@ -162,13 +154,12 @@ class ManagedCursor:
 
         Complexity: O(1); O(containers of the bitmaps) between a reset that failed and the next persist.
         """
-        return self._persister.gauges.redelivery_if_crashed
+        return self.view.redelivery_if_crashed
 
     @property
     def backlog(self) -> int:
         """Entries of the log that are not acked. Complexity: O(log ledgers)."""
-        with self.lock:
-            return self._persister.gauges.backlog
+        return self.view.backlog
 
     def is_acked(self, position: Position) -> bool:
         """Tell whether an entry is acked, by itself or by the mark-delete."""
@@ -184,7 +175,7 @@ class ManagedCursor:
         Raises:
             ValueError: The receipt is from another cursor, or from before this one was opened.
         """
-        if receipt.opened is not self._intake.opened:
+        if receipt.opened is not self._opened:
             raise ValueError("the receipt was not given by this open cursor")
         with self.lock:
             return self._state.is_durable(receipt)
@@ -195,25 +186,23 @@ class ManagedCursor:
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
         """Ack one entry."""
-        state = self._state
         # An ack takes so little that `with`, one extra call and the constructor of a named tuple would show in it.
         self.lock.acquire()
         try:
             if self._persister.closed:
                 self.check_open()
-            newly_acked = state.ack(position)
-            number = state.accepted_number
+            newly_acked = self._state.ack(position)
+            number = self._state.accepted_number
             if newly_acked and self._listeners.of_changes:
                 ledger_id, entry_id = position
                 self._listeners.changed(Change.ACKED, ((ledger_id, entry_id, entry_id),), now_ms=now_ms)
         finally:
             self.lock.release()
-        intake = self._intake
-        entries = named(position) if intake.names_entries else {}
-        if newly_acked and self._young_age.is_chosen:
+        entries = named(position) if self._names_entries else {}
+        if newly_acked and self._chooses_age:
             with self.lock:
                 self._young_age.acked(entries, now_ms=now_ms)
-        return tuple.__new__(Receipt, (number, newly_acked, intake.opened, entries, _ACCEPTED, None))
+        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, _ACCEPTED, None))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none."""
@@ -236,8 +225,7 @@ class ManagedCursor:
             now_ms: The present.
 
         Raises:
-            ValueError: A word does not fit signed 64 bits.
-            TypeError: A word is not an integer.
+            ValueError, TypeError: A word does not fit signed 64 bits, or is not an integer.
         """
         return self._intake.ack_batch(position, unacked_words, now_ms=now_ms)
 
@@ -246,11 +234,8 @@ class ManagedCursor:
 
         Args:
             first: Need not be an entry of the log, nor need `last`: those between are.
-            last: Not below `first`.
+            last: Not below `first`, else `ValueError` is raised.
             now_ms: The present.
-
-        Raises:
-            ValueError: `last` is below `first`.
 
         Source: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
         """
@@ -276,8 +261,7 @@ class ManagedCursor:
 
         Raises:
             InvalidPositionError: The position is below the mark-delete position.
-            ValueError: No record can hold the properties or the words.
-            TypeError: They are of a wrong type.
+            ValueError, TypeError: No record can hold the properties or the words.
         """
         return self._intake.mark_delete(position, properties=properties, unacked_words=unacked_words, now_ms=now_ms)
 
@@ -295,12 +279,10 @@ class ManagedCursor:
         Raises:
             ValueError: The count is negative, or no record can hold the properties.
 
-        Source: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar, with ``IndividualDeletedEntries``.
-
-        Complexity: as `CursorView.position_after`.
+        Source: ``ManagedCursorImpl.asyncSkipEntries`` of Apache Pulsar. Complexity: as `AckView.position_after`.
         """
         if count < 0:
-            raise ValueError(f"cannot skip {count} entries")
+            raise ValueError(f"count must be at least 0, got {count}")
         with self.lock:
             self.check_open()
             target = self.view.position_after(count, counts_acked=counts_acked)
@@ -321,9 +303,6 @@ class ManagedCursor:
             now_ms: The present.
             consumer: Who received the messages, for listeners.
             positions: The messages that this consumer received, for listeners.
-
-        Raises:
-            ValueError: An id is out of range.
         """
         check_position(position)
         with self.lock:
@@ -333,15 +312,13 @@ class ManagedCursor:
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
         """Seek: make a position the next to be read, with nothing acked from there on.
 
-        When this returns the reset is durable, in a new epoch: no ack from before it counts after it, whether it was
-        persisted, waited, or came in meanwhile.
+        When this returns the reset is durable, in a new epoch: no ack from before it counts after it.
 
         Args:
             position: If the log does not have it, the next entry that it has; beyond its end, its end.
             now_ms: The present.
 
         Raises:
-            ValueError: An id is out of range.
             StoreError: The write failed: what is acked is as it was, and whether a recovery would find the cursor reset
                 is unknown until the next persist. So until then no receipt is durable, and the gauges say what the
                 worse of the two would lose.
@@ -367,8 +344,8 @@ class ManagedCursor:
 
         Raises:
             StoreError: The write failed: memory is as it was, nothing became durable, and the next persist tries again.
-                If it was for nothing but young acks that had become old, and the metadata store has no room for them,
-                that is the next one before which something is acked, or the ledger may be tried again.
+                After a write of only young acks that had become old, and for which the metadata store has no room, that
+                is the first persist with other acks, or once the ledger may be tried again.
             CursorFencedError: Another owner has the cursor; no later persist can succeed.
 
         Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
@@ -387,7 +364,6 @@ class ManagedCursor:
             ValueError: The number of bytes is negative.
             As `persist`.
         """
-        check_count("record_bytes_max", record_bytes_max, least=0)
         return promote(self._persister, record_bytes_max, now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> PersistResult | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ackstate.ack_hole import holes
 from ackstate.cursor.inspect.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
 from ackstate.cursor.state.ack_state import AckState
-from ackstate.cursor.state.gauges import AckGauges
+from ackstate.cursor.state.view import AckView
 from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
@@ -86,7 +86,7 @@ def explain_holes(content: CursorState, log: MessageLog | None, *, top: int, now
     shown = costliest(numbered, top)
     return StoredHoles(
         state.mark_delete,
-        None if log is None else AckGauges(state).backlog,
+        None if log is None else AckView(state).backlog,
         state.deleted.range_count,
         state.deleted.record_bytes,
         next(numbers),

@@ -12,6 +12,7 @@ from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistResult
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
+from ackstate.integers import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
 
 def promote(persister: Persister, record_bytes_max: int, *, now_ms: int) -> PersistResult:
     """Persist, also young acks; see `ManagedCursor.promote`."""
+    check_count("record_bytes_max", record_bytes_max, least=0)
     (outcome,) = execute([persister], lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
     persister.listeners.persisted(outcome)
     return result_of(outcome)

@@ -10,7 +10,6 @@ from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.persist.round import Round
 from ackstate.cursor.persist.trigger import PersistTrigger
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.state.gauges import AckGauges
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING
 from ackstate.cursor.state.young_age import YoungAge
 from ackstate.errors import CursorClosedError
@@ -47,7 +46,6 @@ class Persister:
         now_ms: int,
     ) -> None:
         self.state = state
-        self.gauges = AckGauges(state)
         self.journal = journal
         self.listeners = listeners
         self.lock = lock
@@ -152,9 +150,9 @@ class Persister:
 
     def nothing_written(self) -> PersistResult:
         """Return the result of a round that was not begun."""
-        state, gauges = self.state, self.gauges
+        unpersisted = self.state.unpersisted
         return PersistResult(
-            PersistTarget.NOTHING, 0, 0, state.persisted_mark_delete, gauges.held_back_count, gauges.cut_count
+            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, len(unpersisted.held), len(unpersisted.cut)
         )
 
     def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:

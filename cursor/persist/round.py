@@ -115,7 +115,7 @@ class Round:
             if self._closes:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
-                plan.target, byte_count, covered, taken.mark_delete, persister.gauges.held_back_count,
+                plan.target, byte_count, covered, taken.mark_delete, len(persister.state.unpersisted.held),
                 taken.cut_count, taken.batch_cut_count,
             )  # fmt: skip
 

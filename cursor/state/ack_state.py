@@ -53,7 +53,7 @@ class AckState:
 
     A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between.
     So does a reset: `begin_reset`, then `apply_reset`. A reset that is not applied has failed, and may have happened:
-    until the next persist ends, the gauges (`AckGauges`) assume the outcome that loses more.
+    until the next persist ends, the gauges of `AckView` assume the outcome that loses more.
 
     Args:
         ledgers: The message log's ledgers, which grow by themselves.
@@ -106,8 +106,7 @@ class AckState:
 
         Raises:
             InvalidPositionError: The log does not have the entry.
-            ValueError: An id is out of range.
-            TypeError: An id is not an integer.
+            ValueError, TypeError: An id is out of range, or not an integer.
 
         Complexity: O(log ledgers); O(log run length) range queries more if the mark-delete moves over a run.
         """
@@ -162,8 +161,7 @@ class AckState:
 
         Raises:
             InvalidPositionError: The log does not have the entry.
-            ValueError: A word does not fit 64 bits.
-            TypeError: A word is not an integer.
+            ValueError, TypeError: A word does not fit 64 bits, or is not an integer.
         """
         if self.is_acked(position):
             return 0, False
@@ -205,7 +203,7 @@ class AckState:
             counts: Whether the acks of single messages count.
 
         Raises:
-            As `ack_up_to`; ValueError: A word does not fit 64 bits. TypeError: A word is not an integer.
+            As `ack_up_to` and `ack_batch`.
         """
         if position <= self.mark_delete:
             raise InvalidPositionError(
@@ -244,7 +242,7 @@ class AckState:
         self._advance_mark_delete()
 
     def require_persist(self) -> None:
-        """Make the state dirty: what is stored is to be written again, such as in another format."""
+        """Make the state dirty, to store it again, such as in another format."""
         self.accepted_number += 1
 
     def begin_reset(self, mark_delete: Position) -> None:
@@ -285,7 +283,7 @@ class AckState:
         Args:
             up_to: Acks above it are young and are held back; the mark-delete position never is.
             limits: How much the durable state may hold.
-            record_bytes_max: The most that `AckGauges.unpersisted_record_bytes` may grow to. To keep to it, `up_to`
+            record_bytes_max: The most that `AckView.unpersisted_record_bytes` may grow to. To keep to it, `up_to`
                 moves up to the end of the range that it would split, if the rest of the range took more bytes than the
                 whole; and nothing durable is displaced.
 

@@ -1,7 +1,6 @@
-"""A store in memory for tests: what does a caller do when the n-th write fails, or is the last one?
+"""Stores in memory for tests, with scripted faults: the n-th write fails, or is the last one.
 
-A `MemoryDisk` is what survives. A crash is: drop the `MemoryStore`, open a new one on the same
-``store.disk``.
+A `MemoryDisk` is what survives. To crash, drop the `MemoryStore` and open a new one on the same ``store.disk``.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ class FaultKind(Enum):
 
 _REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})
 _ENDS_STORE = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.SYNC_FAILED})
-_ERROR_OF = {
-    FaultKind.CRASH_BEFORE: PowerCutError,
-    FaultKind.CRASH_AFTER: PowerCutError,
-    FaultKind.FULL: StoreFullError,
+_ERROR_OF = dict.fromkeys((FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER), PowerCutError) | {
+    FaultKind.FULL: StoreFullError
 }
 
 
@@ -102,10 +99,9 @@ class MemoryDisk:
 
     def make_ledger(self, owner: str) -> int:
         """Make an empty ledger and return its id."""
-        ledger_id = self.next_ledger_id
+        self.ledgers[self.next_ledger_id] = _Ledger(owner)
         self.next_ledger_id += 1
-        self.ledgers[ledger_id] = _Ledger(owner)
-        return ledger_id
+        return self.next_ledger_id - 1
 
     def ledger(self, ledger_id: int) -> _Ledger:
         """Return a ledger; `LedgerNotFoundError` if there is none."""

@@ -17,9 +17,9 @@ from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.state.ack_state import AckState
-from ackstate.cursor.state.gauges import AckGauges
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
+from ackstate.cursor.state.view import AckView
 from ackstate.cursor.stores.memory import MemoryDisk
 from ackstate.record_size import isolated_range_bytes, range_bytes
 
@@ -52,13 +52,13 @@ CUT_OVER_A_BOUNDARY = [
 def test_a_range_that_is_cut_may_grow_if_there_is_room(first, end, frontier, sizes, room):
     before, during, after = sizes
     state = state_with(first, end)
-    assert AckGauges(state).unpersisted_record_bytes == before
+    assert AckView(state).unpersisted_record_bytes == before
     record_bytes_max = None if room is None else during + room
     taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=record_bytes_max)
-    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes) == (frontier + 1 - first, during)
+    assert (len(taken.new), AckView(state).unpersisted_record_bytes) == (frontier + 1 - first, during)
     state._check()
     state.end_persist(taken)
-    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).held_back_count) == (after, end - frontier - 1)
+    assert (AckView(state).unpersisted_record_bytes, AckView(state).held_back_count) == (after, end - frontier - 1)
     state._check()
 
 
@@ -68,7 +68,7 @@ def test_a_cut_that_fails_leaves_what_there_was(first, end, frontier, sizes):
     state = state_with(first, end)
     state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during)
     state.abandon_persist()
-    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).redelivery_if_crashed) == (before, end - first)
+    assert (AckView(state).unpersisted_record_bytes, AckView(state).redelivery_if_crashed) == (before, end - first)
     state._check()
 
 
@@ -78,45 +78,45 @@ def test_a_cut_that_fails_leaves_what_there_was(first, end, frontier, sizes):
 def test_without_room_for_the_longer_number_the_whole_range_goes(first, end, frontier, before, during):
     state = state_with(first, end)
     taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during - 1)
-    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes, AckGauges(state).held_back_count) == (
+    assert (len(taken.new), AckView(state).unpersisted_record_bytes, AckView(state).held_back_count) == (
         end - first,
         before,
         0,
     )
     state.end_persist(taken)
-    assert AckGauges(state).unpersisted_record_bytes == 0
+    assert AckView(state).unpersisted_record_bytes == 0
     state._check()
 
 
 def test_a_limit_that_is_passed_already_lets_nothing_grow_and_nothing_durable_go():
     state = state_with(100, 201)
     taken = state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=3)
-    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes) == (101, 15)
+    assert (len(taken.new), AckView(state).unpersisted_record_bytes) == (101, 15)
 
 
 def test_a_frontier_at_the_end_of_a_range_or_between_two_cuts_none():
     for frontier in (50, 99, 200, 250):
         state = state_with(100, 201)
         state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=15)
-        assert AckGauges(state).held_back_count == (101 if frontier < 100 else 0)
-        assert AckGauges(state).unpersisted_record_bytes == 15
+        assert AckView(state).held_back_count == (101 if frontier < 100 else 0)
+        assert AckView(state).unpersisted_record_bytes == 15
 
 
 def test_only_one_range_is_cut_and_those_above_stay_young():
     state = state_with(100, 201)
     state.ack(Position(LEDGER, 300))
-    assert AckGauges(state).unpersisted_record_bytes == 15 + 16
+    assert AckView(state).unpersisted_record_bytes == 15 + 16
     state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=31)
-    assert (AckGauges(state).held_back_count, AckGauges(state).unpersisted_record_bytes) == (1, 31)
+    assert (AckView(state).held_back_count, AckView(state).unpersisted_record_bytes) == (1, 31)
 
 
 def displaced_or_not(record_bytes_max):
     """10 is durable, and 2, which the limit of one range prefers, is acked: 14 bytes each."""
     state = state_with(10, 11)
     state.end_persist(state.begin_persist(limits=DISPLACING))
-    assert (AckGauges(state).unpersisted_record_bytes, state.durable_count) == (0, 1)
+    assert (AckView(state).unpersisted_record_bytes, state.durable_count) == (0, 1)
     state.ack(Position(LEDGER, 2))
-    assert AckGauges(state).unpersisted_record_bytes == 14
+    assert AckView(state).unpersisted_record_bytes == 14
     return state, state.begin_persist(limits=DISPLACING, record_bytes_max=record_bytes_max)
 
 
@@ -124,29 +124,29 @@ def displaced_or_not(record_bytes_max):
 def test_what_is_durable_gives_way_if_there_is_room(record_bytes_max):
     state, taken = displaced_or_not(record_bytes_max)
     # Until it is known which of them is durable, neither counts as such.
-    assert ([*taken.new.runs()], AckGauges(state).unpersisted_record_bytes, state.durable_count) == (
+    assert ([*taken.new.runs()], AckView(state).unpersisted_record_bytes, state.durable_count) == (
         [(LEDGER, 2, 3)],
         28,
         0,
     )
     assert state.end_persist(taken) == 0
-    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).cut_count, state.durable_count) == (14, 1, 1)
+    assert (AckView(state).unpersisted_record_bytes, AckView(state).cut_count, state.durable_count) == (14, 1, 1)
     state._check()
 
 
 def test_what_gave_way_in_vain_is_not_durable_for_sure():
     state, _ = displaced_or_not(28)
     state.abandon_persist()
-    assert (AckGauges(state).unpersisted_record_bytes, state.durable_count) == (28, 0)
+    assert (AckView(state).unpersisted_record_bytes, state.durable_count) == (28, 0)
     state._check()
 
 
 @pytest.mark.parametrize("record_bytes_max", [0, 14, 27])
 def test_without_room_what_is_durable_stays(record_bytes_max):
     state, taken = displaced_or_not(record_bytes_max)
-    assert (len(taken.new), AckGauges(state).unpersisted_record_bytes, state.durable_count) == (0, 14, 1)
+    assert (len(taken.new), AckView(state).unpersisted_record_bytes, state.durable_count) == (0, 14, 1)
     state.end_persist(taken)
-    assert (AckGauges(state).unpersisted_record_bytes, AckGauges(state).cut_count, state.durable_count) == (14, 1, 1)
+    assert (AckView(state).unpersisted_record_bytes, AckView(state).cut_count, state.durable_count) == (14, 1, 1)
     state._check()
 
 
@@ -180,11 +180,9 @@ def check_frontier_leaving(stretches, record_bytes_max):
     found = state.unpersisted.promotable_up_to(record_bytes_max) or state.mark_delete
     assert found == brute_frontier(ranges, record_bytes_max, state.mark_delete)
     taken = state.begin_persist(up_to=found)
-    assert AckGauges(state).unpersisted_record_bytes <= max(
-        record_bytes_max, sum(range_bytes(*each) for each in ranges)
-    )
+    assert AckView(state).unpersisted_record_bytes <= max(record_bytes_max, sum(range_bytes(*each) for each in ranges))
     state.end_persist(taken)
-    assert AckGauges(state).unpersisted_record_bytes <= record_bytes_max
+    assert AckView(state).unpersisted_record_bytes <= record_bytes_max
 
 
 @given(

@@ -174,9 +174,7 @@ def recovers_one_ack_too_many(patch):
 
 
 def says_that_one_message_more_comes_back(patch):
-    patch(
-        ManagedCursor, "redelivery_if_crashed", property(lambda self: self._persister.gauges.redelivery_if_crashed + 1)
-    )
+    patch(ManagedCursor, "redelivery_if_crashed", property(lambda self: self.view.redelivery_if_crashed + 1))
     story = Story()
     story.sent(3)
     story("crash")
