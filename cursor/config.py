@@ -1,4 +1,4 @@
-"""How a cursor persists: the settings, with their units in their names."""
+"""Defines how a cursor persists: its settings, with their units in their names."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class CursorConfig:
     Attributes:
         format: In which bytes it is written; it is read in either, and converted by its next persist.
         flush_interval_ms: `ManagedCursor.tick` persists what is not yet durable when the last persist is at least this
-            long ago; what a crash redelivers is at most what was acked in such an interval. 0 persists at every tick.
+            long ago; a crash redelivers at most what was acked in such an interval. 0 persists at every tick.
             Pulsar: ``managedLedgerCursorPositionFlushSeconds``.
         mark_delete_rate_limit: Above 0, `tick` also persists as soon as something was acked since the tick before, at
-            most so many times a second, with a burst of one second. What it refuses waits for later acks or the flush
-            interval. 0 leaves it to the flush interval alone. Pulsar: ``managedLedgerDefaultMarkDeleteRateLimit``.
+            most this many times a second, with a burst of one second. Acks beyond the limit wait for later acks or the
+            flush interval. With 0, only the flush interval counts. Pulsar: ``managedLedgerDefaultMarkDeleteRateLimit``.
         compaction_bytes_min: The journal is compacted into a snapshot when the deltas since the last one outweigh it
             four times, but not before they take this many bytes: a tiny state is not rewritten at every persist.
-        ledger_entry_count_max: Nor is a ledger continued beyond this many entries: the next one is the whole state in a
-            new ledger. Pulsar: ``managedLedgerCursorMaxEntriesPerLedger``.
-        ledger_rollover_ms: Nor is it when it was begun so long ago; 0 for never.
+        ledger_entry_count_max: How many entries a ledger may have: the next one is the whole state in a new ledger.
+            Pulsar: ``managedLedgerCursorMaxEntriesPerLedger``.
+        ledger_rollover_ms: The age from which on a ledger is not continued either; 0 for any age.
             Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
         range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
             format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges count as
@@ -56,20 +56,23 @@ class CursorConfig:
         metadata_range_count_max: How many ranges the metadata store may be given, when a ledger cannot be written or,
             in Pulsar's format, when a cursor is closed. None, the default, is any number in the native format and 1,000
             in Pulsar's. Pulsar: ``managedLedgerMaxUnackedRangesToPersistInMetadataStore``.
-        metadata_bytes_max: How many bytes it may be given: less than a ZooKeeper server takes.
+        metadata_bytes_max: How many bytes it may be given: fewer than a ZooKeeper server accepts.
         range_form: How a cursor ledger in Pulsar's format holds the acks.
             Pulsar: ``managedLedgerPersistIndividualAckAsLongArray``.
         compression: How a record of the metadata store in Pulsar's format is compressed.
             Pulsar: ``managedCursorInfoCompressionType``.
-        compression_bytes_min: Smaller records are not. Pulsar: ``managedCursorInfoCompressionThresholdInBytes``.
+        compression_bytes_min: Smaller records are not compressed.
+            Pulsar: ``managedCursorInfoCompressionThresholdInBytes``.
         batch_index_acks: Whether acks of single messages of a batch count; else one is ignored until all its messages
             are acked. Pulsar: ``acknowledgmentAtBatchIndexLevelEnabled``.
-        become_old_ack_record_seconds: Above 0, only acks of messages that were sent at least so long ago are persisted,
-            until the cursor is closed; the broker tells `ManagedCursor.delivered` what it sent. The mark-delete
-            position is persisted in any case. An `AutoAge` such as `AUTO` chooses the age from how long consumers take.
+        become_old_ack_record_seconds: Above 0, only acks of messages that were sent at least this long ago are
+            persisted, until the cursor is closed; the broker reports messages sent to `ManagedCursor.delivered`. The
+            mark-delete position is persisted in any case. An `AutoAge` such as `AUTO` chooses the age from how long
+            consumers take.
             Pulsar's issue 19966: ``becomeOldAckRecordSeconds``.
-        ledger_retry_ms: After a ledger could not be written the next persist tries again; after that it waits so long,
-            and twice as long after each further failure, up to a minute; meanwhile the metadata store is used.
+        ledger_retry_ms: After a ledger could not be written the next persist tries again. If that fails, too, the
+            ledger is tried again after this time, and after twice as long with each further failure, up to a minute;
+            meanwhile the metadata store is used.
     """
 
     format: Format = Format.NATIVE
@@ -100,10 +103,10 @@ class CursorConfig:
         if not isinstance(self.become_old_ack_record_seconds, AutoAge):
             check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
         if not isinstance(self.mark_delete_rate_limit, int | float) or not isfinite(self.mark_delete_rate_limit):
-            raise TypeError(f"mark_delete_rate_limit is a finite number, found {self.mark_delete_rate_limit!r}")
+            raise TypeError(f"mark_delete_rate_limit must be a finite number, got {self.mark_delete_rate_limit!r}")
         for name, kind in _ENUMS.items():
             if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} is a {kind.__name__}, found {getattr(self, name)!r}")
+                raise TypeError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         if self.range_limit_rule is not LimitRule.EXACT:
             rule = f"range_limit_rule={self.range_limit_rule.name}"
             if self.format is not Format.PULSAR:
@@ -130,7 +133,7 @@ class CursorConfig:
 
     @property
     def metadata_limits(self) -> PersistLimits:
-        """How much the metadata store may hold: its own limits, and none that is wider than that of a list."""
+        """How much the metadata store may hold: its own limits, but no more than a list may hold."""
         listed = self.list_limits
         ranges = self.metadata_range_count_max if self.format is Format.NATIVE else self.closing_range_count_max
         limits = [limit for limit in (ranges, listed.range_count_max) if limit is not None]
@@ -142,13 +145,13 @@ class CursorConfig:
 
     @property
     def closing_range_count_max(self) -> int:
-        """With how many ranges at most a cursor in Pulsar's format is closed into the metadata store."""
+        """The most ranges with which a cursor in Pulsar's format is closed into the metadata store."""
         limit = self.metadata_range_count_max
         return _PULSAR_RANGES_IN_METADATA if limit is None else limit
 
     @property
     def journal_format(self) -> JournalFormat:
-        """What turns states into bytes."""
+        """The format that turns states into bytes."""
         if self.format is Format.NATIVE:
             return NativeFormat()
         return PulsarFormat(self.range_form, self.compression, self.compression_bytes_min)

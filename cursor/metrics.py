@@ -1,4 +1,4 @@
-"""What Prometheus sees of cursors, read when it asks: an ack costs nothing.
+"""Exports numbers of cursors to Prometheus, read when it scrapes: an ack costs nothing.
 
 Names and labels that Pulsar has mean here what they mean there, and a number of Pulsar's that is not counted here is
 left out. Needs the extra ``ackstate[metrics]``.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Labels(NamedTuple):
-    """Of one cursor, as Pulsar has them."""
+    """Labels of one cursor, as in Pulsar."""
 
     namespace: str
     ledger_name: str
@@ -39,7 +39,7 @@ class _Labels(NamedTuple):
 
 
 class _TopicLabels(NamedTuple):
-    """Of one subscription, as Pulsar has them, and those of its cursor to join by."""
+    """Labels of one subscription, as in Pulsar, and those of its cursor to join by."""
 
     namespace: str
     topic: str
@@ -65,98 +65,43 @@ class _Number:
 
 _NUMBERS = (
     # Pulsar exports its own as gauges, the growing ones too.
-    _Number(
-        "pulsar_ml_cursor_nonContiguousDeletedMessagesRange",
-        "range_count",
-        "Individually deleted ranges in memory.",
-    ),
-    _Number(
-        "pulsar_ml_cursor_persistLedgerSucceed",
-        "ledger_write_count",
-        "Records written to the cursor ledger since the cursor was opened.",
-    ),
-    _Number(
-        "pulsar_ml_cursor_persistLedgerErrors",
-        "ledger_error_count",
-        "Times that the cursor ledger could not be written, since the cursor was opened.",
-    ),
-    _Number(
-        "pulsar_ml_cursor_persistZookeeperSucceed",
-        "metadata_write_count",
-        "Records written to the metadata store instead, since the cursor was opened.",
-    ),
-    _Number(
-        "pulsar_ml_cursor_persistZookeeperErrors",
-        "metadata_error_count",
-        "Times that the metadata store could not be written, since the cursor was opened.",
-    ),
-    _Number(
-        "pulsar_ml_cursor_writeLedgerLogicalSize",
-        "ledger_bytes_written",
-        "Bytes written to the cursor ledger since the cursor was opened, replicas not counted.",
-    ),
-    _Number(
-        "ackstate_cursor_batches_unwritten",
-        "batches_unwritten",
-        "Partly acked batches with acks that no durable record holds; not among the messages redelivered if crashed.",
-    ),
-    _Number(
-        "ackstate_cursor_unpersisted_record_bytes",
-        "unpersisted_record_bytes",
-        "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them.",
-    ),
+    _Number("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
+            "Individually deleted ranges in memory."),
+    _Number("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
+            "Records written to the cursor ledger since the cursor was opened."),
+    _Number("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
+            "Times that the cursor ledger could not be written, since the cursor was opened."),
+    _Number("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
+            "Records written to the metadata store instead, since the cursor was opened."),
+    _Number("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
+            "Times that the metadata store could not be written, since the cursor was opened."),
+    _Number("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
+            "Bytes written to the cursor ledger since the cursor was opened, replicas not counted."),
+    _Number("ackstate_cursor_batches_unwritten", "batches_unwritten",
+            "Partly acked batches with acks that no durable record holds; "
+            "not among the messages redelivered if crashed."),
+    _Number("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
+            "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them."),
     _Number("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
-    _Number(
-        "ackstate_cursor_record_bytes",
-        "record_bytes",
-        "Bytes that the individually deleted ranges would take as Pulsar writes them.",
-    ),
-    _Number(
-        "ackstate_cursor_truncations_total",
-        "truncation_count",
-        "Times that the range limit began to leave acked messages out of what is durable, since the cursor was opened.",
-    ),
-    _Number(
-        "ackstate_cursor_batches_cut",
-        "batches_cut",
-        "Partly acked batches that the limit on them left out of the last record.",
-    ),
-    _Number(
-        "ackstate_cursor_young_age_ms",
-        "young_age_ms",
-        "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations.",
-    ),
-    _Number(
-        "ackstate_cursor_promotions_total",
-        "promotion_count",
-        "Times that young acks were persisted early because what is not durable had come to its limit.",
-    ),
-    _Number(
-        "ackstate_cursor_promoted_messages_total",
-        "promoted_message_count",
-        "Acked messages that were.",
-    ),
-    _Number(
-        "ackstate_cursor_journal_bytes",
-        "journal_bytes",
-        "Bytes that a recovery would read.",
-    ),
-    _Number(
-        "ackstate_cursor_snapshots_total",
-        "snapshot_count",
-        "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened.",
-    ),
-    _Number(
-        "ackstate_cursor_persists_total",
-        "persist_count",
-        "Records written since the cursor was opened.",
-    ),
-    _Number(
-        "ackstate_cursor_persisted_bytes_total",
-        "bytes_persisted",
-        "Bytes of the records written since the cursor was opened.",
-    ),
-)
+    _Number("ackstate_cursor_record_bytes", "record_bytes",
+            "Bytes that the individually deleted ranges would take as Pulsar writes them."),
+    _Number("ackstate_cursor_truncations_total", "truncation_count",
+            "Times that the range limit began to leave acked messages out of what is durable, "
+            "since the cursor was opened."),
+    _Number("ackstate_cursor_batches_cut", "batches_cut",
+            "Partly acked batches that the limit on them left out of the last record."),
+    _Number("ackstate_cursor_young_age_ms", "young_age_ms",
+            "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations."),
+    _Number("ackstate_cursor_promotions_total", "promotion_count",
+            "Times that young acks were persisted early because what is not durable had come to its limit."),
+    _Number("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
+    _Number("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
+    _Number("ackstate_cursor_snapshots_total", "snapshot_count",
+            "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened."),
+    _Number("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
+    _Number("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
+            "Bytes of the records written since the cursor was opened."),
+)  # fmt: skip
 
 
 @final
@@ -171,7 +116,7 @@ class CursorCollector(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By what names a cursor: Prometheus refuses a whole scrape in which two have the same labels.
+        # By name: Prometheus refuses a whole scrape in which two cursors have the same labels.
         self._cursors: dict[_TopicLabels, weakref.ref[ManagedCursor]] = {}
 
     def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
@@ -199,7 +144,7 @@ class CursorCollector(Collector):
         for labels, cursor in self._open_cursors():
             try:
                 read.append((labels, cursor.stats()))
-            except Exception:  # whatever is wrong with one cursor
+            except Exception:  # One damaged cursor must not hide the others.
                 unreadable += 1
         return read, unreadable
 
@@ -213,7 +158,7 @@ class CursorCollector(Collector):
 
 @final
 class PersistTimer:
-    """Measures persists and recoveries by the clock of whoever calls them; nothing here has one.
+    """Measures persists and recoveries by the clock that the caller passes.
 
     Args:
         clock: Seconds from any start, never falling: `time.perf_counter`.
@@ -263,7 +208,7 @@ class PersistTimer:
 def _labels(topic: str, subscription: str) -> _TopicLabels:
     """Name a cursor as Pulsar does: the local name of its topic and its own are written as in a URL's query.
 
-    RecoverySource: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
+    Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
     """
     parts = parse_topic(topic)
     namespace = parts.namespace if parts else ""

@@ -29,7 +29,7 @@ CURSOR_KEYS = (
     RANGES, BATCHES, METADATA_RANGES, METADATA_RANGES_ALIAS, LEDGER_ENTRIES, ROLLOVER_SECONDS, MARK_DELETE_RATE,
     FLUSH_SECONDS, AS_WORDS, COMPRESSION, COMPRESSION_BYTES, BATCH_INDEX_ACKS, BECOME_OLD_SECONDS,
 )  # fmt: skip
-# What Pulsar takes for one of the two when only the other is given.
+# Pulsar's default of one of the two when only the other is given.
 _MARK_DELETE_RATE_DEFAULT = 1.0
 _FLUSH_SECONDS_DEFAULT = 60
 
@@ -113,4 +113,4 @@ def _compression(properties: Mapping[str, str]) -> Compression | None:
         return Compression[value]
     except KeyError:
         names = ", ".join(each.name for each in Compression)
-        raise ValueError(f"{COMPRESSION} is one of {names}, found {value!r}") from None
+        raise ValueError(f"{COMPRESSION} must be one of {names}, got {value!r}") from None

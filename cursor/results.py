@@ -1,4 +1,4 @@
-"""What a cursor answers: receipts, persist results, the recovery report, statistics. Frozen values all of them."""
+"""Defines what a cursor returns: receipts, persist results, the recovery report, statistics; all frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReceiptStatus(Enum):
-    """What a receipt promises by itself; whether it is durable, `ManagedCursor.durable` knows."""
+    """What a receipt promises by itself; `ManagedCursor.durable` tells whether it is durable."""
 
     ACCEPTED = "accepted"
 

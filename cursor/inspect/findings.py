@@ -1,4 +1,4 @@
-"""What an inspection finds: frozen values all of them."""
+"""Frozen result types of a store inspection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Status(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """It opens with nothing lost, and there is something to know."""
+    """It opens with nothing lost, and there is something to report."""
 
     PROBLEM = "problem"
     """It does not open, or not as it should."""
@@ -34,17 +34,17 @@ class CursorName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """What a cursor would be if it were opened with a repair; the report of that recovery has the same numbers.
+    """A cursor as it would be opened with a repair; the report of that recovery has the same numbers.
 
     Attributes:
         repair: Which repair.
         records_replayed: How many records it would read.
         record_count: How many there are in the journal that it would read; 0 if it would read none.
-        bytes_discarded: What it would leave out of that journal.
+        bytes_discarded: How many bytes of that journal it would discard.
         mark_delete: Where the cursor would stand; None for "before the first message" of a log that is not in the
             store.
         range_count: How many individually deleted ranges it would have.
-        acks_given_up_min: Acked entries that some readable record knows and that this would forget: there may be more.
+        acks_given_up_min: Acked entries in readable records that this would forget: there may be more.
     """
 
     repair: Repair
@@ -61,11 +61,11 @@ class Problem:
     """Something that keeps a cursor from being opened, or makes that wrong.
 
     Attributes:
-        what: What was read.
+        what: The thing that was read.
         offset: The first wrong byte in it.
-        expected: What should stand there.
-        found: What stands there.
-        repairs: What could be done, that which gives up least first; there may be nothing.
+        expected: The right content.
+        found: The actual content.
+        repairs: Possible repairs, the one that gives up least first; may be empty.
     """
 
     what: str
@@ -80,10 +80,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something harmless: what a crash left, which the next open does without.
+    """Something harmless: a remainder of a crash, which the next open ignores.
 
     Attributes:
-        text: What it is.
+        text: A description.
         offset: Where it begins in the journal, in bytes; -1 if that makes no sense.
         size_bytes: How large it is; 0 if that makes no sense.
     """
@@ -102,12 +102,12 @@ class JournalRecord:
         offset: Where it begins, in bytes from the start of the journal.
         size_bytes: How long it is.
         kind: SNAPSHOT or DELTA; STATE in Pulsar's format, where each is the whole state; empty if it cannot be read.
-        epoch: What it says; 0 in Pulsar's format.
-        mark_delete: What it says; None if it cannot be read.
+        epoch: Its epoch; 0 in Pulsar's format.
+        mark_delete: Its mark-delete position; None if it cannot be read.
         entry_count: Individually deleted entries in it: in a delta those that were new.
         range_count: In how many ranges they lie.
         batch_count: Partly acked batches in it.
-        damage: Why it cannot be read, or does not belong where it stands; empty if all is well.
+        damage: Why it cannot be read, or does not belong at its place; empty if all is well.
     """
 
     sequence: int
@@ -129,13 +129,13 @@ class StoredRecord:
     Attributes:
         format: In which bytes the cursor is written.
         format_version: Of these bytes; None in Pulsar's format, which has no number for it.
-        metadata_version: What the next `put` would expect.
+        metadata_version: The version for the next `put`.
         size_bytes: How long it is.
         cursor_ledger_id: The ledger that holds the journal; None if the state is in the record.
         epoch: Of the journal.
         term: How often the cursor was opened.
         mark_delete: Where the cursor stood when this was written, if it says so.
-        cursor_properties: What the application attached to the cursor.
+        cursor_properties: The properties attached to the cursor.
     """
 
     format: Format
@@ -157,12 +157,12 @@ class CursorInspection:
         name: Which.
         record: Its value in the metadata store; None if there is none or it cannot be read.
         records: The journal that the record names, in order.
-        content: What a recovery would begin with; None if it would refuse.
+        content: The state that a recovery would begin with; None if it would refuse.
         records_replayed: How many records that takes.
         log_end: The last entry of the topic's message log; None if the store does not hold the log.
         leftovers: Ledgers made in the cursor's name that its record does not name.
-        problems: What is wrong.
-        notes: What is harmless.
+        problems: Everything wrong.
+        notes: Everything harmless.
     """
 
     name: CursorName

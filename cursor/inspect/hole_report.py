@@ -1,4 +1,4 @@
-"""What is to be said of one ack hole: who has it, since when, what it costs."""
+"""Reports one ack hole: who has it, since when, and its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ackstate.ack_hole import AckHole
 
 SAMPLE_COUNT_MAX = 64
-"""How many messages of a hole are looked at: all of one that has no more, else so many, evenly spread."""
+"""The most messages of a hole that are examined; of a larger hole, evenly spread ones."""
 
 
 class HoleReason(StrEnum):
@@ -35,10 +35,10 @@ class HoleReason(StrEnum):
     """The consumer that had them closed."""
 
     DATA_LOST = "data lost"
-    """The message log cannot read them: nobody will ever ack them."""
+    """The message log cannot read them: no one will ever ack them."""
 
     UNKNOWN = "not acked"
-    """And who has them only the running broker knows."""
+    """Only the running broker has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class HoleReport:
         entry_count: How many entries it has.
         age_ms: How long ago its first message was published; None if that is not known.
         why: Why, as far as can be told; where its messages differ, `detail` has the numbers.
-        detail: The same for people: with whom, until when, how many of how many.
+        detail: A text for people: with whom, until when, how many of how many.
         consumers: Who has messages of it, each once, sorted.
         deliver_at_ms: When the last of its messages that are delayed is due; None if none is known to be.
         delivery_count: How often the most delivered of its messages was sent; None if that is not known.
@@ -81,7 +81,7 @@ def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
 
     Args:
         found: All holes, in order of position. All are consumed, so that they can be counted, if `top` is above 0.
-        top: How many holes to return at most, 0 or more.
+        top: The most holes to return; 0 or more.
     """
     if top < 1:
         return []
@@ -99,7 +99,7 @@ def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
 
 
 def sample(hole: AckHole) -> list[Position]:
-    """Return the positions to look at, the first and the last of the hole among them, in order."""
+    """Return the positions to examine, in order, the first and the last of the hole among them."""
     count = min(hole.entry_count, SAMPLE_COUNT_MAX)
     numbers = (number * (hole.entry_count - 1) // max(1, count - 1) for number in range(count))
     return [Position(hole.ledger_id, hole.first + number) for number in numbers]

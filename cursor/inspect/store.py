@@ -1,8 +1,8 @@
-"""What does a store hold, and is it sound? Read as a recovery would read it; nothing is written, fenced or taken over.
+"""Inspects a store as a recovery would read it; nothing is written, fenced or taken over.
 
-`inspect_store` looks at every cursor: the record in the metadata store, the journal that it names, what a crash left
-over, and whether the state lies within the topic's message log, if the store holds that too. Where a cursor cannot be
-read it says, in numbers, what each `Repair` would make of it.
+`inspect_store` inspects every cursor: the record in the metadata store, the journal that it names, leftovers of a
+crash, and whether the state lies within the topic's message log, if the store holds that too. If a cursor cannot be
+read, the result has the numbers that each `Repair` would lead to.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def find_cursors(store: Store) -> list[CursorName]:
 
 
 def inspect_store(store: Store) -> Iterator[CursorInspection]:
-    """Look at every cursor of a store, by path.
+    """Inspect every cursor of a store, by path.
 
     Raises:
-        As `find_cursors`. What is wrong with one cursor is said of it, and the others are looked at.
+        As `find_cursors`. A problem with one cursor is in its result, and the others are inspected.
     """
     read_log = cache(lambda topic: _message_log(store, topic))
     for name in find_cursors(store):
@@ -81,13 +81,13 @@ def inspect_store(store: Store) -> Iterator[CursorInspection]:
 def inspect_cursor(
     store: Store, name: CursorName, *, read_log: Callable[[str], LedgerMap | None] | None = None
 ) -> CursorInspection:
-    """Look at one cursor.
+    """Inspect one cursor.
 
     Args:
         store: Where.
         name: Which.
         read_log: Returns the ledgers of a topic's message log, None if there is no log; raises `CorruptStateError`.
-            Looks into the store by default.
+            By default, reads them from the store.
 
     Raises:
         StoreError: The storage failed.
@@ -188,7 +188,7 @@ class _CursorReader:
         )
 
     def _known(self, offers: Sequence[StoredCursor]) -> CursorState:
-        """Return all acks that anything readable knows: a repair, or a record behind a damaged one."""
+        """Return all acks of any readable record: of a repair, or behind a damaged one."""
         contents = [found.recovered.content for found in offers if found.repair is not Repair.START_ANEW]
         record = self._record
         if record is not None and record.format is Format.NATIVE:
@@ -229,7 +229,7 @@ class _CursorReader:
         for sequence, entry in enumerate(self._entries()):
             record = JournalRecord(sequence, offset, len(entry))
             try:
-                yield _told(record, entry, self._recovery)
+                yield _described(record, entry, self._recovery)
             except AckStateError as error:
                 yield replace(record, damage=str(error))
             offset += len(entry)
@@ -268,11 +268,11 @@ def _message_log(store: Store, topic: str) -> LedgerMap | None:
 
 
 def _assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
-    """Stand in for a message log that the store does not hold.
+    """Return a substitute for a message log that the store does not hold.
 
-    A recovery asks it where the log begins, to see that what is left of the creation of a cursor holds no acks, and for
-    ranges of Pulsar across ledgers. It knows no entry, so these count in their upper ledger only: fewer acks, never
-    more.
+    A recovery uses it to find where the log begins, to check that leftovers of the creation of a cursor have no acks,
+    and for ranges of Pulsar across ledgers. It has no entries, so these count in their upper ledger only: fewer acks,
+    never more.
     """
     starts = []
     for ledger_id in owned:
@@ -300,8 +300,8 @@ def _stored_record(value: Versioned | None, ledgers: LedgerMap) -> StoredRecord 
     )  # fmt: skip
 
 
-def _told(record: JournalRecord, entry: bytes, recovery: Recovery) -> JournalRecord:
-    """Return a journal's record with what its bytes say."""
+def _described(record: JournalRecord, entry: bytes, recovery: Recovery) -> JournalRecord:
+    """Return a journal's record with the content of its bytes."""
     if entry.startswith(native.MAGIC):
         read = recovery.decode_entry(entry)
         record = replace(record, kind=read.kind.name, epoch=read.epoch, mark_delete=read.mark_delete)
@@ -314,7 +314,7 @@ def _told(record: JournalRecord, entry: bytes, recovery: Recovery) -> JournalRec
 
 
 def _marked(record: JournalRecord, path: str, problems: Sequence[Problem]) -> JournalRecord:
-    """Return a journal's record with what a recovery has against it, if it can be read but does not belong there."""
+    """Return a journal's record with its problem, if it can be read but does not belong there."""
     for problem in problems:
         if not record.damage and (problem.what, problem.offset) == (f"journal of {path}", record.offset):
             return replace(record, damage=str(problem))
@@ -340,7 +340,7 @@ def _given_up(known: CursorState, kept: CursorState, log: LedgerMap | None) -> i
 def _notes(
     found: StoredCursor | None, records: Sequence[JournalRecord], leftovers: Sequence[int], *, is_sound: bool
 ) -> Iterator[Note]:
-    """Yield what is harmless."""
+    """Yield the notes."""
     for record in records if found else ():
         if record.damage and record is records[-1]:
             text = f"the last record is torn, and was never reported durable: {record.damage}"

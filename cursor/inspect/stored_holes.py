@@ -1,7 +1,7 @@
-"""Which ack holes has a stored cursor, and why are they there, as far as a store can tell without its broker?
+"""Reports the ack holes of a stored cursor, and their causes as far as a store has them without its broker.
 
-Read as an open would read it; nothing is written. Of a cursor that does not open, `ackstate.cursor.inspect.store` says
-why.
+The cursor is read as an open would read it; nothing is written. `ackstate.cursor.inspect.store` says why a cursor does
+not open.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def explain_holes(content: CursorState, log: MessageLog | None, *, top: int, now
     acked in it is lost. Without a log all ledgers count like that, and nothing is known to be lost.
 
     Args:
-        content: What a recovery begins with, as `CursorInspection.content` has it. Not changed.
+        content: The state that a recovery begins with, as `CursorInspection.content` has it. Not changed.
         log: The messages of the cursor's topic, if the store holds them.
-        top: How many holes to return at most, 1 or more.
+        top: The most holes to return; 1 or more.
         now_ms: The present.
 
     Raises:
@@ -73,7 +73,7 @@ def explain_holes(content: CursorState, log: MessageLog | None, *, top: int, now
     Complexity: O(holes), and reading some messages of each that is returned.
     """
     if top < 1:
-        raise ValueError(f"at least one hole is asked for, found {top}")
+        raise ValueError(f"top must be at least 1, got {top}")
     known = {} if log is None else log.ledgers.counts()
     assumed = {ledger_id: entries for ledger_id, entries in _least_counts(content).items() if ledger_id not in known}
     ledgers = LedgerMap.from_counts(dict(sorted((known | assumed).items())))
@@ -95,7 +95,7 @@ def explain_holes(content: CursorState, log: MessageLog | None, *, top: int, now
 
 
 def _least_counts(content: CursorState) -> dict[int, int]:
-    """Return how many entries each ledger with acks has had, at least; that of the mark-delete position without any."""
+    """Return the least entry count of each ledger with acks, or of the mark-delete position's if there are none."""
     counts = {ledger_id: bitmap.max() + 1 for ledger_id, bitmap in content.deleted.bitmaps()}
     ledger_id, entry_id = content.mark_delete
     return counts or {ledger_id: entry_id + 1}
@@ -110,9 +110,9 @@ def _state(content: CursorState, ledgers: LedgerMap) -> AckState:
 
 
 def _lost(content: CursorState, ledgers: LedgerMap, log: MessageLog) -> Iterator[AckHole]:
-    """Yield the holes in ledgers that the log does not know.
+    """Yield the holes in ledgers that the log does not have.
 
-    A broker has no way to ack there: its mark-delete position goes past such a ledger with what lies before it.
+    A broker cannot ack there: its mark-delete position moves past such a ledger once everything below is acked.
     """
     state = _state(content, ledgers)
     for hole in holes(state.deleted, ledgers, state.mark_delete):

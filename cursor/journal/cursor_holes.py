@@ -92,9 +92,9 @@ class CursorHoles:
     def fits(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> bool:
-        """Tell whether at most so many ranges are left with holes filled in; see `FilledCount.fits`."""
+        """Tell whether at most `range_count_max` ranges are left with holes filled in; see `FilledCount.fits`."""
         return self._filled_count.fits(deleted, buckets, range_count_max=range_count_max, acked_count=acked_count)
 
     def ranges_in_lowest(self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, filled_count: int) -> int:
-        """Return how many ranges make up the lowest so many filled ones. Complexity: O(ranges)."""
+        """Return how many ranges make up the lowest `filled_count` filled ones. Complexity: O(ranges)."""
         return int(filled(deleted, buckets)[:filled_count].sum())

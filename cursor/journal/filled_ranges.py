@@ -42,26 +42,26 @@ def _filled(acked: BitMap, holes: BitMap | None) -> npt.NDArray[np.int64]:
 
 @final
 class FilledCount:
-    """Whether the ranges of a state are within a limit once shared holes are filled in, seldom by counting them."""
+    """Tells whether a state is within a limit on ranges with shared holes filled in; seldom counts the ranges."""
 
     __slots__ = ("_acked_count", "_count_max", "_references")
 
     def __init__(self) -> None:
         self._references: tuple[BucketReference, ...] = ()
-        # Invariant: while these are the buckets and so many acks were accepted, there are at most so many ranges.
+        # Invariant: with these buckets, and up to the acks counted here, there are at most _count_max ranges.
         self._acked_count = 0
         self._count_max = -1
 
     def fits(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> bool:
-        """Tell whether at most so many ranges are left.
+        """Tell whether at most `range_count_max` ranges are left.
 
         Args:
-            deleted: The state: to be the same one at each call, or one that was begun anew.
-            buckets: What holds the holes.
+            deleted: The state: the same one at each call, or one that was restarted.
+            buckets: The delay buckets that hold the holes.
             range_count_max: The limit.
-            acked_count: How many acks there were ever; each has made at most one range more.
+            acked_count: How many acks there were ever; each has added at most one range.
 
         Complexity: O(buckets), and O(ranges) after as many acks as there was room for, or when the buckets change.
         """
@@ -74,10 +74,10 @@ class FilledCount:
     def at_most(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> int:
-        """Return how many ranges are left at most, given as for `fits`.
+        """Return an upper bound of the ranges that are left; arguments as for `fits`.
 
-        It is the very number when it was last counted, and too high by as many as were acked since: by less than a 64th
-        of the limit where it is above that.
+        Exact when it was last counted, and too high by as many acks as came since: by less than a 64th of the limit
+        where it is above the limit.
 
         Complexity: O(buckets), and O(ranges) for each 64th of the limit that was acked above it.
         """

@@ -1,7 +1,7 @@
-"""What a cursor writes, whatever its bytes look like, and what a format must be able to do.
+"""Defines what a cursor writes in any format, and what a format must be able to do.
 
-There are two: ours, a journal of deltas (`ackstate.cursor.journal.native`), and Apache Pulsar's, in which every record
-is the whole state (`ackstate.cursor.journal.pulsar`). Either is read whichever is configured.
+There are two formats: ours, a journal of deltas (`ackstate.cursor.journal.native`), and Apache Pulsar's, in which every
+record is the whole state (`ackstate.cursor.journal.pulsar`). Either can be read, whichever is configured.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Repair(Enum):
 
 
 class CursorState(NamedTuple):
-    """What one record says: all of the state or, in a delta, what is new.
+    """The content of one record: all of the state or, in a delta, what is new.
 
     Attributes:
         mark_delete: The mark-delete position.
         deleted: Acked entries above it. Not to be changed.
         batch: Partly acked batches. Not to be changed.
-        properties: What the latest mark-delete carried.
+        properties: The properties of the latest mark-delete.
     """
 
     mark_delete: Position
@@ -61,12 +61,12 @@ class CursorState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedJournal:
-    """What a journal held.
+    """A journal that was read.
 
     Attributes:
         content: The whole state.
         records_replayed: Records that were read and folded.
-        bytes_discarded: Size of what was left out: a torn last record, which was never reported durable, or what a
+        bytes_discarded: Size of what was discarded: a torn last record, which was never reported durable, or what a
             repair gave up.
         discarded_offset: Where it begins, in bytes from the start of the journal, or of the entry in Pulsar's format;
             -1 without one.

@@ -32,16 +32,16 @@ ROOT = "/delay-references"
 
 @final
 class BucketReferences:
-    """Whether a bucket may be deleted: asked by whoever deletes buckets, for all cursors of a store."""
+    """Tells whether a bucket may be deleted, for all cursors of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def is_needed(self, bucket_id: int) -> bool:
-        """Let no new record refer to a bucket from now on, and tell whether one may refer to it.
+        """Close a bucket to new references, and tell whether a record may refer to it.
 
-        To be asked right before the bucket is deleted, and again later where it was needed. What earlier calls noted
-        of buckets that are gone is forgotten.
+        To be called right before the bucket is deleted, and again later if it was needed. The marks of earlier calls
+        for deleted buckets are removed.
 
         Raises:
             StoreError: The storage failed: the bucket must stay.
@@ -82,9 +82,9 @@ class HolePins:
         self._term = str(term).encode()
         # Pins that are there or may be, by bucket, and the version of each: None if it is unknown whether it is.
         self._versions: dict[int, int | None] = {}
-        # Those of them that a record of ours may need, now or after the next swing: their buckets cannot go.
+        # The pins that a record of ours may need, now or after the next swing: their buckets cannot be deleted.
         self._usable = set(needed)
-        # What cannot be listed now is left to the next open; a pin that the record needs is there in any case.
+        # Pins that cannot be listed now are left to the next open; a pin that the record needs exists in any case.
         with suppress(StoreError, CorruptStateError):
             self._find()
 
@@ -111,7 +111,7 @@ class HolePins:
         return True
 
     def keep_only(self, needed: Collection[int]) -> None:
-        """Let go of the other buckets: the record that the store holds refers to these at most.
+        """Release the other buckets: the record that the store holds refers to these at most.
 
         A pin is garbage, not state: where the storage refuses, the next call or the next open tries again.
         """
@@ -128,7 +128,7 @@ class HolePins:
                 self._versions[bucket_id] = found.version
 
     def _put(self, path: str, version: int) -> int:
-        # The version becomes ours, so that an earlier owner who still thinks of deleting the pin cannot.
+        # The version becomes ours, so that an earlier owner can no longer delete the pin.
         metadata = self._store.metadata
         try:
             return metadata.put(path, self._term, expected_version=version)
@@ -143,7 +143,7 @@ class HolePins:
             if found is None or found.data != self._term:
                 return
             version = found.version
-        # Another version is that of another owner.
+        # Another version belongs to another owner.
         with suppress(VersionMismatchError):
             metadata.delete(path, expected_version=version)
 
@@ -156,7 +156,7 @@ def _bucket_path(bucket_id: int) -> str:
 
 
 def _named_buckets(metadata: MetadataStore) -> Iterator[int]:
-    """Yield the buckets that are pinned or closed; other names are nobody's."""
+    """Yield the buckets that are pinned or closed; other names are ignored."""
     return (int(name) for name in metadata.children(ROOT) if name.isdecimal())
 
 

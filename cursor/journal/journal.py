@@ -92,7 +92,7 @@ class Journal:
     ) -> tuple[Journal, StoredCursor | None]:
         """Take the cursor over and read what is durable of it; None if there never was such a cursor.
 
-        After a repair, or in another format, it is to be written anew.
+        After a repair, or in another format, it is to be written again.
 
         Raises:
             CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.

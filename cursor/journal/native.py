@@ -1,4 +1,7 @@
-"""The native format: a snapshot, then deltas, each chained to the record before. `docs/wire-format.md` draws it."""
+"""Reads and writes the native format: a snapshot, then deltas, each chained to the record before.
+
+`docs/wire-format.md` draws every byte.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class SharedCursorRecord(CursorRecord):
 
 
 def unresolved(snapshot: SharedSnapshot) -> RecordFields:
-    """Raise `UnsupportedVersionError`: whoever reads was given no buckets."""
+    """Raise `UnsupportedVersionError`: the reader has no buckets."""
     raise UnsupportedVersionError(f"a native record that refers to delay buckets {sorted(snapshot.bucket_ids)}")
 
 
@@ -132,7 +135,7 @@ def snapshot_of(content: CursorState, *, epoch: int) -> Record:
 
 
 def content_of(record: Record) -> CursorState:
-    """Return what a record says."""
+    """Return the content of a record."""
     return CursorState(record.mark_delete, record.deleted, record.batch, record.properties)
 
 
@@ -143,7 +146,7 @@ def _record(content: CursorState, *, epoch: int, sequence: int, chain: int) -> R
 
 
 def parts_of(entry: bytes) -> RecordFields:
-    """Read an entry by itself: what it has for acks are none where it refers to delay buckets."""
+    """Read an entry by itself; one that refers to delay buckets has no acks."""
     return decode_shared(entry).parts if is_shared(entry) else native.decode_parts(entry)
 
 
@@ -200,9 +203,9 @@ def fold(
 
 @final
 class _Folded:
-    """The records so far, ORed; what the mark-delete position covers is forgotten once, at the end.
+    """The records so far, ORed; acks that the mark-delete position covers are removed once, at the end.
 
-    That comes to the same as forgetting it at each record, since it never goes back, and costs less.
+    The result is the same as removing them at each record, since the position never goes back, and costs less.
     """
 
     def __init__(self, what: str, epoch: int, resolve: Resolve) -> None:
@@ -211,7 +214,7 @@ class _Folded:
         self._resolve = resolve
         self._place = JournalOffset(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
-        # What the deltas add stays apart until the end: to OR one into a bitmap takes as long as that has containers.
+        # The acks of deltas stay apart until the end: ORing one takes as long as the other bitmap has containers.
         self._added: dict[int, BitMap] = {}
         self._batch: dict[Position, tuple[int, ...]] = {}
         self._properties: Mapping[str, int] = {}
@@ -222,7 +225,7 @@ class _Folded:
         return self._place.sequence
 
     def add(self, encoded: bytes) -> None:
-        """Take in the next record."""
+        """Add the next record."""
         parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
         if is_shared(encoded):
             parts = self._resolve(decode_shared(encoded))
@@ -231,7 +234,7 @@ class _Folded:
         self._advance([encoded], parts.mark_delete)
 
     def add_deltas(self, entries: Sequence[bytes]) -> bool:
-        """Take in the next records, and return True; or False if they must be read one by one."""
+        """Add the next records and return True, or return False if they must be read one by one."""
         deltas = decode_deltas(entries, self._place) if len(entries) >= _BULK_COUNT_MIN else None
         if deltas is None:
             return False
@@ -244,7 +247,7 @@ class _Folded:
         return True
 
     def content(self) -> CursorState:
-        """Return what all of them say; nothing may be taken in after."""
+        """Return the content of all of them; nothing may be added after."""
         bitmaps = self._snapshot
         for ledger_id, acked in self._added.items():
             join(bitmaps, ledger_id, acked)
@@ -277,13 +280,13 @@ class _Folded:
 
 
 class _DamagedError(CorruptStateError):
-    """A record that cannot be read, or one that does not belong where it stands."""
+    """A record that cannot be read, or that does not belong at its place."""
 
     is_unreadable = False
 
 
 def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) -> RecordFields:
-    """Read one record and see that it belongs where it stands."""
+    """Read one record and check that it belongs at its place."""
     try:
         parts = parts_of(encoded)
     except CorruptStateError as error:

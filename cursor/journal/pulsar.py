@@ -1,7 +1,7 @@
-"""Apache Pulsar's format: every entry of a cursor ledger is a `PositionInfo`, the whole state; the last one counts.
+"""Reads and writes Apache Pulsar's format: every entry of a cursor ledger is the whole state, a `PositionInfo`.
 
-The cursor's value in the metadata store is a `ManagedCursorInfo`. Pulsar reads what is written here: one field of ours
-in it, the owner's term, Pulsar skips and drops.
+The last entry counts. The cursor's value in the metadata store is a `ManagedCursorInfo`. Pulsar reads what is written
+here. It skips and drops one field of ours, the owner's term.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is durable of a cursor? Read without guessing, changing nothing.
+"""Reads what is durable of a cursor, without guessing, and changes nothing.
 
-Absent and unreadable are different: a cursor without a record and without journals never was; all else is read or
-refused. A refusal says which repairs would go on, and what each gives up; none is taken unless it is asked for.
+Absent and unreadable are different: a cursor without a record and without journals is new; any other is read or
+refused. A refusal says which repairs would help, and what each gives up; none is made unless it is requested.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class UnreadableCursorError(CorruptStateError):
     """A cursor that is there and cannot be read; it was left as it is.
 
     Args:
-        error: What is wrong.
-        repairs: What `ManagedCursor.open` could be told to do about it, the one that gives up least first.
+        error: Why it cannot be read.
+        repairs: Values of `repair` with which `ManagedCursor.open` would open it, the one that gives up least first.
     """
 
     def __init__(self, error: CorruptStateError, repairs: tuple[Repair, ...]) -> None:
@@ -60,7 +60,7 @@ class DecodedRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredCursor:
-    """What a recovery would begin with.
+    """A cursor as a recovery finds it.
 
     Attributes:
         record: The value in the metadata store, or what a repair makes of it.
@@ -68,7 +68,7 @@ class StoredCursor:
         form: The format that it is written in.
         recovered: The state.
         entry_count: How many entries the journal has.
-        repair: What had to be done to read it.
+        repair: The repair that was needed to read it.
         bucket_ids: The delay buckets that it was read by: they must stay until another record takes its place.
     """
 
@@ -126,7 +126,7 @@ class Recovery:
         path: The cursor's path in the metadata store.
         ledgers: The message log.
         repair: What to do if the cursor cannot be read.
-        shared_holes: What may have read the delay buckets already that the cursor refers to.
+        shared_holes: A cache of the delay buckets that the cursor may refer to; None for none.
     """
 
     store: Store
@@ -167,12 +167,12 @@ class Recovery:
             return self.read_journal(found)
         except (CorruptStateError, LedgerNotFoundError) as error:
             if self.store.metadata.get(self.path) != value:
-                # Its owner has gone on to another ledger meanwhile.
+                # Its owner has continued in another ledger meanwhile.
                 return self.find(orphans)
             return self._repaired_journal(found, error)
 
     def _read_record(self, found: StoredCursor, *, byte_count: int) -> StoredCursor:
-        """Return what was found with the state that the record itself has."""
+        """Return the stored cursor with the state that the record itself has."""
         record, bucket_ids = found.record, found.bucket_ids
         content = record.content
         if isinstance(record, SharedCursorRecord):
@@ -181,7 +181,7 @@ class Recovery:
         return replace(found, recovered=DecodedJournal(content, 0, byte_count=byte_count), bucket_ids=bucket_ids)
 
     def read_journal(self, found: StoredCursor, *, discard_damaged: bool = False) -> StoredCursor:
-        """Return what was found with the journal as it is now.
+        """Return the stored cursor with the journal as it is now.
 
         Raises:
             CorruptStateError: It cannot be read.
@@ -232,7 +232,7 @@ class Recovery:
         return resolver(self.store, self.path, self.shared_holes)(snapshot)
 
     def _repaired_journal(self, found: StoredCursor, error: CorruptStateError | LedgerNotFoundError) -> StoredCursor:
-        """Do without a journal, or a delay bucket that it refers to, that is missing or damaged."""
+        """Repair a cursor whose journal, or a delay bucket that it refers to, is missing or damaged."""
         offered: dict[Repair, StoredCursor] = {}
         if isinstance(error, CorruptStateError):
             with suppress(CorruptStateError, LedgerNotFoundError):
@@ -242,11 +242,11 @@ class Recovery:
             what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
             error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
         if found.record.mark_delete is not None:
-            offered[Repair.USE_METADATA_SNAPSHOT] = _standing_at(found.record.mark_delete, found, error)
+            offered[Repair.USE_METADATA_SNAPSHOT] = _state_at(found.record.mark_delete, found, error)
         return self._chosen(offered, found, error)
 
     def _may_have_acks(self, ledger_id: int) -> bool:
-        """Tell whether a ledger is more than what a crash left of the creation of a cursor."""
+        """Tell whether a ledger is more than a crash leaves of the creation of a cursor."""
         ledgers = self.store.ledgers
         try:
             count = ledgers.last(ledger_id) + 1
@@ -273,7 +273,7 @@ class Recovery:
         return self._repaired_record(ABSENT, error, orphans)
 
     def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> StoredCursor:
-        """Do without a record that is missing or damaged."""
+        """Repair a cursor whose record is missing or damaged."""
         record = CursorRecord(None, 0, _TERM_AFTER_LOSS + max(version, 0), None)
         nothing = StoredCursor(record, version, NativeFormat(), _NOTHING)
         offered: dict[Repair, StoredCursor] = {}
@@ -284,7 +284,7 @@ class Recovery:
         return self._chosen(offered, nothing, error)
 
     def _read_orphan(self, ledger_id: int, nothing: StoredCursor) -> StoredCursor:
-        """Read a journal of which nothing says what format and epoch it has.
+        """Read a journal whose format and epoch are not recorded.
 
         Raises:
             CorruptStateError: It cannot be read.
@@ -298,7 +298,7 @@ class Recovery:
     def _chosen(
         self, offered: dict[Repair, StoredCursor], found: StoredCursor, error: CorruptStateError
     ) -> StoredCursor:
-        offered[Repair.START_ANEW] = _standing_at(self._start, found, error)
+        offered[Repair.START_ANEW] = _state_at(self._start, found, error)
         if self.repair not in offered:
             raise UnreadableCursorError(error, tuple(offered)) from error
         return replace(offered[self.repair], repair=self.repair)
@@ -307,7 +307,7 @@ class Recovery:
 _NOTHING = DecodedJournal(CursorState(Position(0, -1), DeletedRanges(), BatchIndexes(), {}), 0)
 
 
-def _standing_at(mark_delete: Position, found: StoredCursor, error: CorruptStateError) -> StoredCursor:
+def _state_at(mark_delete: Position, found: StoredCursor, error: CorruptStateError) -> StoredCursor:
     """Return a state with nothing acked above a position."""
     content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), {})
     record = found.record

@@ -74,10 +74,10 @@ class SharedHoles:
         self._read: dict[int, _Bucket | None] = {}  # None for one that cannot be read
         self._holes: dict[int, BucketHoles] = {}
         self.known: tuple[BucketHoles, ...] = ()
-        """What `buckets` returned the last time."""
+        """The last result of `buckets`."""
 
     def buckets(self) -> tuple[BucketHoles, ...]:
-        """Return what the live buckets hold; one that cannot be read is left out.
+        """Return the holes of the live buckets; buckets that cannot be read are skipped.
 
         Raises:
             ValueError: A first segment is below 1.
@@ -86,7 +86,7 @@ class SharedHoles:
         """
         live = dict(self._live())
         if any(first_segment < 1 for first_segment in live.values()):
-            raise ValueError(f"segments count from 1, found {live}")
+            raise ValueError(f"first segments must be at least 1, got {live}")
         with self._lock:
             self.live_ids = frozenset(live)
             self._read = {bucket_id: bucket for bucket_id, bucket in self._read.items() if bucket_id in live}
@@ -96,7 +96,7 @@ class SharedHoles:
             return self.known
 
     def referred_to(self, reference: BucketReference, path: str) -> BucketHoles:
-        """Return what a cursor refers to; errors as for `resolver`."""
+        """Return the holes that a cursor refers to; errors as for `resolver`."""
         bucket_id, first_segment, checksum = reference
         with self._lock:
             held = self._holes.get(bucket_id)
@@ -124,14 +124,14 @@ class SharedHoles:
 
 
 def resolver(store: Store, path: str, shared: SharedHoles | None = None) -> Resolve:
-    """Return what reads the buckets that a snapshot of a cursor refers to.
+    """Return a function that reads the buckets that a snapshot of a cursor refers to.
 
     Args:
         store: Where.
         path: The cursor's path in the metadata store.
-        shared: What has read some of them already.
+        shared: A cache of buckets; None for none.
 
-    It raises:
+    The function raises:
         CorruptStateError: A bucket is missing, damaged, or not the one that was referred to. The text names both.
         UnsupportedVersionError: A newer release wrote the bucket.
         StoreError: The storage failed.

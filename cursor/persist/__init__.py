@@ -1,1 +1,1 @@
-"""When a cursor persists, and how: one write a round, one sync for many cursors."""
+"""Decides when a cursor persists, and does it: one write a round, one sync for many cursors."""

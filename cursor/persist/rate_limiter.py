@@ -1,4 +1,4 @@
-"""How often may a cursor write its mark-delete position?"""
+"""Limits how often a cursor writes its mark-delete position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECOND_MS = 1000
 
 @final
 class MarkDeleteRateLimiter:
-    """Grants so many permits a second, saves up those of one idle second, and gives one on credit.
+    """Grants a number of permits a second, saves up those of one idle second, and gives one on credit.
 
     A permit is granted at once or not at all. It is paid for afterwards: the first of a new limiter costs no waiting,
     and after an idle second at a rate of 1 there are two at once, one saved and one on credit.
@@ -53,7 +53,7 @@ class MarkDeleteRateLimiter:
         self._units_per_ms = rate.numerator
         self._period = rate.denominator * _SECOND_MS
         self._saved_max = self._units_per_ms * _SECOND_MS
-        # When all that was granted is paid for; how long ago that is, up to a second, is what is saved.
+        # When all that was granted is paid for. The time since then, up to a second, is saved.
         self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
 
     def can_acquire(self, now_ms: int) -> bool:
@@ -83,7 +83,7 @@ class MarkDeleteRateLimiter:
 
 def _exact_rate(permits_per_second: float) -> Fraction:
     if not isinstance(permits_per_second, int | float):
-        raise TypeError(f"permits_per_second is a number, found {permits_per_second!r}")
+        raise TypeError(f"permits_per_second must be a number, got {permits_per_second!r}")
     if not 0 < permits_per_second < float("inf"):
-        raise ValueError(f"permits_per_second must be above 0 and finite, found {permits_per_second!r}")
+        raise ValueError(f"permits_per_second must be above 0 and finite, got {permits_per_second!r}")
     return Fraction(str(permits_per_second))

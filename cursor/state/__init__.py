@@ -1,1 +1,1 @@
-"""What a cursor has in memory: acks, which of them are durable, and their ages."""
+"""Holds a cursor's acks in memory: which are durable, how old they are, and views of them."""

@@ -1,4 +1,4 @@
-"""At which age does a message become old, so that few acks come later than that?"""
+"""Chooses the age at which a message becomes old, so that few acks come later than that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOUND_PARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class AutoAge:
-    """Choose the age from what is observed: ``become_old_ack_record_seconds=AUTO``.
+    """Choose the age from observed acks: ``become_old_ack_record_seconds=AUTO``.
 
     Attributes:
         late_share_max: Of the acks, at most this share may come when their message is old already; above 0, below 1.
@@ -41,15 +41,15 @@ class AutoAge:
 
     def __post_init__(self) -> None:
         if not isinstance(self.late_share_max, int | float):
-            raise TypeError(f"late_share_max is a number, found {self.late_share_max!r}")
+            raise TypeError(f"late_share_max must be a number, got {self.late_share_max!r}")
         if not 0 < self.late_share_max < 1:
-            raise ValueError(f"late_share_max must be above 0 and below 1, found {self.late_share_max!r}")
+            raise ValueError(f"late_share_max must be above 0 and below 1, got {self.late_share_max!r}")
         check_count("seconds_min", self.seconds_min, least=1)
         check_count("seconds_max", self.seconds_max, least=self.seconds_min)
 
     @property
     def sample_count_min(self) -> int:
-        """How many acks are enough to choose from: as many as let one be late, but 2,048 for a smaller share yet."""
+        """How many acks are enough to choose from: so that one may be late, but at most 2,048."""
         return ceil(min(1 / self.late_share_max, _FADING_COUNT // 4))
 
 
@@ -58,13 +58,13 @@ AUTO = AutoAge()
 
 @dataclass(frozen=True, slots=True)
 class AgeChoice:
-    """An age and what it rests on.
+    """An age and the observations that it rests on.
 
     Attributes:
-        age_ms: A message is old when it was sent at least so long ago.
+        age_ms: A message is old when it was sent at least this long ago.
         late_share: Of the observed acks, the share that came at this age or later, when their message was old.
         sample_count: How many acks that is; those that have faded count for what is left of them.
-        policy: By what was chosen.
+        policy: The settings of the choice.
     """
 
     age_ms: int
@@ -144,11 +144,11 @@ class AgeChooser:
         return self._until_fading
 
     def observe(self, latency_ms: int, count: int = 1) -> None:
-        """Take note that acks came so long after their message was sent.
+        """Note how long after its message was sent an ack came.
 
         Args:
             latency_ms: By the clock of the ages; negative, after a clock went back, counts as 0.
-            count: How many; as if each came by itself.
+            count: How many such acks came.
 
         Raises:
             ValueError: The count is negative.
@@ -158,7 +158,7 @@ class AgeChooser:
         """
         latency_ms, count = integer("latency_ms", latency_ms), integer("count", count)
         if count < 0:
-            raise ValueError(f"count is {count}, and acks are 0 or more")
+            raise ValueError(f"count must be at least 0, got {count}")
         at = bisect_right(self._bounds_ms, latency_ms)
         self._choice = None
         while count >= self._until_fading:

@@ -39,7 +39,7 @@ def _fall_back_to_the_older_state():
             if decoded.record.mark_delete is None:
                 raise
             nothing = StoredCursor(decoded.record, value.version, decoded.form, recovered=None)
-            older = cursor_recovery._standing_at(decoded.record.mark_delete, nothing, error)
+            older = cursor_recovery._state_at(decoded.record.mark_delete, nothing, error)
             recovered = replace(older.recovered, discarded_reason="")
             return FellBack(older.record, older.version, older.form, recovered)
 

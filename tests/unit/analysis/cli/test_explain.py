@@ -122,7 +122,7 @@ def test_what_acking_a_hole_is_said_to_free_it_frees(story, capsys):
             first, last = Position.parse(hole["first"]), Position.parse(hole["last"])
             reopened.ack_entries(first.ledger_id, range(first.entry_id, last.entry_id + 1), now_ms=0)
             after = reopened.stats()
-            moved = reopened._ledgers.count_between(mark_delete, reopened.mark_delete_position)
+            moved = reopened.ledgers.count_between(mark_delete, reopened.mark_delete_position)
         assert hole["freed_bytes"] == before.record_bytes - after.record_bytes
         assert hole["freed_ranges"] == before.range_count - after.range_count
         assert hole["mark_delete_advance"] == moved
