@@ -516,7 +516,7 @@ def test_a_bucket_is_read_once_for_all_cursors_that_are_opened():
 def test_segments_count_from_1():
     topic = Topic()
     topic.live[topic.seal({1: HOLES})] = 0
-    with pytest.raises(ValueError, match="from 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         topic.shared.buckets()
 
 
