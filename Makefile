@@ -11,11 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
-# All tests run in three processes side by side, for many wait, for other programs or for the disk, more than they
-# compute: those that need Spark, a disk of their own or a browser; what analyses; the rest.
-HEAVY := spark or root or browser
-ANALYSIS := ackstate/analysis tests/unit/analysis tests/model/analysis tests/system/analysis tests/model/museum
-FAST  := not slow and not soak and not spark and not root and not browser
+# As many processes as there are cores. All tests with the Spark session run in one of them and those of a module in one
+# (tests/conftest.py); the folder with the longest comes first, and the rest fills up.
+PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 
@@ -32,12 +30,7 @@ test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	@bash .ci/setup stores
 	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
-	@export HYPOTHESIS_PROFILE=ci; shown_after=$$(mktemp -d); failed=0; \
-	$(PYTEST) -m '($(HEAVY)) and not soak' >"$$shown_after/2" 2>&1 & heavy=$$!; \
-	$(PYTEST) -m 'not ($(HEAVY) or soak)' $(ANALYSIS) >"$$shown_after/1" 2>&1 & analysis=$$!; \
-	$(PYTEST) -m 'not ($(HEAVY) or soak)' $(ANALYSIS:%=--ignore=%) || failed=1; \
-	wait $$analysis || failed=1; wait $$heavy || failed=1; cat "$$shown_after"/*; rm -r "$$shown_after"; \
-	exit $$failed
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(PARALLEL)
 
 lint: setup ## format, lint, types, imports
 	.venv/bin/ruff format --check .
@@ -45,12 +38,12 @@ lint: setup ## format, lint, types, imports
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-check: lint ## format, lint, types, imports and the fast tests, in under a minute
-	HYPOTHESIS_PROFILE=dev $(PYTEST) -m '$(FAST)'
+check: lint ## format, lint, types, imports and tests/unit
+	HYPOTHESIS_PROFILE=dev $(PYTEST) $(PARALLEL) tests/unit
 
 spark: setup ## the tests that start Spark
 	@bash .ci/setup stores
-	$(PYTEST) -m spark
+	$(PYTEST) -m spark tests/system
 
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
@@ -67,13 +60,14 @@ RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.js
 pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
-soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, a million inputs for the decoders
+# What make test leaves out runs here: tests/soak, and models, decoders and schedules with many more examples.
+soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, mutants
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
-	$(PYTEST) -m soak
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) -k model
-	FUZZ_INPUTS=300000 $(PYTEST) -k fuzz
-	GATE_SCHEDULES=1000000 $(PYTEST) -k gate_schedules
+	$(PYTEST) tests/soak
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
+	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
+	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
 bench: setup ## run every benchmarks/bench_*.py

@@ -28,6 +28,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Give pytest-xdist groups that stay in one process: all tests with the Spark session, and those of each module."""
+    for item in items:
+        group = "spark" if "spark" in item.fixturenames else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def spark():
     """One Spark session for all tests that need it."""

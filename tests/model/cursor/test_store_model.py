@@ -136,9 +136,47 @@ class ForgetsFencesMachine(StoresMachine):
 TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
 
 
-@pytest.mark.soak
+def story_of_a_value_that_comes_back(machine):
+    machine.put("/a", b"", 0)
+    machine.delete_value("/a", 0)
+    machine.reopen()
+    machine.put("/a", b"", 0)
+
+
+def story_of_a_wrong_version(machine):
+    machine.put("/a", b"", 0)
+    machine.put("/a", b"1", 1)
+
+
+def story_of_an_append_to_a_fenced_ledger(machine):
+    machine.create("billing")
+    machine.append(1, b"")
+    machine.fence(1)
+    machine.reopen()
+    machine.append(1, b"")
+
+
+STORIES = (story_of_a_value_that_comes_back, story_of_a_wrong_version, story_of_an_append_to_a_fenced_ledger)
+
+
+def tell(story, machine):
+    """Run a story, and look at all contents at its end."""
+    machine = machine()
+    try:
+        story(machine)
+        machine.same_contents()
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_each_story_is_one_of_sound_stores(story):
+    tell(story, StoresMachine)
+
+
 def test_the_model_catches_versions_that_come_back():
-    assert_caught(ForgetsVersionsMachine, by=AssertionError)
+    with pytest.raises(AssertionError):
+        tell(story_of_a_value_that_comes_back, ForgetsVersionsMachine)
 
 
 @pytest.mark.slow
@@ -220,13 +258,26 @@ def test_zookeeper_gives_the_same_answers(zookeeper_machine):
     run_state_machine_as_test(zookeeper_machine, settings=few)
 
 
-@pytest.mark.soak
-def test_the_model_catches_zookeeper_versions_that_are_not_compared(zookeeper_machine, monkeypatch):
-    monkeypatch.setattr(zookeeper, "_expect", lambda *_: None)
-    assert_caught(zookeeper_machine, by=AssertionError)
+@pytest.mark.slow
+@pytest.mark.parametrize("story", STORIES)
+def test_each_story_is_one_of_a_sound_zookeeper_store(zookeeper_machine, story):
+    tell(story, zookeeper_machine)
 
 
-@pytest.mark.soak
-def test_the_model_catches_a_zookeeper_fence_that_is_not_set(zookeeper_machine, monkeypatch):
-    monkeypatch.setattr(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
-    assert_caught(zookeeper_machine, by=AssertionError)
+def compares_no_versions(patch):
+    patch(zookeeper, "_expect", lambda *_: None)
+
+
+def sets_no_fence(patch):
+    patch(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "story"),
+    [(compares_no_versions, story_of_a_wrong_version), (sets_no_fence, story_of_an_append_to_a_fenced_ledger)],
+)
+def test_a_story_tells_of_a_bug_of_a_zookeeper_store(zookeeper_machine, monkeypatch, planted, story):
+    planted(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        tell(story, zookeeper_machine)

@@ -11,7 +11,6 @@ from ackstate import Position
 from ackstate.delay import calendar
 from ackstate.delay.calendar import Calendar
 from ackstate.delay.position_set import PositionSet
-from planted import assert_caught
 
 LIMITS = {
     "_LEAF_COUNT_MAX": 8,
@@ -246,9 +245,3 @@ def test_a_story_tells_of_a_planted_bug(monkeypatch, name, planted, story):
     machine.open(0)
     with pytest.raises((AssertionError, IndexError)):
         story(machine)
-
-
-@pytest.mark.soak
-def test_the_search_finds_a_planted_bug(monkeypatch):
-    monkeypatch.setattr(Calendar, "take_until", cuts_ties_in_order_of_pages)
-    assert_caught(CalendarMachine, by=AssertionError)

@@ -89,8 +89,7 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
     assert not all(before_flush)
 
 
-@pytest.mark.soak
-def test_it_catches_a_flush_interval_counted_from_the_ack(monkeypatch):
+def flushes_so_long_after_the_ack(patch):
     taken = PersistTicks.acked
 
     def acked(self, ts_ms):
@@ -98,25 +97,63 @@ def test_it_catches_a_flush_interval_counted_from_the_ack(monkeypatch):
             self._flush_at = int(ts_ms[0]) + self._flush_ms
         taken(self, ts_ms)
 
-    monkeypatch.setattr(PersistTicks, "acked", acked)
-    assert_agreement_fails(PLAIN)
+    patch(PersistTicks, "acked", acked)
+
+
+def covers_the_acks_of_its_chunk_only(patch):
+    patch(JournalSize, "_first_size", lambda self, placed, end: 64)
+
+
+def looks_at_young_acks_once(patch):
+    patch(CursorReplay, "_more_due", lambda self, until_ms, due: due)
+
+
+def goes_on_with_the_flush_interval_after_a_reset(patch):
+    patch(PersistTicks, "settled", lambda self, at_ms: None)
+
+
+def sent(ledger_id, count, at_ms=0):
+    return [Event(at_ms, EventKind.DELIVER, ledger_id, entry, entry) for entry in range(count)]
+
+
+# For each planted bug events, and the setting of a policy under which they tell of it.
+STORIES = {
+    flushes_so_long_after_the_ack: (
+        [*sent(1, 1), Event(0, EventKind.ACK, 1, 0, 0), *sent(2, 4)],
+        {"flush_interval_ms": 1, "tick_ms": 7},
+    ),
+    covers_the_acks_of_its_chunk_only: (
+        [*sent(1, 1), *sent(2, 1), Event(0, EventKind.ACK, 2, 0, 0)],
+        {"flush_interval_ms": 0},
+    ),
+    looks_at_young_acks_once: (
+        [*sent(2, 3), Event(0, EventKind.ACK, 2, 1, 1), *sent(2, 5, 1_500)[4:], *sent(2, 6, 3_000)[5:]],
+        {"flush_interval_ms": 1, "become_old_ack_record_seconds": 1},
+    ),
+    goes_on_with_the_flush_interval_after_a_reset: (
+        [
+            *sent(2, 3), Event(0, EventKind.ACK, 2, 1, 1), Event(10, EventKind.RESET, 2, 0, 0),
+            Event(20, EventKind.ACK, 2, 1, 1),
+        ],
+        {"flush_interval_ms": 30},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", STORIES)
+def test_a_story_tells_of_a_planted_bug(monkeypatch, planted):
+    events, setting = STORIES[planted]
+    policies = [Policy.from_mapping({"compaction_bytes_min": 100, **setting})]
+    log = {event.ledger_id: 1 for event in events} | {2: 60}
+    assert_agreement((events, log), policies, [])
+    planted(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        assert_agreement((events, log), policies, [])
 
 
 def test_it_catches_a_limiter_that_saves_nothing_up(monkeypatch):
     monkeypatch.setattr(PersistTicks, "_take_permit", lambda self, at_ms: setattr(self, "_permit_at", at_ms + 2_000))
     assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 400, "mark_delete_rate_limit": 20})]))
-
-
-@pytest.mark.soak
-def test_it_catches_a_persist_that_covers_the_acks_of_its_chunk_only(monkeypatch):
-    monkeypatch.setattr(JournalSize, "_first_size", lambda self, placed, end: 64)
-    assert_agreement_fails(PLAIN)
-
-
-@pytest.mark.soak
-def test_it_catches_young_acks_that_are_never_looked_at_again(monkeypatch):
-    monkeypatch.setattr(CursorReplay, "_more_due", lambda self, until_ms, due: due)
-    assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 1, "become_old_ack_record_seconds": 1})]))
 
 
 def test_it_catches_a_recovery_that_forgets_nothing(monkeypatch):
@@ -126,12 +163,6 @@ def test_it_catches_a_recovery_that_forgets_nothing(monkeypatch):
 
 def test_it_catches_a_mark_delete_that_stands_still(monkeypatch):
     monkeypatch.setattr(MarkDeleteFold, "_move", lambda self, acked: None)
-    assert_agreement_fails(PLAIN)
-
-
-@pytest.mark.soak
-def test_it_catches_a_reset_after_which_the_old_flush_interval_goes_on(monkeypatch):
-    monkeypatch.setattr(PersistTicks, "settled", lambda self, at_ms: None)
     assert_agreement_fails(PLAIN)
 
 
